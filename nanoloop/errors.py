@@ -1,0 +1,172 @@
+"""Everything that can go wrong, in one tree.
+
+NanoloopError
+├── SettingsError            a setting is unknown, malformed or contradicts another
+├── SessionError
+│   ├── SessionNotFound      (also a KeyError)
+│   ├── SessionExists
+│   ├── InvalidSessionId     (also a ValueError)
+│   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
+├── StoreError               (the store can't do it; nothing was half-written)
+│   ├── StoreLocked          another process owns the folder
+│   └── StoreConflict        another writer committed first
+├── BusFull                  the sender has to try again
+├── LaneFull                 this chat has too many messages waiting
+├── ToolError                (data for the model, never an end of the turn)
+│   ├── UnknownTool
+│   ├── BadArguments
+│   └── ToolTimeout
+└── ProviderError            (one human sentence and the next step)
+    ├── WrongKey
+    ├── UnknownModel
+    ├── NoConnection
+    ├── ProviderTimeout
+    ├── OverQuota
+    ├── ContextTooLong       the turn trims harder, once
+    ├── AnswerRefused        a content filter stopped it
+    └── BadAnswer            the server said something that is no answer
+"""
+
+from __future__ import annotations
+
+
+class NanoloopError(Exception):
+    """What every error of this package is."""
+
+
+class SettingsError(NanoloopError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class SessionError(NanoloopError):
+    """A session can't be had or used that way."""
+
+
+class SessionNotFound(SessionError, KeyError):
+    """No such session, or it has expired."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.session_id = session_id
+
+    def __str__(self) -> str:
+        return f"no session {self.session_id!r}: create it first, or list the ones there are"
+
+
+class SessionExists(SessionError):
+    """A session with this id is there already."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id!r} exists already: choose another id, or pass replace=True"
+        )
+        self.session_id = session_id
+
+
+class InvalidSessionId(SessionError, ValueError):
+    """The id could not name a session safely."""
+
+    def __init__(self, session_id: object) -> None:
+        super().__init__(
+            f"{session_id!r} is no session id: use letters, digits and _ . : @ - "
+            "(a letter or digit first, at most 200 characters)"
+        )
+
+
+class HistoryNotLoaded(SessionError):
+    """Only the window of this session is in memory."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"only the window of session {session_id!r} is in memory: "
+            "read the whole with `await store.get(id)`"
+        )
+
+
+class StoreError(NanoloopError):
+    """The store can't do it; what was durable before still is."""
+
+
+class StoreLocked(StoreError):
+    """Another process owns this data folder."""
+
+    def __init__(self, where: str, owner: str) -> None:
+        super().__init__(
+            f"{where} is in use by {owner}: stop that process, or choose another folder with --data"
+        )
+
+
+class StoreConflict(StoreError):
+    """Another writer committed this session first."""
+
+    def __init__(self, session_id: str, *, mine: int, theirs: int) -> None:
+        super().__init__(
+            f"session {session_id!r} is at revision {theirs}, not {mine}: another writer "
+            "committed first; load it again"
+        )
+
+
+class BusFull(NanoloopError):
+    """No room on the bus: the message was not taken."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"{limit} messages are waiting already: try again in a moment")
+
+
+class LaneFull(NanoloopError):
+    """No room in this lane: the item was not taken."""
+
+    def __init__(self, key: str, limit: int) -> None:
+        super().__init__(f"{key!r} has {limit} waiting already: try again in a moment")
+
+
+class ToolError(NanoloopError):
+    """A tool call failed; its text is for the model."""
+
+
+class UnknownTool(ToolError):
+    """The model asked for a tool that isn't there."""
+
+
+class BadArguments(ToolError):
+    """The arguments do not fit the tool's schema."""
+
+
+class ToolTimeout(ToolError):
+    """The tool took longer than it may."""
+
+
+class ProviderError(NanoloopError):
+    """The model could not answer; the text is a sentence with the next step."""
+
+
+class WrongKey(ProviderError):
+    """The server refused the key."""
+
+
+class UnknownModel(ProviderError):
+    """The server has no model of that name."""
+
+
+class NoConnection(ProviderError):
+    """Nothing answers at that address."""
+
+
+class ProviderTimeout(ProviderError):
+    """The model took longer than it may."""
+
+
+class OverQuota(ProviderError):
+    """Too many requests, or no credit left."""
+
+
+class ContextTooLong(ProviderError):
+    """The request is longer than the model can read."""
+
+
+class AnswerRefused(ProviderError):
+    """A content filter stopped the answer."""
+
+
+class BadAnswer(ProviderError):
+    """The server said something that is no answer."""

@@ -1,0 +1,278 @@
+"""What happened: a closed set of facts, each one log line and one metric.
+
+A fact carries ids and numbers, never message text; the one that carries text is not logged.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+Level = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A fact. Its log name is its class name in snake case."""
+
+    level: ClassVar[Level] = "info"
+    logged: ClassVar[bool] = True
+
+    @classmethod
+    def name(cls) -> str:
+        """`TurnFinished` is logged as `turn_finished`."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+Announce = Callable[[Event], None]
+"""Whoever hears of facts; it never waits and never raises."""
+
+
+def silent(_: Event) -> None:
+    """Hear nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStarted(Event):
+    channels: tuple[str, ...]
+    max_concurrent_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStopped(Event):
+    unfinished_turns: int
+    unfinished_summaries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageAccepted(Event):
+    level: ClassVar[Level] = "debug"
+    key: str
+    message_id: str | None
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRefused(Event):
+    level: ClassVar[Level] = "warning"
+    key: str
+    message_id: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRepeated(Event):
+    key: str
+    message_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStarted(Event):
+    level: ClassVar[Level] = "debug"
+    session_id: str
+    turn_id: str
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStreamed(Event):
+    """A piece of an answer on its way; may be dropped, the whole text follows as `Outbound`."""
+
+    level: ClassVar[Level] = "debug"
+    logged: ClassVar[bool] = False
+    channel: str
+    chat: str
+    session_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAsked(Event):
+    level: ClassVar[Level] = "debug"
+    session_id: str
+    turn_id: str
+    step: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelAnswered(Event):
+    level: ClassVar[Level] = "debug"
+    session_id: str
+    turn_id: str
+    step: int
+    model: str
+    finish_reason: str
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolStarted(Event):
+    level: ClassVar[Level] = "debug"
+    session_id: str
+    turn_id: str
+    tool: str
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFinished(Event):
+    session_id: str
+    turn_id: str
+    tool: str
+    call_id: str
+    success: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextShrunk(Event):
+    """The model said the request was too long; the window was cut harder, once."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    turn_id: str
+    kept: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFinished(Event):
+    session_id: str
+    turn_id: str
+    steps: int
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnFailed(Event):
+    """The chat was told; the user's message is kept. `error` is a class name."""
+
+    level: ClassVar[Level] = "error"
+    session_id: str
+    turn_id: str
+    error: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStopped(Event):
+    session_id: str
+    turn_id: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnansweredFound(Event):
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowTrimmed(Event):
+    session_id: str
+    evicted: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryStarted(Event):
+    session_id: str
+    first_seq: int
+    last_seq: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryCommitted(Event):
+    """The receipt of one folded batch."""
+
+    session_id: str
+    first_seq: int
+    last_seq: int
+    messages: int
+    model: str
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryFailed(Event):
+    """The old summary stays, the batch stays pending."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryDropped(Event):
+    """It came back after a reset or a delete, and was thrown away."""
+
+    session_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStarted(Event):
+    session_id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReset(Event):
+    """`/new`: the key has a fresh session, the old one stays stored."""
+
+    key: str
+    old_session_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRepaired(Event):
+    """A torn last line was cut off before the next append."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    bytes_cut: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineSetAside(Event):
+    """An unreadable line was copied to a file beside the log, which keeps it as it is."""
+
+    level: ClassVar[Level] = "error"
+    session_id: str
+    line: int
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStarted(Event):
+    channel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelFailed(Event):
+    level: ClassVar[Level] = "error"
+    channel: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendFailed(Event):
+    level: ClassVar[Level] = "error"
+    channel: str
+    chat: str
+    error: str

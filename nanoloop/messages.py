@@ -1,0 +1,78 @@
+"""What crosses the bus: a message that comes in, an answer that goes out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Literal
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """Something that came with a message: kept by reference, never by content."""
+
+    kind: str
+    """`image`, `audio`, `video` or `file`."""
+    ref: str
+    """Where it is: a URL, a path or the platform's own id."""
+    name: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    """Bytes, when known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbound:
+    """One message from one chat."""
+
+    channel: str
+    """The channel it came by, and the one its answer leaves by."""
+    chat: str
+    """The chat within the channel."""
+    text: str
+    sender: str = ""
+    message_id: str | None = None
+    """The channel's own id: the same id in the same session is answered once."""
+    attachments: tuple[Attachment, ...] = ()
+    reply_to: str | None = None
+    """The id of the message that this one answers."""
+    origin: Literal["user", "system"] = "user"
+    """`system`: a background job reports back; stored as a user turn marked with its sender."""
+    key: str | None = None
+    """The lane and session to use instead of channel and chat."""
+    agent: str | None = None
+    """The agent for a session that has none yet."""
+    time: datetime = field(default_factory=_now)
+
+    @property
+    def session_key(self) -> str:
+        """Whose lane this message waits in."""
+        return self.key or f"{self.channel}:{self.chat}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outbound:
+    """One whole text for one chat."""
+
+    channel: str
+    chat: str
+    text: str
+    kind: Literal["answer", "notice", "error"] = "answer"
+    """An answer of the model, a word of the loop itself, or an apology."""
+    reply_to: str | None = None
+    """The id of the message that this one answers."""
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A message taken from the bus; it is only gone from there once it is acknowledged."""
+
+    message: Inbound
+    ack: Callable[[], Awaitable[None]]
+    """Call it when the message is durable elsewhere, or was refused and its sender told."""

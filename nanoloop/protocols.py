@@ -1,0 +1,261 @@
+"""The seams: what a provider, a tool, a store, a channel and a bus promise."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from nanoloop.events import TextStreamed
+    from nanoloop.messages import Delivery, Inbound, Outbound
+    from nanoloop.session.entry import Entry
+    from nanoloop.session.session import Session
+
+ChatMessage = Mapping[str, Any]
+"""One message of the OpenAI chat form: role, content, tool_calls, tool_call_id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What the model asks a tool for."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON as the model wrote it; it may be broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens, as the provider counts them; 0 when it doesn't say."""
+
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+    """The part of `tokens_in` that came from the provider's prefix cache."""
+
+    def __add__(self, other: Usage) -> Usage:
+        """Add two receipts up."""
+        return Usage(
+            tokens_in=self.tokens_in + other.tokens_in,
+            tokens_out=self.tokens_out + other.tokens_out,
+            tokens_cached=self.tokens_cached + other.tokens_cached,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What the model said."""
+
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    thinking: str = ""
+    """Reasoning text, where the model shows it."""
+    finish_reason: str = "stop"
+    """`stop`, `tool_calls`, `length`, `content_filter`, or what the server said."""
+    usage: Usage = field(default_factory=Usage)
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """What the model is told of a tool."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """A JSON schema of type object."""
+
+
+OnText = Callable[[str], None]
+"""Hears each piece of an answer as it comes; it never waits."""
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """A model that answers."""
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        """Answer; with `on_text` the text comes in pieces too. Raises `ProviderError` only."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections; closing twice is fine."""
+        ...
+
+
+@runtime_checkable
+class Tool(Protocol):
+    """Something the model may call."""
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What the model is told; the same bytes every time."""
+        ...
+
+    async def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Run with arguments decoded from JSON; any exception is told to the model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """A session at a glance, read without its history."""
+
+    id: str
+    key: str | None
+    title: str
+    agent: str | None
+    entries: int
+    created_at: datetime
+    updated_at: datetime
+    expires_at: datetime | None
+    awaiting: int
+    """The seq of a user's message that has no answer yet, or 0."""
+    pending: int
+    """Entries that left the window and no summary covers yet."""
+    size: int
+    """Bytes the session takes in the store."""
+
+
+class Store(Protocol):
+    """Where sessions last. Only additions are written, and the head is committed with them."""
+
+    async def create(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        key: str | None = None,
+        ttl: float | None = None,
+        sliding: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        replace: bool = False,
+    ) -> Session:
+        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
+        ...
+
+    async def get(self, session_id: str) -> Session:
+        """The session with its whole history; raises `SessionNotFound`, also when it expired."""
+        ...
+
+    async def load(self, session_id: str) -> Session:
+        """The session with its window only, at a cost that history doesn't raise; as `get`."""
+        ...
+
+    async def save(self, session: Session) -> None:
+        """Make all that is new in it durable at once, or nothing.
+
+        Raises `SessionNotFound` after a delete or expiry (nothing is revived) and `StoreConflict`
+        when another writer was first.
+        """
+        ...
+
+    async def entries(
+        self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        ...
+
+    def list(self) -> AsyncIterator[SessionInfo]:
+        """Every session that has not expired, the last active first."""
+        ...
+
+    async def delete(self, session_id: str) -> None:
+        """Remove it for good; a missing one is fine."""
+        ...
+
+    async def delete_expired(self) -> int:
+        """Remove what expired; returns how many."""
+        ...
+
+    async def bind(self, key: str, session_id: str) -> None:
+        """From now on this key means that session; durable when this returns."""
+        ...
+
+    async def bound(self, key: str) -> str | None:
+        """The session bound to this key, or None."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of files and connections; closing twice is fine."""
+        ...
+
+
+class Channel(Protocol):
+    """A way in and out for chats. It knows the bus and nothing else."""
+
+    @property
+    def name(self) -> str:
+        """What `Inbound.channel` says."""
+        ...
+
+    @property
+    def streams(self) -> bool:
+        """Whether `send` wants pieces of an answer before the whole."""
+        ...
+
+    async def run(self, bus: Bus) -> None:
+        """Put what comes in on the bus, until cancelled or the other side has left."""
+        ...
+
+    async def send(self, item: Outbound | TextStreamed) -> None:
+        """Bring one item to its chat; calls for one chat come one at a time, in order."""
+        ...
+
+
+class Bus(Protocol):
+    """Between channels and the loop. Nothing here waits for a model."""
+
+    def put_nowait(self, message: Inbound) -> None:
+        """Take a message in; raises `BusFull` when it was not taken."""
+        ...
+
+    async def put(self, message: Inbound) -> None:
+        """Take a message in as soon as there is room."""
+        ...
+
+    def deliveries(self) -> AsyncIterator[Delivery]:
+        """Messages to answer, each gone only when acknowledged; ends when the bus is closed."""
+        ...
+
+    async def publish(self, message: Outbound) -> None:
+        """Send a text to its chat; waits only while that same chat has too many unsent."""
+        ...
+
+    def publish_nowait(self, piece: TextStreamed) -> None:
+        """Send a piece of an answer, or drop it where there is no room."""
+        ...
+
+    def attach(self, channel: Channel) -> None:
+        """From now on that channel's chats are served by it."""
+        ...
+
+    def streams(self, channel: str) -> bool:
+        """Whether that channel wants pieces."""
+        ...
+
+    async def run(self, *, ready: Callable[[], None] = ...) -> None:
+        """Carry what goes out, until cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Take nothing more in; `deliveries` ends once it is empty."""
+        ...
+
+    async def flush(self) -> None:
+        """Wait until everything published has been sent or given up."""
+        ...
+
+
+Hook = Callable[..., Any | Awaitable[Any]]
+"""A handler of the user's, sync or async."""

@@ -1,0 +1,200 @@
+"""One entry of a session's log: a message, a tool call, a tool result, a thought.
+
+A type this version doesn't know is kept as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+from uuid import uuid4
+
+MESSAGE = "message"
+TOOL_CALL = "tool_call"
+TOOL_RESULT = "tool_result"
+THINKING = "thinking"
+
+CALL_ID = "tool_call_id"
+"""The metadata key that pairs a call with its result."""
+
+
+def utc_now() -> datetime:
+    """The time as entries and sessions keep it."""
+    return datetime.now(timezone.utc)
+
+
+def copied(value: Any) -> Any:
+    """A value that shares no dict or list with the one given."""
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copied(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A frozen record with the five fields of its JSON form, and its place in the log."""
+
+    type: str
+    content: Mapping[str, Any]
+    id: str = field(default_factory=lambda: uuid4().hex)
+    timestamp: datetime = field(default_factory=utc_now)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    seq: int = 0
+    """The place in the log, from 1; 0 while it is in none."""
+
+    @classmethod
+    def message(cls, role: str, text: Any, *, metadata: Mapping[str, Any] | None = None) -> Entry:
+        """What someone said; rich content (a list of parts) is kept beside its plain text."""
+        content = {"role": role, "text": plain_text(text)}
+        if not isinstance(text, str):
+            content["parts"] = copied(text)
+        return cls(type=MESSAGE, content=content, metadata=copied(metadata or {}))
+
+    @classmethod
+    def tool_call(
+        cls,
+        tool: str,
+        parameters: Any = None,
+        *,
+        call_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Entry:
+        """What the model asked a tool for."""
+        content = {"tool": tool, "parameters": copied({} if parameters is None else parameters)}
+        return cls(type=TOOL_CALL, content=content, metadata=_with_call_id(metadata, call_id))
+
+    @classmethod
+    def tool_result(
+        cls,
+        tool: str,
+        result: Any = None,
+        err: object = None,
+        *,
+        call_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Entry:
+        """What the tool gave back; a failed one keeps its result too."""
+        content = {
+            "tool": tool,
+            "success": err is None,
+            "result": copied(result),
+            "error": "" if err is None else str(err),
+        }
+        return cls(type=TOOL_RESULT, content=content, metadata=_with_call_id(metadata, call_id))
+
+    @classmethod
+    def thinking(cls, text: str, *, metadata: Mapping[str, Any] | None = None) -> Entry:
+        """What the model thought before it spoke."""
+        return cls(type=THINKING, content={"text": text}, metadata=copied(metadata or {}))
+
+    @property
+    def role(self) -> str | None:
+        """Who spoke, for a message; else None."""
+        return self.content.get("role") if self.type == MESSAGE else None
+
+    @property
+    def call_id(self) -> str | None:
+        """What pairs this call or result with its other half, when it was given."""
+        return self.metadata.get(CALL_ID)
+
+    def message_content(self) -> dict[str, Any] | None:
+        """The content of a message; None for any other type."""
+        return self._content_of(MESSAGE)
+
+    def tool_call_content(self) -> dict[str, Any] | None:
+        """The content of a tool call; None for any other type."""
+        return self._content_of(TOOL_CALL)
+
+    def tool_result_content(self) -> dict[str, Any] | None:
+        """The content of a tool result; None for any other type."""
+        return self._content_of(TOOL_RESULT)
+
+    def thinking_content(self) -> dict[str, Any] | None:
+        """The content of a thought; None for any other type."""
+        return self._content_of(THINKING)
+
+    def _content_of(self, wanted: str) -> dict[str, Any] | None:
+        return copied(self.content) if self.type == wanted else None
+
+    def copy(self) -> Entry:
+        """An entry whose content shares nothing with this one."""
+        return replace(self, content=copied(self.content), metadata=copied(self.metadata))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form: id, type, timestamp, content, metadata, and nothing else."""
+        return {
+            "id": self.id,
+            "type": self.type,
+            "timestamp": rfc3339(self.timestamp),
+            "content": copied(self.content),
+            "metadata": copied(self.metadata),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], *, seq: int = 0) -> Entry:
+        """Read the JSON form; raises TypeError or ValueError where it isn't one."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
+            msg = f"an entry is an object with a type, not {type(data).__name__}"
+            raise TypeError(msg)
+        content = data.get("content")
+        if not isinstance(content, Mapping):
+            content = {"value": content}
+        return cls(
+            type=data["type"],
+            content=copied(content),
+            id=str(data.get("id") or uuid4().hex),
+            timestamp=from_rfc3339(data.get("timestamp")),
+            metadata=copied(data.get("metadata") or {}),
+            seq=seq,
+        )
+
+    def to_json(self) -> str:
+        """The JSON form as text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> Entry:
+        """Read the JSON form from text."""
+        return cls.from_dict(json.loads(text))
+
+
+def _with_call_id(metadata: Mapping[str, Any] | None, call_id: str | None) -> dict[str, Any]:
+    data: dict[str, Any] = copied(metadata or {})
+    if call_id is not None:
+        data[CALL_ID] = call_id
+    return data
+
+
+def plain_text(content: Any) -> str:
+    """The words in a message's content: a string, parts with text, or nothing."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(filter(None, (_part_text(part) for part in content)))
+    return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return ""
+
+
+def rfc3339(moment: datetime) -> str:
+    """A time as text, with Z for UTC."""
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def from_rfc3339(text: Any) -> datetime:
+    """A time from its text; a missing one is now, one without a zone is UTC."""
+    if not text:
+        return utc_now()
+    moment = datetime.fromisoformat(str(text))
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
