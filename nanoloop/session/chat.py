@@ -1,0 +1,252 @@
+"""Entries to chat messages and back.
+
+A message that came in as OpenAI `tool_calls` or as `tool_use` blocks becomes one entry per thing
+said, called or returned; going back, entries that came as one message are one message again, in
+the form they came in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry, copied, plain_text
+from nanoloop.session.pairs import call_id_of, results_by_call
+
+_FORM = "form"
+"""The metadata key that says a message came as blocks."""
+_BLOCKS = "blocks"
+_EXTRA = "extra"
+"""The metadata key for keys of a message that have no place in an entry."""
+_KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
+
+
+def entries_of(message: Mapping[str, Any]) -> list[Entry]:
+    """The entries that a chat message stands for; at least one."""
+    role = str(message.get("role") or "user")
+    if role == "tool":
+        return [_result_entry(message)]
+    content, blocks = _without_tool_use(message.get("content"))
+    calls = [_call_entry(call) for call in message.get("tool_calls") or ()]
+    calls += [_block_call_entry(block) for block in blocks]
+    if calls and not plain_text(content) and not isinstance(content, list):
+        return _with_extra(calls, message)
+    metadata = {_FORM: _BLOCKS} if blocks else None
+    return _with_extra([Entry.message(role, content, metadata=metadata), *calls], message)
+
+
+def _without_tool_use(content: Any) -> tuple[Any, list[Mapping[str, Any]]]:
+    if not isinstance(content, list):
+        return content, []
+    used = [part for part in content if _type_of(part) == "tool_use"]
+    if not used:
+        return content, []
+    return [part for part in content if _type_of(part) != "tool_use"] or None, used
+
+
+def _type_of(part: Any) -> Any:
+    return part.get("type") if isinstance(part, Mapping) else None
+
+
+def _with_extra(entries: list[Entry], message: Mapping[str, Any]) -> list[Entry]:
+    extra = {key: copied(value) for key, value in message.items() if key not in _KNOWN_KEYS}
+    if extra:
+        first = entries[0]
+        entries[0] = _marked(first, **{_EXTRA: extra})
+    return entries
+
+
+def _marked(entry: Entry, **marks: Any) -> Entry:
+    return Entry(
+        type=entry.type,
+        content=entry.content,
+        id=entry.id,
+        timestamp=entry.timestamp,
+        metadata={**entry.metadata, **marks},
+    )
+
+
+def _call_entry(call: Mapping[str, Any]) -> Entry:
+    function = call.get("function") or {}
+    return Entry.tool_call(
+        str(function.get("name") or ""),
+        decoded(function.get("arguments")),
+        call_id=call.get("id"),
+    )
+
+
+def _block_call_entry(block: Mapping[str, Any]) -> Entry:
+    return Entry.tool_call(
+        str(block.get("name") or ""),
+        block.get("input"),
+        call_id=block.get("id"),
+        metadata={_FORM: _BLOCKS},
+    )
+
+
+def decoded(arguments: Any) -> Any:
+    """Arguments as the value their JSON means; text that is no JSON stays text."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments or "{}")
+    except ValueError:
+        return arguments
+
+
+def _result_entry(message: Mapping[str, Any]) -> Entry:
+    content = message.get("content")
+    name = str(message.get("name") or "")
+    if isinstance(content, Mapping) and content.get("type") == "tool_result":
+        return tool_result_of_block(content, name)
+    result = Entry.tool_result(name, content, call_id=message.get("tool_call_id"))
+    return _with_extra([result], message)[0]
+
+
+def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
+    """The entry for a `tool_result` block."""
+    return Entry.tool_result(
+        tool,
+        block.get("content"),
+        call_id=block.get("tool_use_id"),
+        metadata={_FORM: _BLOCKS},
+    )
+
+
+def messages_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The chat messages that these entries came as; thoughts and unknown types are left out."""
+    messages: list[dict[str, Any]] = []
+    open_message: dict[str, Any] | None = None
+    for entry in entries:
+        if entry.type == TOOL_CALL:
+            if open_message is None:
+                open_message = {"role": "assistant", "content": None}
+                messages.append(open_message)
+            _add_call(open_message, entry)
+        elif entry.type == MESSAGE:
+            messages.append(_message(entry))
+            open_message = messages[-1] if entry.role == "assistant" else None
+        elif entry.type == TOOL_RESULT:
+            messages.append(_tool_message(entry))
+            open_message = None
+    return messages
+
+
+def _message(entry: Entry) -> dict[str, Any]:
+    content = entry.content
+    said = copied(content["parts"]) if "parts" in content else content.get("text", "")
+    return {"role": content.get("role", "user"), "content": said, **_extra(entry)}
+
+
+def _extra(entry: Entry) -> dict[str, Any]:
+    extra: dict[str, Any] = copied(entry.metadata.get(_EXTRA) or {})
+    return extra
+
+
+def _add_call(message: dict[str, Any], call: Entry) -> None:
+    message.update(_extra(call))
+    if call.metadata.get(_FORM) == _BLOCKS:
+        message["content"] = [*_as_parts(message["content"]), _tool_use_block(call)]
+    else:
+        message.setdefault("tool_calls", []).append(openai_call(call))
+
+
+def _as_parts(content: Any) -> list[Any]:
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+
+def _tool_use_block(call: Entry) -> dict[str, Any]:
+    return {
+        "type": "tool_use",
+        "id": call_id_of(call),
+        "name": call.content.get("tool", ""),
+        "input": copied(call.content.get("parameters")),
+    }
+
+
+def openai_call(call: Entry) -> dict[str, Any]:
+    """A call entry as one item of an assistant message's `tool_calls`."""
+    parameters = call.content.get("parameters")
+    arguments = parameters if isinstance(parameters, str) else _json(parameters)
+    return {
+        "id": call_id_of(call),
+        "type": "function",
+        "function": {"name": call.content.get("tool", ""), "arguments": arguments},
+    }
+
+
+def _tool_message(result: Entry) -> dict[str, Any]:
+    if result.metadata.get(_FORM) == _BLOCKS:
+        block = {
+            "type": "tool_result",
+            "tool_use_id": result.call_id,
+            "content": copied(result.content.get("result")),
+        }
+        return {"role": "tool", "content": block}
+    said: dict[str, Any] = {"role": "tool", "content": result_text(result), **_extra(result)}
+    if result.call_id is not None:
+        said["tool_call_id"] = result.call_id
+    return said
+
+
+def result_text(result: Entry) -> str:
+    """What a model is told of a tool's result: its text, or its error."""
+    content = result.content
+    if not content.get("success", True):
+        return f"Error: {content.get('error') or 'the tool failed'}"
+    value = content.get("result")
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def model_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The same in the one form every model server takes: each call followed by its result.
+
+    A call without a result and a result without a call are left out.
+    """
+    pairs = results_by_call(entries)
+    messages: list[dict[str, Any]] = []
+    index = 0
+    while index < len(entries):
+        entry = entries[index]
+        if entry.type == MESSAGE:
+            messages.append(_plain_message(entry))
+        if entry.type == TOOL_CALL or (entry.role == "assistant"):
+            index = _add_exchange(messages, entries, index, pairs)
+        else:
+            index += 1
+    return messages
+
+
+def _plain_message(entry: Entry) -> dict[str, Any]:
+    message = _message(entry)
+    if "name" not in message and set(message) == {"role", "content"}:
+        return message
+    return {key: message[key] for key in ("role", "content", "name") if key in message}
+
+
+def _add_exchange(
+    messages: list[dict[str, Any]], entries: Sequence[Entry], index: int, pairs: dict[int, int]
+) -> int:
+    """Add the calls that follow an assistant's words, and their results; return what is next."""
+    after = index + (entries[index].type == MESSAGE)
+    calls = []
+    while after < len(entries) and entries[after].type == TOOL_CALL:
+        calls.append(after)
+        after += 1
+    answered = [call for call in calls if call in pairs]
+    if answered:
+        if entries[index].type == TOOL_CALL:
+            messages.append({"role": "assistant", "content": None})
+        messages[-1]["tool_calls"] = [openai_call(entries[call]) for call in answered]
+        for call in answered:
+            said = result_text(entries[pairs[call]])
+            call_id = call_id_of(entries[call])
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": said})
+    return after
