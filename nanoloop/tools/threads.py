@@ -1,0 +1,99 @@
+"""Threads for functions that block: a hung one is left behind and holds up nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from threading import Thread
+from typing import Any
+
+import anyio
+from anyio.from_thread import run_sync
+from anyio.lowlevel import EventLoopToken, RunVar, current_token
+
+from nanoloop.errors import ToolError
+
+
+@dataclass(slots=True, kw_only=True)
+class _Places:
+    """Who runs now, in one event loop."""
+
+    limiter: anyio.CapacityLimiter
+    left_behind: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Work:
+    """One call, on its way from the event loop to a thread and back."""
+
+    function: Callable[[], Any]
+    places: _Places
+    result: Any = None
+    error: BaseException | None = None
+    abandoned: bool = False
+    done: anyio.Event = field(default_factory=anyio.Event)
+
+    def finish(self) -> None:
+        """Give the place back: in the event loop, when the thread is really at its end."""
+        self.places.left_behind -= self.abandoned
+        self.places.limiter.release_on_behalf_of(self)
+        self.done.set()
+
+
+class Threads:
+    """Places for at most `limit` calls at once. A call that is given up keeps its place.
+
+    The threads are daemons, unlike anyio's own: a hung one would keep the process from ending.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._per_loop: RunVar[_Places] = RunVar("places")
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        """What the function returns or raises; raises `ToolError` when all places hang."""
+        places = self._places()
+        if places.left_behind >= self._limit:
+            raise ToolError(f"{places.left_behind} earlier calls of it hang still: do without it")
+        work = _Work(function=function, places=places)
+        await places.limiter.acquire_on_behalf_of(work)
+        self._start(work)
+        await self._finished(work)
+        if work.error is not None:
+            raise work.error
+        return work.result
+
+    def _places(self) -> _Places:
+        places = self._per_loop.get(None)
+        if places is None:
+            places = _Places(limiter=anyio.CapacityLimiter(self._limit))
+            self._per_loop.set(places)
+        return places
+
+    def _start(self, work: _Work) -> None:
+        arguments = (copy_context().run, work, current_token())
+        try:
+            Thread(target=_run, args=arguments, name="tool", daemon=True).start()
+        except RuntimeError:  # the system has no more threads
+            work.finish()
+            raise
+
+    async def _finished(self, work: _Work) -> None:
+        try:
+            await work.done.wait()
+        finally:
+            if not work.done.is_set():
+                work.abandoned = True
+                work.places.left_behind += 1
+
+
+def _run(body: Callable[..., Any], work: _Work, token: EventLoopToken) -> None:
+    """Run in the thread, and report to the event loop if that still runs."""
+    try:
+        work.result = body(work.function)
+    except BaseException as error:  # noqa: BLE001 - it is raised again where it was asked for
+        work.error = error
+    with suppress(RuntimeError):  # the loop has closed: nobody waits any more
+        run_sync(work.finish, token=token)
