@@ -1,0 +1,219 @@
+"""The tools of an agent: found, checked, limited and run; every failure is text for the model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from time import perf_counter
+from typing import Any, NoReturn
+
+import anyio
+
+from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
+from nanoloop.protocols import Tool, ToolCall, ToolSpec
+from nanoloop.tools.function import tool as as_tool
+
+_NEAR = 20
+"""Characters shown on each side of the place where JSON breaks off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutcome:
+    """What came of one call."""
+
+    call: ToolCall
+    success: bool
+    text: str
+    """What the model reads: the result, or the error."""
+    error: str = ""
+    """Why it failed; empty when it did not."""
+    seconds: float = 0.0
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments, decoded; empty where they could not be."""
+
+
+class Toolbox:
+    """Runs what the model asks for. Plain functions are made tools on the way in."""
+
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        *,
+        timeout_seconds: float = 60.0,
+        result_chars: int = 16_000,
+    ) -> None:
+        self._tools = _by_name(tools)
+        self._timeout_seconds = timeout_seconds
+        self._result_chars = result_chars
+        self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
+        """What the model is told, in the order given."""
+
+    async def run(self, call: ToolCall) -> ToolOutcome:
+        """Run one call; a failure is an outcome and never an exception."""
+        run = _Run(call=call)
+        # In a task of its own: a tool that cancels itself cancels neither turn nor neighbours.
+        async with anyio.create_task_group() as alone:
+            alone.start_soon(self._into, run, name=f"tool {call.name}")
+        return run.outcome(self._result_chars)
+
+    async def run_all(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
+        """Run calls side by side; the outcomes stand in the order of the calls."""
+        outcomes: dict[int, ToolOutcome] = {}
+
+        async def keep(place: int) -> None:
+            outcomes[place] = await self.run(calls[place])
+
+        async with anyio.create_task_group() as group:
+            for place in range(len(calls)):
+                group.start_soon(keep, place, name=f"call {place}")
+        return [outcomes[place] for place in range(len(calls))]
+
+    async def _into(self, run: _Run) -> None:
+        try:
+            tool = self._found(run.call.name)
+            run.parameters = decoded(run.call.arguments)
+            run.text = as_text(await self._in_time(tool, run))
+            run.error = None
+        # One tool's bug is text for the model; `sys.exit` in a tool must not end the daemon.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
+            run.error = told(error)
+        finally:
+            run.seconds = perf_counter() - run.started
+
+    def _found(self, name: str) -> Tool:
+        if name in self._tools:
+            return self._tools[name][1]
+        near = get_close_matches(name, self._tools, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UnknownTool(
+            f"there is no tool {name!r}: {hint}The tools are: {', '.join(self._tools) or 'none'}."
+        )
+
+    async def _in_time(self, tool: Tool, run: _Run) -> Any:
+        own = getattr(tool, "timeout_seconds", None)
+        seconds = self._timeout_seconds if own is None else own
+        with anyio.move_on_after(seconds) as limit:
+            return await tool.call(run.parameters)
+        if limit.cancelled_caught:
+            raise ToolTimeout(f"{run.call.name} took longer than {seconds:g} s and was stopped")
+        return None  # never reached; the scope only swallows its own cancellation
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A call under way. Until it ends it counts as broken off: a tool may cancel itself."""
+
+    call: ToolCall
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    error: str | None = "the tool broke off without a result"
+    started: float = field(default_factory=perf_counter)
+    seconds: float = 0.0
+
+    def outcome(self, chars: int) -> ToolOutcome:
+        error = clipped(_sendable(self.error or "an error without a text"), chars)
+        success = self.error is None
+        return ToolOutcome(
+            call=self.call,
+            success=success,
+            text=clipped(_sendable(self.text), chars) if success else error,
+            error="" if success else error,
+            seconds=self.seconds,
+            parameters=self.parameters,
+        )
+
+
+def _by_name(tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, tuple[ToolSpec, Tool]]:
+    found: dict[str, tuple[ToolSpec, Tool]] = {}
+    for item in tools:
+        tool: Tool = item if isinstance(item, Tool) else as_tool(item)
+        spec = tool.spec
+        if spec.name in found:
+            raise ValueError(f"two tools are named {spec.name!r}: rename one with @tool(name=...)")
+        found[spec.name] = (spec, tool)
+    return found
+
+
+def decoded(arguments: str) -> dict[str, Any]:
+    """The arguments a model wrote, as a dict; raises `BadArguments` that says where they break."""
+    if not arguments.strip():
+        return {}
+    try:
+        value = json.loads(arguments, parse_constant=_no_number, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise BadArguments(_breaks(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise BadArguments(f"the arguments are no JSON that can be read: {error}") from None
+    if not isinstance(value, dict):
+        raise BadArguments(f"the arguments must be a JSON object, not {type(value).__name__}")
+    return _whole(value) if "\\u" in arguments else value
+
+
+def _whole(value: dict[str, Any]) -> dict[str, Any]:
+    """The value without halves of surrogate pairs, as an escape may make one."""
+    whole: dict[str, Any] = json.loads(_sendable(json.dumps(value, ensure_ascii=False)))
+    return whole
+
+
+def _breaks(error: json.JSONDecodeError) -> str:
+    before = error.doc[max(0, error.pos - _NEAR) : error.pos]
+    after = error.doc[error.pos : error.pos + _NEAR]
+    return (
+        f"the arguments are no valid JSON: {error.msg} at line {error.lineno}, "
+        f"column {error.colno}, between {before!r} and {after!r}"
+    )
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number that JSON has")
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _no_number(text)
+
+
+def as_text(result: Any) -> str:
+    """A result as the model reads it: text as it is, anything else as JSON."""
+    if isinstance(result, str):
+        return result
+    try:
+        return json.dumps(result, ensure_ascii=False, default=_plain)
+    except (TypeError, ValueError):  # odd keys, or a circle
+        return str(result)
+
+
+def _plain(value: Any) -> Any:
+    """Models, dataclasses, sets, dates and the like; anything unknown by its `str`."""
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415 - only for results that need it
+
+    return to_jsonable_python(value, fallback=str)
+
+
+def told(error: BaseException) -> str:
+    """An error as the model reads it: our own are sentences, any other has its class in front."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, ToolError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def clipped(text: str, chars: int) -> str:
+    """The head and the tail of a text that is too long, and how much is left out between."""
+    left_out = len(text) - chars
+    if left_out <= 0:
+        return text
+    tail = chars // 4
+    return (
+        f"{text[: chars - tail]}\n"
+        f"[{left_out} of {len(text)} characters are left out here]\n"
+        f"{text[len(text) - tail :]}"
+    )
+
+
+def _sendable(text: str) -> str:
+    """The text without halves of surrogate pairs, which no file and no request can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8")
