@@ -1,0 +1,155 @@
+"""The built-in tool `calculator`: arithmetic without `eval`, and never for long."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from nanoloop.errors import ToolError
+from nanoloop.tools.function import tool
+
+Number = int | float
+
+_LONGEST_TEXT = 500
+_MOST_BITS = 10_000
+"""Integers beyond this (about 3,000 digits) are refused before they are computed."""
+_MOST_FACTORIAL = 1_000
+_MOST_PLACES = 300
+
+_READABLE = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})  # noqa: RUF001 - people write them
+_CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
+
+
+@tool
+async def calculator(expression: str) -> str:
+    """Work out an arithmetic expression exactly.
+
+    Args:
+        expression: numbers with + - * / // % ** and parentheses; the functions sqrt, cbrt, abs,
+            round, floor, ceil, min, max, exp, log, log2, log10, sin, cos, tan, asin, acos, atan,
+            degrees, radians, factorial, gcd, hypot; the constants pi, e, tau
+    """
+    try:
+        return _shown(_bounded(_value(_tree(expression))))
+    except ZeroDivisionError:
+        raise ToolError("a division by zero has no result") from None
+    except OverflowError:
+        raise ToolError("the result is too large to be worked out") from None
+    except (TypeError, ValueError) as error:
+        raise ToolError(f"that can't be worked out: {error}") from None
+    except (RecursionError, MemoryError):
+        raise ToolError("the expression is nested too deeply") from None
+
+
+def _tree(expression: str) -> ast.expr:
+    if len(expression) > _LONGEST_TEXT:
+        raise ToolError(f"the expression has more than {_LONGEST_TEXT} characters: work in steps")
+    try:
+        return ast.parse(expression.strip().translate(_READABLE), mode="eval").body
+    except SyntaxError as error:
+        raise ToolError(
+            f"that is no arithmetic expression: {error.msg} at character {error.offset}"
+        ) from None
+
+
+def _value(node: ast.expr) -> Number:
+    match node:
+        case ast.Constant(value=bool() | complex()):
+            pass
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _SIGNS:
+            return _bounded(_SIGNS[type(op)](_value(operand)))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _bounded(_OPERATORS[type(op)](_value(left), _value(right)))
+        case ast.Name(id=name) if name in _CONSTANTS:
+            return _CONSTANTS[name]
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
+            return _bounded(_FUNCTIONS[name](*map(_value, args)))
+    raise ToolError(f"{ast.unparse(node)!r} is no arithmetic here{_hint(node)}")
+
+
+def _hint(node: ast.expr) -> str:
+    match node:
+        case ast.Tuple():
+            return ": write 1000, not 1,000"
+        case ast.BinOp(op=ast.BitXor()):
+            return ": write ** for powers"
+        case ast.Call() | ast.Name():
+            return f": there are {', '.join([*_FUNCTIONS, *_CONSTANTS])}"
+    return ""
+
+
+def _power(base: Number, exponent: Number) -> Any:
+    if isinstance(base, int) and isinstance(exponent, int):
+        bits = base.bit_length() * abs(exponent) if base not in {-1, 0, 1} else 0
+        if bits > _MOST_BITS:
+            raise OverflowError
+    return base**exponent
+
+
+def _factorial(number: Number) -> int:
+    if number > _MOST_FACTORIAL:
+        raise OverflowError
+    return math.factorial(int(number) if number == int(number) else number)  # type: ignore[arg-type]
+
+
+def _rounded(number: Number, places: Number = 0) -> Number:
+    if abs(places) > _MOST_PLACES:
+        raise ValueError(f"at most {_MOST_PLACES} places")
+    return round(number, int(places)) if places else round(number)
+
+
+def _bounded(value: Any) -> Number:
+    """A real, finite number of bearable size."""
+    if isinstance(value, complex) or (isinstance(value, float) and math.isnan(value)):
+        raise ValueError("there is no real result")
+    too_long = isinstance(value, int) and value.bit_length() > _MOST_BITS
+    if too_long or (isinstance(value, float) and math.isinf(value)):
+        raise OverflowError
+    return value  # type: ignore[no-any-return]
+
+
+def _shown(value: Number) -> str:
+    """A float with the digits it is sure of: 0.1 + 0.2 is 0.3."""
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
+
+
+_SIGNS: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sqrt": math.sqrt,
+    "cbrt": math.cbrt,
+    "abs": abs,
+    "round": _rounded,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "min": min,
+    "max": max,
+    "exp": math.exp,
+    "log": math.log,
+    "log2": math.log2,
+    "log10": math.log10,
+    "sin": math.sin,
+    "cos": math.cos,
+    "tan": math.tan,
+    "asin": math.asin,
+    "acos": math.acos,
+    "atan": math.atan,
+    "degrees": math.degrees,
+    "radians": math.radians,
+    "factorial": _factorial,
+    "gcd": math.gcd,
+    "hypot": math.hypot,
+}
