@@ -1,0 +1,105 @@
+"""Each event is one line of the log and one count. The only file that knows structlog."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from traceback import walk_tb
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.dev import plain_traceback
+from structlog.typing import FilteringBoundLogger, Processor
+
+from nanoloop.events import Event, Level
+
+_NEVER_LOGGED = frozenset({"text", "content"})
+_SUMMED = frozenset({"bytes_cut", "evicted", "seconds", "tokens_cached", "tokens_in", "tokens_out"})
+_FRAMES = 20
+"""How many frames of a crash are told, the innermost ones."""
+
+
+class Telemetry:
+    """Hears every event; it never waits for anyone, and never raises."""
+
+    def __init__(
+        self,
+        *,
+        level: Level = "info",
+        format: Literal["auto", "text", "json"] = "auto",  # noqa: A002 - the setting's name
+        stream: TextIO | None = None,
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.sums: Counter[str] = Counter()
+        self._log = _logger(level, format, stream or sys.stderr)
+
+    def __call__(self, event: Event) -> None:
+        """Count it and, where it may be logged, write it down."""
+        name = event.name()
+        values = {field.name: getattr(event, field.name) for field in fields(event)}
+        self._count(name, values)
+        if event.logged:
+            self._write(event.level, name, values)
+
+    def exception(self, name: str, error: BaseException, **ids: str) -> None:
+        """Write down a crash: its class and frames, never its message or anyone's values."""
+        self._count(name, {})
+        self._write("error", name, {**ids, "error": type(error).__name__, "where": where(error)})
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """How often each event happened, and sums such as `turn_finished.tokens_in`."""
+        return {"counts": dict(self.counts), "sums": dict(self.sums)}
+
+    def _count(self, name: str, values: Mapping[str, Any]) -> None:
+        self.counts[name] += 1
+        for field in _SUMMED & values.keys():
+            self.sums[f"{name}.{field}"] += values[field]
+
+    def _write(self, level: Level, name: str, values: Mapping[str, Any]) -> None:
+        told = {field: value for field, value in values.items() if field not in _NEVER_LOGGED}
+        # A log that can't be written, on a full disk or a closed terminal, stops no conversation.
+        with suppress(OSError, ValueError):
+            getattr(self._log, level)(name, **told)
+
+
+def where(error: BaseException) -> str:
+    """The frames of an error, the innermost first: `turn.py:88 ask < loop.py:20 answer`."""
+    frames = [
+        f"{os.path.basename(frame.f_code.co_filename)}:{line} {frame.f_code.co_name}"  # noqa: PTH119 - no file is touched
+        for frame, line in walk_tb(error.__traceback__)
+    ]
+    return " < ".join(frames[::-1][:_FRAMES])
+
+
+def _logger(level: Level, style: str, stream: TextIO) -> FilteringBoundLogger:
+    processors: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _renderer(style, stream),
+    ]
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        structlog.PrintLogger(stream),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    return logger
+
+
+def _renderer(style: str, stream: TextIO) -> Processor:
+    terminal = stream.isatty()
+    if style == "json" or (style == "auto" and not terminal):
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(
+        colors=terminal and "NO_COLOR" not in os.environ,
+        # Quoted, so that an id with a line break in it can't forge a line.
+        repr_native_str=True,
+        # structlog's own choice would draw local values, which may be message text.
+        exception_formatter=plain_traceback,
+        sort_keys=False,
+    )

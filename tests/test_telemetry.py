@@ -1,0 +1,111 @@
+"""Every event is one line and one count, and no line holds what was said."""
+
+import io
+import json
+from dataclasses import fields
+
+import pytest
+
+from nanoloop.events import Event, TextStreamed, TurnFinished, TurnStarted
+from nanoloop.telemetry import Telemetry, where
+
+SECRET = "what was said"
+
+
+def every_event(kind=Event):
+    for child in kind.__subclasses__():
+        yield child
+        yield from every_event(child)
+
+
+def example(kind):
+    samples = {"int": 3, "float": 0.5, "bool": True, "tuple[str, ...]": ("a",)}
+    values = {field.name: samples.get(str(field.type), "x") for field in fields(kind)}
+    return kind(**values | {name: SECRET for name in values if name in {"text", "content"}})
+
+
+def finished(**values):
+    given = {"session_id": "s", "turn_id": "t", "steps": 1, "tokens_in": 5}
+    rest = {"tokens_out": 2, "tokens_cached": 0, "seconds": 0.5}
+    return TurnFinished(**given | rest | values)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Broken(io.StringIO):
+    def write(self, _):
+        raise OSError("no space left")
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+@pytest.mark.parametrize("kind", list(every_event()), ids=lambda kind: kind.__name__)
+def test_each_event_is_one_line_without_what_was_said(kind, style):
+    stream = io.StringIO()
+    telemetry = Telemetry(level="debug", format=style, stream=stream)
+    telemetry(example(kind))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == int(kind.logged)
+    assert all(kind.name() in line for line in lines)
+    assert SECRET not in stream.getvalue()
+    assert telemetry.counts == {kind.name(): 1}
+
+
+def test_a_line_has_the_fixed_name_level_time_and_fields():
+    stream = io.StringIO()
+    Telemetry(format="auto", stream=stream)(finished())
+    line = json.loads(stream.getvalue())
+    assert (line["event"], line["level"], line["session_id"]) == ("turn_finished", "info", "s")
+    assert line["timestamp"].endswith("Z")
+    assert line["tokens_in"] == 5
+
+
+def test_a_terminal_gets_text_for_people():
+    stream = Terminal()
+    Telemetry(stream=stream)(finished(session_id="a\nb"))
+    assert "turn_finished" in stream.getvalue()
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_less_than_the_level_is_counted_and_not_written():
+    stream = io.StringIO()
+    telemetry = Telemetry(level="info", stream=stream)
+    telemetry(TurnStarted(session_id="s", turn_id="t", resumed=False))
+    assert stream.getvalue() == ""
+    assert telemetry.counts["turn_started"] == 1
+
+
+def test_tokens_and_seconds_add_up():
+    telemetry = Telemetry(stream=io.StringIO())
+    for _ in range(2):
+        telemetry(finished())
+    assert telemetry.snapshot()["counts"] == {"turn_finished": 2}
+    assert telemetry.snapshot()["sums"]["turn_finished.tokens_in"] == 10
+    assert telemetry.snapshot()["sums"]["turn_finished.seconds"] == 1.0
+
+
+def test_a_piece_of_an_answer_is_never_logged():
+    stream = io.StringIO()
+    Telemetry(level="debug", stream=stream)(example(TextStreamed))
+    assert stream.getvalue() == ""
+
+
+def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
+    stream = io.StringIO()
+    telemetry = Telemetry(stream=stream)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - it is this test's own
+        raise ValueError(SECRET)
+    telemetry.exception("turn_crashed", caught.value, session_id="s")
+    assert where(caught.value).startswith("test_telemetry.py:")
+    line = json.loads(stream.getvalue())
+    assert line["error"] == "ValueError"
+    assert "test_a_crash_is_told" in line["where"]
+    assert SECRET not in stream.getvalue()
+
+
+def test_a_log_that_cannot_be_written_stops_nothing():
+    telemetry = Telemetry(stream=Broken())
+    telemetry(finished())
+    assert telemetry.counts["turn_finished"] == 1
