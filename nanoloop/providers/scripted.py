@@ -1,0 +1,162 @@
+"""A provider that says what it was told to: for tests, demos and a first look without a key."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+
+from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
+
+Line = str | Reply | Exception | Callable[..., Any]
+"""What to say: a text, a whole reply, an error to raise, or a function that returns one of these,
+called with messages, tools and model; it may be async."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What the provider was asked, as it was at that moment."""
+
+    messages: list[ChatMessage]
+    tools: list[ToolSpec] | None
+    model: str | None
+    streamed: bool
+
+
+def echo(messages: Sequence[ChatMessage], _tools: object, _model: object) -> str:
+    """Say again what the user said last."""
+    said = (m.get("content") for m in reversed(messages) if m.get("role") == "user")
+    return f"You said: {next(said, '')}"
+
+
+class ScriptedProvider:
+    """Plays its replies in order, then `otherwise` each time; remembers what it was asked."""
+
+    def __init__(
+        self,
+        replies: Iterable[Line] = (),
+        *,
+        otherwise: Line = echo,
+        held: bool = False,
+        delay_seconds: float = 0,
+        word_delay_seconds: float = 0,
+        keep_calls: int = 1000,
+    ) -> None:
+        """With `held` every call waits for `release`; with `keep_calls=0` none is remembered."""
+        self._replies = deque(replies)
+        self._otherwise = otherwise
+        self._is_held = held
+        self._delay_seconds = delay_seconds
+        self._word_delay_seconds = word_delay_seconds
+        self._waiting: deque[anyio.Event] = deque()
+        self._passes = 0
+        self._asked = anyio.Event()
+        self.calls: deque[Call] = deque(maxlen=keep_calls)
+        """The last calls, oldest first."""
+        self.count = 0
+        """All calls there were."""
+        self.closed = False
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        """Say the next line; with `on_text` word by word."""
+        # Taken before any wait: the order of calls is the order of replies.
+        line = self._replies.popleft() if self._replies else self._otherwise
+        self._remember(messages, tools, model, streamed=on_text is not None)
+        await self._pass_gate()
+        await anyio.sleep(self._delay_seconds)
+        reply = await _spoken(line, messages, tools, model)
+        if on_text:
+            await self._stream(reply.text, on_text)
+        return reply
+
+    async def _stream(self, text: str, on_text: OnText) -> None:
+        for word in re.findall(r"\s*\S+|\s+", text):
+            on_text(word)
+            await anyio.sleep(self._word_delay_seconds)
+
+    async def close(self) -> None:
+        """Nothing to let go of; closing twice is fine."""
+        self.closed = True
+
+    def hold(self) -> None:
+        """From now on calls wait for `release`."""
+        self._is_held = True
+
+    def release(self, count: int | None = None) -> None:
+        """Let `count` calls go on, waiting or still to come; without it all, and hold no more."""
+        if count is None:
+            self._is_held, self._passes = False, 0
+            count = len(self._waiting)
+        for _ in range(count):
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._passes += 1
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for `release`."""
+        return len(self._waiting)
+
+    async def asked(self, count: int = 1) -> None:
+        """Wait until so many calls have come, answered or not."""
+        while self.count < count:
+            await self._asked.wait()
+
+    def _remember(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+        model: str | None,
+        *,
+        streamed: bool,
+    ) -> None:
+        self.count += 1
+        if self.calls.maxlen:
+            said = deepcopy(list(messages))
+            given = None if tools is None else deepcopy(list(tools))
+            self.calls.append(Call(messages=said, tools=given, model=model, streamed=streamed))
+        self._asked.set()
+        self._asked = anyio.Event()
+
+    async def _pass_gate(self) -> None:
+        if not self._is_held:
+            return
+        if self._passes:
+            self._passes -= 1
+            return
+        gate = anyio.Event()
+        self._waiting.append(gate)
+        try:
+            await gate.wait()
+        finally:
+            # A cancelled call must not use up a release.
+            if gate in self._waiting:
+                self._waiting.remove(gate)
+
+
+async def _spoken(
+    line: Line,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ToolSpec] | None,
+    model: str | None,
+) -> Reply:
+    while not isinstance(line, (str, Reply, Exception)):
+        said = line(messages, tools, model)
+        line = await said if inspect.isawaitable(said) else said
+    if isinstance(line, Exception):
+        raise line
+    return Reply(text=line, model=model or "scripted") if isinstance(line, str) else line
