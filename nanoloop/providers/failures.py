@@ -1,0 +1,202 @@
+"""What went wrong with a call, as one sentence with the next step and no secret in it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from nanoloop.errors import (
+    AnswerRefused,
+    BadAnswer,
+    ContextTooLong,
+    NoConnection,
+    OverQuota,
+    ProviderError,
+    UnknownModel,
+    WrongKey,
+)
+
+TOO_LONG = re.compile(
+    r"context_length|exceed_context|maximum context|context (size|length|window)|n_ctx"
+    r"|maximum model length|(prompt|input) is too long|too many (input )?tokens"
+    r"|reduce the length of the (messages|prompt)",
+    re.IGNORECASE,
+)
+NO_MODEL = re.compile(
+    r"model_not_found|\b(invalid|unknown|no such) model"
+    r"|\bmodel\b.{0,200}(not found|not exist|no access|not have access|not a valid)",
+    re.IGNORECASE | re.DOTALL,
+)
+NO_CREDIT = re.compile(
+    r"insufficient_quota|insufficient (balance|credit|fund)|(more|no|out of) credits?"
+    r"|credit balance",
+    re.IGNORECASE,
+)
+FILTERED = re.compile(
+    r"content_filter|content_policy|content management policy|flagged|moderation", re.IGNORECASE
+)
+KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|Bearer \S+")
+SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
+QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
+SHOWN = 200
+"""Characters of a server's own words that an error shows at most."""
+RUN = 16
+"""So many characters in a row that were sent as well are taken for message text."""
+TRY_AGAIN = "try again in a moment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A call that was made: what its errors may name, and what they must not."""
+
+    where: str
+    """The base URL, fit to be shown."""
+    model: str
+    has_key: bool
+    secrets: tuple[str, ...]
+    body: bytes
+    """What was sent: nothing of it may come back in an error."""
+
+
+def shown_url(url: str) -> str:
+    """The URL without name, password, query and fragment."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+
+
+def url_secrets(url: str) -> tuple[str, ...]:
+    """What `shown_url` left out."""
+    parts = urlsplit(url)
+    values = re.findall(r"=([^&]+)", parts.query)
+    return tuple(filter(None, (parts.username, parts.password, *values)))
+
+
+def refusal(
+    asked: Asked, *, status: int | None, said: object, retry_after: str | None = None
+) -> ProviderError:
+    """The error for what a server said in place of an answer."""
+    words = server_words(said)
+    if FILTERED.search(words):
+        return AnswerRefused("a content filter stopped the answer: say it in other words")
+    if status in (401, 403) and not NO_MODEL.search(words):
+        return _wrong_key(asked, status)
+    if TOO_LONG.search(words) and status != 429:  # noqa: PLR2004 - a status
+        return _too_long(asked)
+    if status in (402, 429) or (status is None and NO_CREDIT.search(words)):
+        return _over_quota(asked, no_credit=out_of_credit(status, said), retry_after=retry_after)
+    if NO_MODEL.search(words):
+        return _unknown_model(asked)
+    return _by_status(asked, status, words)
+
+
+def out_of_credit(status: int | None, said: object) -> bool:
+    """Whether waiting won't help."""
+    return status == 402 or NO_CREDIT.search(server_words(said)) is not None  # noqa: PLR2004
+
+
+def _wrong_key(asked: Asked, status: int | None) -> WrongKey:
+    if not asked.has_key:
+        return WrongKey(f"{asked.where} wants a key: set OPENAI_API_KEY")
+    return WrongKey(
+        f"{asked.where} refused the key ({status}): check OPENAI_API_KEY, and that the key "
+        "belongs to this server and may use this model"
+    )
+
+
+def _too_long(asked: Asked) -> ContextTooLong:
+    return ContextTooLong(
+        f"the conversation is longer than {asked.model!r} can read: lower message_buffer_limit, "
+        "or choose a model with a larger context"
+    )
+
+
+def _over_quota(asked: Asked, *, no_credit: bool, retry_after: str | None) -> OverQuota:
+    if no_credit:
+        return OverQuota(f"no credit is left at {asked.where}: top it up, or use another key")
+    when = "in a moment"
+    if retry_after and re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after):
+        when = f"in {retry_after} seconds"
+    return OverQuota(f"{asked.where} takes no more requests for now (429): try again {when}")
+
+
+def _unknown_model(asked: Asked) -> UnknownModel:
+    return UnknownModel(
+        f"{asked.where} has no model {asked.model!r}: choose another with --model or NANOLOOP_MODEL"
+    )
+
+
+def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
+    if status in (404, 405) or (status is not None and 300 <= status < 400):  # noqa: PLR2004
+        return NoConnection(
+            f"{asked.where} has no chat completions ({status}): check OPENAI_BASE_URL, "
+            "which often ends in /v1"
+        )
+    facts = ": ".join(filter(None, (str(status or ""), _fit_to_show(asked, words))))
+    what = f" ({facts})" if facts else ""
+    if status is None or status >= 500:  # noqa: PLR2004
+        return ProviderError(f"{asked.where} failed on its side{what}: {TRY_AGAIN}")
+    return ProviderError(
+        f"{asked.where} refused the request{what}: check the model and its options"
+    )
+
+
+def server_words(said: object) -> str:
+    """Type, code and message of an error body in whatever form it came."""
+    if not isinstance(said, Mapping):
+        return said if isinstance(said, str) else ""
+    inner: Any = said.get("error", said)
+    if not isinstance(inner, Mapping):
+        return str(inner)
+    named = (inner.get(key) for key in ("type", "code", "message", "detail"))
+    return " ".join(str(value) for value in named if value)
+
+
+def _fit_to_show(asked: Asked, words: str) -> str:
+    """The server's words, unless they may hold a secret or something that was said."""
+    words = " ".join(words.split())
+    if "<" in words:
+        return ""
+    for secret in asked.secrets:
+        words = words.replace(secret, "…")
+    words = KEY_LIKE.sub("…", words)[:SHOWN]
+    sent = " ".join(re.sub(r"\\[nrt]", " ", asked.body.decode("utf-8", "replace")).split())
+    words = QUOTED.sub(lambda found: "…" if found[2] in sent else found[0], words)
+    return "" if _repeats(sent, words) else words.rstrip(".")
+
+
+def _repeats(sent: str, words: str) -> bool:
+    """Whether the words hold a run of what was sent, or the whole of a short message."""
+    runs = (words[at : at + RUN] for at in range(len(words) - RUN + 1))
+    return any(run in sent for run in runs) or any(
+        text in words for text in SHORT_TEXT.findall(sent)
+    )
+
+
+def no_connection(asked: Asked, cause: str) -> NoConnection:
+    """The error for a server that could not be reached."""
+    if "CERTIFICATE" in cause.upper():
+        return NoConnection(
+            f"the certificate of {asked.where} is not trusted: check the address, or set "
+            "SSL_CERT_FILE to your own authority"
+        )
+    return NoConnection(
+        f"nothing answers at {asked.where}: check that the server runs, and OPENAI_BASE_URL"
+    )
+
+
+def broken_off(asked: Asked) -> NoConnection:
+    """The error for a connection that was lost before the answer was whole."""
+    return NoConnection(f"{asked.where} broke the connection before it had answered: {TRY_AGAIN}")
+
+
+def no_answer(asked: Asked, body: bytes) -> BadAnswer:
+    """The error for a body that is no answer."""
+    if body.lstrip()[:1] == b"<":
+        return BadAnswer(
+            f"{asked.where} sent a web page and no answer: check OPENAI_BASE_URL, "
+            "which often ends in /v1"
+        )
+    return BadAnswer(f"{asked.where} sent something that is no answer: {TRY_AGAIN}")
