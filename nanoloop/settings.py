@@ -1,0 +1,265 @@
+"""Every setting with its default, unit and meaning, and what may not stand together.
+
+Weak to strong: the default, the TOML file, the environment, a flag.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from nanoloop.events import Level
+from nanoloop.settings_keys import Unit
+from nanoloop.settings_problems import Refused, conflicts, http_address
+from nanoloop.settings_sources import DEFAULT, Origin, read_layers, user_folder
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Unit("seconds")]
+Messages = Annotated[int, Field(ge=1), Unit("messages")]
+Folder = Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+PROMPT = (
+    "You are a friendly and capable assistant in a chat. Answer briefly and plainly, in the "
+    "language you are spoken to. Use a tool where it helps, and say so when you do not know."
+)
+
+
+class Section(BaseModel):
+    """A table of the settings file."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+
+class StoreSettings(Section):
+    """Where conversations are kept."""
+
+    kind: Literal["jsonl", "memory"] = "jsonl"
+    """`jsonl`: one readable file per session in the data folder; `memory`: gone at the end."""
+    durability: Literal["flush", "fsync"] = "flush"
+    """What survives a message: `flush` a killed process, `fsync` a power cut too (slower)."""
+
+
+class BusSettings(Section):
+    """Between the channels and the loop."""
+
+    inbound_limit: Messages = 1000
+    """Messages of all chats that may wait for the loop; further ones get a busy answer."""
+    outbound_limit: Messages = 100
+    """Messages that may wait to be sent to one chat; its turns then wait, other chats do not."""
+    send_timeout_seconds: Seconds = 120
+    """How long a channel may take to send one message; it is then given up."""
+
+
+class LoopSettings(Section):
+    """Who is answered when, and how the loop ends."""
+
+    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = 256
+    """Turns that run side by side; 1 answers strictly one message after the other."""
+    lane_limit: Messages = 20
+    """Messages of one chat that may wait for their turn; further ones get a busy answer."""
+    open_sessions: Annotated[int, Field(ge=1), Unit("sessions")] = 1000
+    """Sessions kept in memory; the one unused longest is let go and read again when needed."""
+    on_unanswered: Literal["answer", "report"] = "answer"
+    """A message that a stop left unanswered: `answer` it at the next start, or only `report` it."""
+    shutdown_turns_seconds: Seconds = 20
+    """How long running turns may take to finish once the loop is told to stop."""
+    shutdown_summaries_seconds: Seconds = 10
+    """How long running summaries may take after that; one cut off is made at the next start."""
+
+
+class TurnSettings(Section):
+    """One answer, from the question to the last word."""
+
+    max_steps: Annotated[int, Field(ge=1), Unit("model calls")] = 20
+    """How often the model may be asked in one turn, tool results included."""
+
+
+class ToolSettings(Section):
+    """Calls that the model makes."""
+
+    timeout_seconds: Seconds = 60
+    """How long one tool call may take; the model is then told that it took too long."""
+    result_chars: Annotated[int, Field(ge=100), Unit("characters")] = 16_000
+    """How much of a tool's result the model sees; the rest is cut off, and the model told so."""
+
+
+class ProviderSettings(Section):
+    """Calls to the model."""
+
+    connect_timeout_seconds: Seconds = 10
+    """How long reaching the server may take."""
+    first_token_timeout_seconds: Seconds = 60
+    """How long the server may take until the answer begins."""
+    call_timeout_seconds: Seconds = 300
+    """How long a whole answer may take."""
+    max_retries: Annotated[int, Field(ge=0), Unit("retries")] = 2
+    """How often a call is tried again after a busy server or a lost connection."""
+    options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
+    """Further fields of each request, for the server's own knobs; never put a secret here."""
+
+
+class SummarySettings(Section):
+    """The summary of what left the window, made in the background."""
+
+    timeout_seconds: Seconds = 60
+    """How long one call may take; what it covered is then tried again later."""
+    max_words: Annotated[int, Field(ge=10), Unit("words")] = 200
+    """How long the summary may grow."""
+    batch_chars: Annotated[int, Field(ge=1000), Unit("characters")] = 24_000
+    """How much talk goes into one call; more takes several calls, one after the other."""
+    retry_seconds: Seconds = 5
+    """How long to wait after a failed call; doubled with each further failure."""
+    retry_limit_seconds: Seconds = 600
+    """How long that wait may become."""
+
+
+class LogSettings(Section):
+    """What is told on standard error. Never message text, never keys."""
+
+    level: Level = "info"
+    """The least important lines to write."""
+    format: Literal["auto", "text", "json"] = "auto"
+    """`text` for people, `json` one object a line; `auto` is text on a terminal, else JSON."""
+
+
+class TerminalSettings(Section):
+    """The chat in the terminal that `nanoloop run` offers."""
+
+    enabled: bool = True
+    """Whether `nanoloop run` reads standard input too; `nanoloop chat` always does."""
+
+
+class ChannelSettings(Section):
+    """The ways in and out for chats, a table each."""
+
+    terminal: TerminalSettings = TerminalSettings()
+
+
+class AgentSettings(Section):
+    """An agent with a name; what it leaves out is as above."""
+
+    prompt: str | None = Field(None, examples=["You are a patient cook."])
+    """Its system prompt."""
+    model: str | None = Field(None, examples=["gpt-5.4"])
+    """The model that answers for it."""
+    tools: Names | None = Field(None, examples=[["time"]])
+    """The tools it may call; left out, it may call all of them."""
+
+
+class Settings(BaseSettings):
+    """What a user may choose. Made in code it takes what it is given and reads nothing else."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+    data: Folder = Field(
+        default_factory=lambda: user_folder("data", os.environ),
+        examples=["~/.local/share/nanoloop"],
+    )
+    """The folder for everything that is kept; relative to where nanoloop is started."""
+    model: str = Field("gpt-5.4-mini", min_length=1)
+    """The model that answers, as the server names it."""
+    summary_model: str | None = Field(None, min_length=1, examples=["gpt-5.4-nano"])
+    """The model that summarises; left out, it is the one that answers."""
+    api_key: SecretStr | None = Field(None, examples=["..."])
+    """The key for the model's server; better kept in OPENAI_API_KEY than in a file."""
+    base_url: Annotated[str, AfterValidator(http_address)] | None = Field(
+        None, examples=["http://localhost:11434/v1"]
+    )
+    """Where the model's server is, OPENAI_BASE_URL too; left out, it is OpenAI's own."""
+    prompt: str = PROMPT
+    """The system prompt: who the assistant is and how it talks."""
+    include_time: bool = False
+    """Whether the model is told date and time, beside the newest message."""
+    message_buffer_limit: Messages = 50
+    """With more messages than this the window is cut, and what leaves it is summarised."""
+    message_buffer_min: Messages = 10
+    """How many of the newest messages stay word for word after a cut."""
+
+    store: StoreSettings = StoreSettings()
+    bus: BusSettings = BusSettings()
+    loop: LoopSettings = LoopSettings()
+    turn: TurnSettings = TurnSettings()
+    tools: ToolSettings = ToolSettings()
+    provider: ProviderSettings = ProviderSettings()
+    summary: SummarySettings = SummarySettings()
+    log: LogSettings = LogSettings()
+    channels: ChannelSettings = ChannelSettings()
+    agents: dict[str, AgentSettings] = Field(default_factory=dict)
+
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+    _file: Path | None = PrivateAttr(default=None)
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        config: Path | str | None = None,
+        flags: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+    ) -> Settings:
+        """The settings of this start; raises `SettingsError` with every problem, one a line.
+
+        `flags` maps dotted keys to what was typed; None stands for a flag left out.
+        """
+        env = os.environ if env is None else env
+        read = read_layers(cls, config=config, flags=flags or {}, env=env, cwd=Path(cwd or "."))
+        sources: dict[str, Any] = {"_build_sources": (read.layers, {})}
+        problems = list(read.problems)
+        try:
+            settings = cls(**sources)
+        except Refused as refused:
+            problems += [problem.found_in(read.origins) for problem in refused.problems]
+        if problems:
+            raise Refused(problems)
+        settings._origins, settings._file = read.origins, read.file
+        return settings
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - the names are pydantic-settings' own
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what the code passes: whoever builds settings by hand wants no surprise."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Self:
+        if problems := conflicts(self):
+            raise Refused(problems)
+        return self
+
+    @property
+    def file(self) -> Path | None:
+        """The settings file that was read, or None."""
+        return self._file
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a key or a server, so that a model can be asked."""
+        return self.api_key is not None or self.base_url is not None
+
+    def origin(self, key: str) -> Origin:
+        """Where the value of a dotted key came from."""
+        return self._origins.get(key, DEFAULT)

@@ -1,0 +1,83 @@
+"""What settings there are: the dotted keys of a model, and how each is spelled where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+PREFIX = "NANOLOOP_"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts."""
+
+    name: str
+
+
+def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting with its dotted key, in order; `agents.NAME.model` stands for all agents."""
+    for name, field in model.model_fields.items():
+        key = f"{above}{name}"
+        if (table := table_of(field)) is None:
+            yield key, field
+        else:
+            yield from known_settings(table, f"{key}{'.NAME' * is_named(field)}.")
+
+
+def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
+    """The setting or table at that path, or None."""
+    field = model.model_fields.get(path[0])
+    table = table_of(field) if field else None
+    rest = path[1:]
+    if field and is_named(field) and rest:
+        field, rest = FieldInfo(annotation=table), rest[1:]
+    if not rest:
+        return field
+    return setting(table, rest) if table else None
+
+
+def variable(key: str) -> str:
+    """`NANOLOOP_LOG__LEVEL` for `log.level`."""
+    return PREFIX + key.upper().replace(".", "__")
+
+
+def flag(key: str) -> str:
+    """`--log-level` for `log.level`."""
+    return "--" + key.replace(".", "-").replace("_", "-")
+
+
+def is_named(field: FieldInfo) -> bool:
+    """Whether it is a table of tables, each with a name that the user chose."""
+    return is_free(field) and table_of(field) is not None
+
+
+def table_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The fields below it, when it is a table."""
+    kind: Any = get_args(field.annotation)[1] if is_free(field) else field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def is_free(field: FieldInfo) -> bool:
+    """Whether its keys are the user's own."""
+    return get_origin(field.annotation) is dict
+
+
+def is_list(field: FieldInfo) -> bool:
+    """Whether it takes several values."""
+    return any(get_origin(kind) is tuple for kind in _kinds(field))
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether nobody may see its value."""
+    return SecretStr in _kinds(field)
+
+
+def _kinds(field: FieldInfo) -> tuple[Any, ...]:
+    """Its type, or the types it may have."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return (*kinds, *(inner for kind in kinds for inner in get_args(kind)))

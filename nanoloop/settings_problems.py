@@ -1,0 +1,194 @@
+"""What is wrong with settings, told so that a reader knows what to change where."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from nanoloop.errors import SettingsError
+from nanoloop.settings_keys import is_secret
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+    from nanoloop.settings import Settings
+    from nanoloop.settings_sources import Origin
+
+MASK = "********"
+_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"^(sk|pk|gh[a-z]|xox[a-z])[-_]|[A-Za-z0-9+_-]{32,}")
+_LOGIN = re.compile(r"//[^/@\s]*@")
+
+_WRONG = {
+    "bool": "not true or false",
+    "dict": "not a table",
+    "json": "not a table written as JSON",
+    "finite": "not a finite number",
+    "float": "not a number",
+    "int": "not a whole number",
+    "model": "not a table",
+    "path": "not a path",
+    "string": "not a text",
+    "tuple": "not a list",
+}
+
+
+_LESS_THAN = (("message_buffer_min", "message_buffer_limit"),)
+_AT_MOST = (
+    ("summary.retry_seconds", "summary.retry_limit_seconds"),
+    ("provider.connect_timeout_seconds", "provider.call_timeout_seconds"),
+    ("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with the settings."""
+
+    text: str
+    origin: Origin | None = None
+    """Where to change it, when known."""
+    keys: tuple[str, ...] = ()
+    """The settings that do not go together."""
+
+    def found_in(self, origins: Mapping[str, Origin]) -> Problem:
+        """This problem with the place where one of its keys was set."""
+        found = (origins[key] for key in self.keys if key in origins)
+        return replace(self, origin=next(found, self.origin))
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.text}" if self.origin else self.text
+
+
+class Refused(SettingsError):
+    """The settings can't be used; its text has one line for each problem."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+def shown(value: Any) -> str:
+    """A value as one may print it: secrets masked, the rest as in the settings file."""
+    match value:
+        case SecretStr():
+            text = MASK
+        case None:
+            text = "none"
+        case str() | Path():
+            text = json.dumps(_LOGIN.sub(f"//{MASK}@", str(value)), ensure_ascii=False)
+        case list() | tuple():
+            text = f"[{', '.join(map(shown, value))}]"
+        case dict():
+            text = f"{{{', '.join(f'{key} = {shown(inner)}' for key, inner in value.items())}}}"
+        case float() if value.is_integer():
+            text = str(int(value))
+        case _:
+            text = json.dumps(value, default=str)
+    return text
+
+
+def unknown(key: str, value: Any, known: Mapping[str, FieldInfo], origin: Origin) -> Problem:
+    """Nothing is called that; names what comes nearest."""
+    name = _nearest(key, _tables(known) if isinstance(value, dict) else known)
+    hidden = _may_be_secret(key, value) or (name in known and is_secret(known[name]))
+    what = MASK if hidden else "a table" if isinstance(value, dict) else shown(value)
+    near = origin.spell(_with_names_of(key, name))
+    advice = f"did you mean {near}?" if name else "`nanoloop config` lists them all"
+    in_file = origin.kind == "file"
+    text = f"{key if in_file else origin} is {what}, but there is no such setting: {advice}"
+    return Problem(text=text, origin=origin if in_file else None)
+
+
+def malformed(
+    key: str, value: Any, field: FieldInfo, error: ErrorDetails, origin: Origin
+) -> Problem:
+    """The value has the wrong type or is out of bounds."""
+    what = MASK if is_secret(field) else shown(value)
+    return Problem(text=f"{key} is {what}, {_wrong(value, error)}", origin=origin)
+
+
+def _wrong(value: Any, error: ErrorDetails) -> str:
+    bounds = error.get("ctx", {})
+    match error["type"]:
+        case "greater_than_equal":
+            return f"less than {bounds['ge']}: raise it"
+        case "greater_than":
+            return f"not more than {bounds['gt']}: raise it"
+        case "string_too_short":
+            return "too short: say something, or leave it out"
+        case "literal_error":
+            return _not_one_of(value, bounds["expected"])
+        case "value_error":
+            return str(bounds["error"])
+        case kind:
+            return _WRONG.get(kind.partition("_")[0], error["msg"])
+
+
+def _not_one_of(value: Any, expected: str) -> str:
+    near = get_close_matches(str(value), re.findall(r"'(\w+)'", expected), n=1)
+    return f"not {expected}" + (f": did you mean {near[0]!r}?" if near else "")
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    """What was meant: the same name in another table, a similar key, or a similar name."""
+    names = sorted(known, key=lambda name: name.count("."))
+    last = {name: name.rpartition(".")[2] for name in names}
+    mine = key.rpartition(".")[2]
+    near = [name for name in names if last[name] == mine] or get_close_matches(key, names, n=1)
+    similar = get_close_matches(mine, last.values(), n=1)
+    return next(iter(near or [name for name in names if last[name] in similar]), "")
+
+
+def _tables(known: Iterable[str]) -> set[str]:
+    keys = [key.split(".") for key in known]
+    return {".".join(key[:end]) for key in keys for end in range(1, len(key))}
+
+
+def _with_names_of(key: str, name: str) -> str:
+    """`agents.cook.prompt` for `agents.NAME.prompt`, where the key speaks of that cook."""
+    mine, parts = key.split("."), name.split(".")
+    if len(mine) != len(parts):
+        return name
+    return ".".join(m if part == "NAME" else part for m, part in zip(mine, parts, strict=True))
+
+
+def _may_be_secret(key: str, value: Any) -> bool:
+    named_so = isinstance(value, str) and _SECRET_NAME.search(key)
+    return bool(named_so or _SECRET_VALUE.search(str(value)))
+
+
+def http_address(value: str) -> str:
+    """The address itself; refuses one that no HTTP client could use."""
+    if not re.match(r"https?://[^/\s]", value):
+        raise ValueError("not an address: begin it with http:// or https://")
+    return value.rstrip("/")
+
+
+def conflicts(settings: Settings) -> list[Problem]:
+    """What does not go together."""
+    found = [_too_high(settings, low, high, or_equal=True) for low, high in _LESS_THAN]
+    found += [_too_high(settings, low, high, or_equal=False) for low, high in _AT_MOST]
+    if settings.store.kind == "memory" and settings.store.durability == "fsync":
+        keys = ("store.durability", "store.kind")
+        text = '{} is "fsync", but {} "memory" writes nothing: choose "jsonl"'.format(*keys)
+        found.append(Problem(text=text, keys=keys))
+    return [problem for problem in found if problem]
+
+
+def _too_high(settings: Settings, low: str, high: str, *, or_equal: bool) -> Problem | None:
+    value, limit = attrgetter(low, high)(settings)
+    if value < limit or (value == limit and not or_equal):
+        return None
+    how = "as much as" if value == limit else "more than"
+    text = f"{low} is {shown(value)}, {how} {high} {shown(limit)}: lower it"
+    return Problem(text=text, keys=(low, high))
