@@ -1,0 +1,243 @@
+"""The command line: finds the command, runs it, and says in one sentence what went wrong.
+
+A command is a module here with `add_arguments(parser)` and `run(args) -> int`, loaded when called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from nanoloop.errors import (
+    InvalidSessionId,
+    NanoloopError,
+    SessionNotFound,
+    SettingsError,
+    StoreLocked,
+)
+
+if TYPE_CHECKING:
+    from nanoloop.settings import Settings
+
+
+class Exit(IntEnum):
+    """What the exit code tells a script."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_CONFIGURED = 3
+    NOT_FOUND = 4
+    IN_USE = 5
+    INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    """What `--help` says of a command without loading it."""
+
+    promise: str
+    examples: tuple[str, ...]
+
+
+COMMANDS = {
+    "chat": Command(
+        "talk with the model in the terminal",
+        (
+            "nanoloop chat",
+            "nanoloop chat --session work",
+            'nanoloop chat -m "What is the time?"',
+            "cat questions.txt | nanoloop chat --session quiz --json",
+        ),
+    ),
+    "run": Command(
+        "answer on all channels until told to stop",
+        ("nanoloop run", "nanoloop run --config bot.toml --data /var/lib/bot"),
+    ),
+    "sessions": Command(
+        "list, show, export or delete stored conversations",
+        (
+            "nanoloop sessions list",
+            "nanoloop sessions show work",
+            "nanoloop sessions export work --format json > work.json",
+            "nanoloop sessions delete work",
+        ),
+    ),
+    "demo": Command(
+        "watch a conversation being trimmed and summarised, offline",
+        ("nanoloop demo",),
+    ),
+    "config": Command(
+        "show each setting and where its value came from",
+        (
+            "nanoloop config",
+            "nanoloop config --json",
+            "nanoloop config --example > nanoloop.toml",
+        ),
+    ),
+}
+
+_EXITS: tuple[tuple[type[BaseException], Exit], ...] = (
+    (KeyboardInterrupt, Exit.INTERRUPTED),
+    (SettingsError, Exit.USAGE),
+    (InvalidSessionId, Exit.USAGE),
+    (SessionNotFound, Exit.NOT_FOUND),
+    (StoreLocked, Exit.IN_USE),
+    (NanoloopError, Exit.FAILED),
+    (OSError, Exit.FAILED),
+)
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    failed; standard error says why in a sentence
+  2    wrong usage or settings
+  3    not configured: neither a key nor a server
+  4    not found, a session for example
+  5    the data folder is in use by another process
+  130  interrupted"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else Exit.DONE
+    except (KeyboardInterrupt, NanoloopError, OSError, BaseExceptionGroup) as error:
+        return _tell(error)
+    return code
+
+
+def load_settings(args: argparse.Namespace) -> Settings:
+    """The settings for a command; raises `SettingsError`."""
+    from nanoloop.settings import Settings  # noqa: PLC0415 - `--help` does without pydantic
+
+    flags = {"data": args.data, "model": args.model, "log.level": args.log_level}
+    return Settings.load(config=args.config, flags=flags)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(Exit.USAGE, f"nanoloop: {message}: `{self.prog} --help` shows what there is\n")
+
+
+def _run(argv: Sequence[str]) -> int:
+    # Only the program's own flags may stand before the command, and they take no value.
+    name = next((word for word in argv if not word.startswith("-")), None)
+    if name is not None and name not in COMMANDS:
+        advice = "the command comes first" if argv[0].startswith("-") else _nearest(name)
+        return _say(f"there is no command {name!r}: {advice}", Exit.USAGE)
+    parser, parsers = _parsers()
+    if name is not None:
+        module = import_module(f"nanoloop.cli.{name}")
+        module.add_arguments(parsers[name])
+    args = parser.parse_args(argv)
+    if args.version:
+        return _print_version()
+    if name is None:
+        parser.print_help()
+        return Exit.USAGE
+    return int(module.run(args))
+
+
+def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    parser = _Parser(
+        prog="nanoloop",
+        description="A chatbot that answers now and forgets nothing.",
+        epilog=_examples("nanoloop demo", "nanoloop chat", "nanoloop chat --help")
+        + f"\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and leave")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    common = _common_flags()
+    return parser, {name: _subparser(commands, name, common) for name in COMMANDS}
+
+
+def _subparser(
+    commands: argparse._SubParsersAction[_Parser], name: str, common: _Parser
+) -> _Parser:
+    promise, examples = COMMANDS[name]
+    return commands.add_parser(
+        name,
+        help=promise,
+        description=f"{promise[0].upper()}{promise[1:]}.",
+        epilog=_examples(*examples),
+        parents=[common],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _common_flags() -> _Parser:
+    flags = _Parser(add_help=False)
+    group = flags.add_argument_group("settings, stronger than file and environment")
+    group.add_argument("--config", metavar="FILE", help="the settings file to read")
+    group.add_argument("--data", metavar="DIR", help="the folder for everything that is kept")
+    group.add_argument("--model", metavar="NAME", help="the model that answers")
+    group.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+    return flags
+
+
+def _examples(*lines: str) -> str:
+    return "\n".join(("examples:", *(f"  {line}" for line in lines)))
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - only a mistyped command needs it
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    return f"did you mean {near[0]!r}?" if near else "`nanoloop --help` lists them"
+
+
+def _print_version() -> Exit:
+    from importlib import metadata  # noqa: PLC0415 - slow, and only wanted here
+
+    print("nanoloop", metadata.version("nanoloop"))
+    return Exit.DONE
+
+
+def _tell(error: BaseException) -> int:
+    """Say what went wrong and give its code; a bug goes on as it is, with its traceback."""
+    causes = [*_causes(error)]
+    if not all(isinstance(cause, tuple(kind for kind, _ in _EXITS)) for cause in causes):
+        raise error
+    if any(isinstance(cause, BrokenPipeError) for cause in causes):
+        return _leave_stdout()
+    code = max(_code(cause) for cause in causes)
+    for line in dict.fromkeys(line for cause in causes for line in str(cause).splitlines()):
+        _say(line, code)
+    return code
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The errors themselves, out of the groups that task groups wrap them in."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    else:
+        yield error
+
+
+def _code(error: BaseException) -> Exit:
+    return next(code for kind, code in _EXITS if isinstance(error, kind))
+
+
+def _say(sentence: str, code: Exit) -> Exit:
+    print(f"nanoloop: {sentence}", file=sys.stderr)
+    return code
+
+
+def _leave_stdout() -> Exit:
+    # The reader has gone; Python would try to write the rest at its end, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.FAILED

@@ -1,0 +1,191 @@
+"""The command line: finding commands, exit codes, and `nanoloop config`."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nanoloop import cli
+from nanoloop.cli import COMMANDS, Exit, main
+from nanoloop.cli.config import example, values
+from nanoloop.errors import NoConnection, SessionNotFound, SettingsError, StoreLocked
+from nanoloop.settings import Settings
+from nanoloop.settings_keys import known_settings
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def empty_world(tmp_path, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Let `nanoloop demo` do something else."""
+
+    def command(run):
+        module = SimpleNamespace(add_arguments=lambda _: None, run=run)
+        monkeypatch.setattr(cli, "import_module", lambda _: module)
+        return main(["demo"])
+
+    return command
+
+
+def raising(error):
+    def run(_):
+        raise error
+
+    return run
+
+
+def test_config_shows_each_setting_with_value_and_origin(capsys, monkeypatch):
+    monkeypatch.setenv("NANOLOOP_LOG__LEVEL", "debug")
+    assert main(["config", "--model", "small"]) == Exit.DONE
+    out = capsys.readouterr().out
+    assert re.search(r'^model +"small" +flag --model$', out, re.MULTILINE)
+    assert re.search(r'^log.level +"debug" +env NANOLOOP_LOG__LEVEL$', out, re.MULTILINE)
+    assert re.search(r"^message_buffer_limit +50 +default$", out, re.MULTILINE)
+
+
+def test_config_as_json_has_every_setting(capsys):
+    Path("nanoloop.toml").write_text("message_buffer_min = 7\n[agents.cook]\nprompt = 'x'\n")
+    assert main(["config", "--json"]) == Exit.DONE
+    said = json.loads(capsys.readouterr().out)
+    assert said["file"] == "nanoloop.toml"
+    assert said["settings"]["message_buffer_min"] == {"value": 7, "origin": "nanoloop.toml:1"}
+    assert said["settings"]["agents.cook.prompt"] == {"value": "x", "origin": "nanoloop.toml:3"}
+    known = {key for key, _ in known_settings(Settings) if ".NAME." not in key}
+    assert known <= said["settings"].keys()
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_config_masks_secrets(capsys, monkeypatch, flags):
+    monkeypatch.setenv("OPENAI_API_KEY", "12345678")
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:12345678@host/v1")
+    assert main(["config", *flags]) == Exit.DONE
+    out = capsys.readouterr().out
+    assert "12345678" not in out
+    assert "********" in out
+
+
+def test_the_example_in_config_is_what_the_settings_say():
+    assert (ROOT / "config" / "nanoloop.example.toml").read_text() == example()
+
+
+def test_the_example_changes_nothing(tmp_path):
+    (tmp_path / "nanoloop.toml").write_text(example())
+    assert Settings.load(cwd=tmp_path).model_dump() == Settings().model_dump()
+
+
+def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
+    (tmp_path / "nanoloop.toml").write_text(re.sub(r"^#(?! |$)", "", example(), flags=re.MULTILINE))
+    settings = Settings.load(cwd=tmp_path)
+    shown = {key.replace(".cook.", ".NAME.") for key, _ in values(settings)}
+    assert shown == {key for key, _ in known_settings(Settings)}
+    assert all(settings.origin(key).kind == "file" for key, _ in values(settings))
+    optional = {"summary_model": None, "api_key": None, "base_url": None, "agents": {}}
+    calls = settings.provider.model_copy(update={"options": {}})
+    plain = settings.model_copy(update=optional | {"provider": calls})
+    assert plain.model_dump() == Settings().model_dump()
+
+
+def test_wrong_settings_end_with_2_and_a_line_each(capsys):
+    Path("nanoloop.toml").write_text("modle = 'x'\nmessage_buffer_min = 60\n")
+    assert main(["config"]) == Exit.USAGE
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert all(line.startswith("nanoloop: nanoloop.toml:") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SettingsError("wrong"), Exit.USAGE),
+        (NoConnection("nothing answers"), Exit.FAILED),
+        (SessionNotFound("x"), Exit.NOT_FOUND),
+        (StoreLocked("data", "process 7"), Exit.IN_USE),
+        (FileNotFoundError(2, "No such file", "x"), Exit.FAILED),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: ExceptionGroup("tasks", [e])])
+def test_an_error_is_one_sentence_and_a_code(capsys, command, error, code, wrap):
+    assert command(raising(wrap(error))) == code
+    assert capsys.readouterr().err == f"nanoloop: {error}\n"
+
+
+def test_an_interrupt_ends_with_130_and_no_word(capsys, command):
+    assert command(raising(KeyboardInterrupt())) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_keeps_its_traceback(command):
+    with pytest.raises(ZeroDivisionError):
+        command(raising(ZeroDivisionError()))
+    with pytest.raises(ExceptionGroup):
+        command(raising(ExceptionGroup("tasks", [ZeroDivisionError(), NoConnection("x")])))
+
+
+def test_a_commands_own_code_is_passed_on(command):
+    assert command(lambda _: Exit.NOT_CONFIGURED) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["chta"], "did you mean 'chat'?"),
+        (["xyzzy"], "`nanoloop --help` lists them"),
+        (["--model", "x", "config"], "the command comes first"),
+        (["config", "--exmple"], "unrecognized arguments: --exmple"),
+        (["config", "--json", "--example"], "not allowed with"),
+    ],
+)
+def test_a_wrong_word_is_told_and_ends_with_2(capsys, words, told):
+    assert main(words) == Exit.USAGE
+    assert told in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    assert main([]) == Exit.USAGE
+    assert "exit codes:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)], ids=str)
+def test_every_help_has_examples(capsys, words):
+    if words and not (ROOT / "nanoloop" / "cli" / f"{words[0]}.py").exists():
+        pytest.skip("not written yet")
+    assert main([*words, "--help"]) == Exit.DONE
+    assert "examples:\n  nanoloop" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_early_sees_no_traceback():
+    code = "import sys; from nanoloop.cli import main; sys.exit(main(['config', '--example']))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(10) == Exit.FAILED
+
+
+def test_python_m_nanoloop_is_nanoloop():
+    words = [sys.executable, "-m", "nanoloop", "config", "--example"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == example()
+
+
+def test_every_command_has_its_file():
+    for name in COMMANDS:
+        if (ROOT / "nanoloop" / "cli" / f"{name}.py").exists():
+            module = import_module(f"nanoloop.cli.{name}")
+            assert callable(module.add_arguments)
+            assert callable(module.run)
