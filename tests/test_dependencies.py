@@ -1,0 +1,46 @@
+"""What nanoloop needs is little, and every bit of it is pinned."""
+
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = PROJECT["dependencies"]
+DEV = PROJECT["optional-dependencies"]["dev"]
+
+
+def needed(requirements):
+    """The names of all distributions that these bring in."""
+    found, todo = set(), [Requirement(text) for text in requirements]
+    while todo:
+        name = canonicalize_name(todo.pop().name)
+        if name not in found:
+            found.add(name)
+            todo += [need for need in map(Requirement, requires(name)) if applies(need)]
+    return found
+
+
+def requires(name):
+    try:
+        return distribution(name).requires or []
+    except PackageNotFoundError:
+        pytest.fail(f"{name} is needed and not installed")
+
+
+def applies(requirement):
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
+def test_the_core_is_at_most_25_distributions():
+    assert len(needed(CORE)) <= 25
+
+
+def test_every_distribution_is_pinned():
+    lines = (ROOT / "config" / "constraints.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0] for line in lines if "==" in line}
+    assert needed(CORE + DEV) <= pinned
