@@ -1,0 +1,150 @@
+"""The terminal for scripts: a message a line, or a single one; each is answered before the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import anyio
+
+from nanoloop.channels.screen import printable, unshown
+from nanoloop.events import TextStreamed
+from nanoloop.messages import Inbound, Outbound
+from nanoloop.protocols import Bus
+
+_READ_BYTES = 65_536
+_UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
+
+
+class PipeChannel:
+    """Sends each line of `stdin`, or just `message`, and writes what comes out.
+
+    As plain text, answers go to `stdout`, errors and unasked notices to `stderr`.
+    """
+
+    name = "terminal"
+
+    def __init__(
+        self,
+        *,
+        chat: str,
+        message: str | None = None,
+        as_json: bool = False,
+        streams: bool = False,
+        stdin: int = 0,
+        stdout: int = 1,
+        stderr: int = 2,
+    ) -> None:
+        self.chat = chat
+        self.streams = streams and not as_json
+        """Whether pieces of an answer are written as they come."""
+        self.failed = False
+        """Whether a message was answered with an error."""
+        self._message = message
+        self._as_json = as_json
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        self._asked: str | None = None
+        self._answered = anyio.Event()
+        self._scope: anyio.CancelScope | None = None
+        self._streamed = ""
+
+    async def run(self, bus: Bus) -> None:
+        """Send one message after the other until all are answered, or nobody reads any more."""
+        with anyio.CancelScope() as self._scope:
+            async for text in self._texts():
+                await self._ask(bus, text)
+
+    async def _texts(self) -> AsyncIterator[str]:
+        if self._message is not None:
+            yield self._message
+            return
+        async for line in _lines(self._stdin):
+            text = line.decode("utf-8", "replace").strip("\r\n\ufeff")
+            if text.strip():
+                yield text
+
+    async def _ask(self, bus: Bus, text: str) -> None:
+        self._answered = anyio.Event()
+        # An id for each line: two equal lines are two messages.
+        self._asked = uuid4().hex
+        await bus.put(Inbound(channel=self.name, chat=self.chat, text=text, message_id=self._asked))
+        await self._answered.wait()
+
+    async def send(self, item: Outbound | TextStreamed) -> None:
+        """Write one item; it is out when this returns. Ends the run when nobody reads."""
+        if item.chat != self.chat:
+            return
+        try:
+            await (self._whole(item) if isinstance(item, Outbound) else self._piece(item.text))
+        except BrokenPipeError:
+            if self._scope is not None:
+                self._scope.cancel()
+
+    async def _piece(self, text: str) -> None:
+        if self.streams:
+            self._streamed += text
+            await _write(self._stdout, printable(text))
+
+    async def _whole(self, item: Outbound) -> None:
+        asked = item.reply_to is not None and item.reply_to == self._asked
+        if self._as_json:
+            await _write(self._stdout, self._json(item))
+        else:
+            await self._plain(item, asked=asked)
+        self.failed = self.failed or item.kind == "error"
+        # Written first, then released: the next line is sent when this answer is out.
+        if asked:
+            self._answered.set()
+
+    async def _plain(self, item: Outbound, *, asked: bool) -> None:
+        to_stdout = item.kind == "answer" or (asked and item.kind == "notice")
+        text = item.text
+        if self._streamed and (asked or item.kind == "answer"):
+            missing = unshown(text, self._streamed) if item.kind == "answer" else None
+            text = f"\n{text}" if missing is None else missing
+            self._streamed = ""
+        await _write(self._stdout if to_stdout else self._stderr, printable(text) + "\n")
+
+    def _json(self, item: Outbound) -> str:
+        fields = {"role": _ROLES[item.kind], "text": item.text, "session": self.chat}
+        line = json.dumps(fields, ensure_ascii=False)
+        return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
+
+
+async def _lines(descriptor: int) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    while chunk := await _read(descriptor):
+        first, *others = chunk.split(b"\n")
+        rest += first
+        for line in others:
+            yield bytes(rest)
+            rest = bytearray(line)
+    yield bytes(rest)
+
+
+async def _read(descriptor: int) -> bytes:
+    """Some bytes, or none at the end. Waits without a thread, so that it can be cancelled."""
+    while True:
+        await _ready(anyio.wait_readable, descriptor)
+        with suppress(BlockingIOError):
+            return os.read(descriptor, _READ_BYTES)
+
+
+async def _write(descriptor: int, text: str) -> None:
+    """Write all of it; a reader that takes its time holds up nobody else."""
+    data = memoryview(text.encode("utf-8"))
+    while data:
+        await _ready(anyio.wait_writable, descriptor)
+        with suppress(BlockingIOError):
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]
+
+
+async def _ready(wait: Callable[[int], Awaitable[None]], descriptor: int) -> None:
+    with suppress(PermissionError):  # a plain file is always ready, and can't be waited for
+        await wait(descriptor)
