@@ -1,0 +1,230 @@
+"""The terminal for people: a prompt that stays, and answers that grow above it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import in_terminal
+from prompt_toolkit.application.current import set_app
+from prompt_toolkit.filters import to_filter
+from prompt_toolkit.formatted_text import (
+    ANSI,
+    AnyFormattedText,
+    FormattedText,
+    StyleAndTextTuples,
+    to_formatted_text,
+)
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.input import Input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import Output
+from prompt_toolkit.patch_stdout import patch_stdout
+from prompt_toolkit.renderer import print_formatted_text
+from prompt_toolkit.styles import Style
+
+from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
+from nanoloop.errors import BusFull
+from nanoloop.events import TextStreamed
+from nanoloop.messages import Inbound, Outbound
+from nanoloop.protocols import Bus
+
+_TWICE_SECONDS = 2.0
+"""Two Ctrl-C within this time leave."""
+_REFRESH_SECONDS = 1.0
+_REDRAW_SECONDS = 0.03
+_ROWS_BESIDE = 8
+"""Rows that a growing block leaves to the prompt and the status line."""
+_HISTORY_BYTES = 1_000_000
+
+_MARK = "› "  # noqa: RUF001 - the prompt
+_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack"})
+_STYLES = {"notice": "ansibrightblack italic", "error": "ansired bold"}
+
+
+def _nothing() -> str:
+    return ""
+
+
+class TerminalChannel:
+    """Reads messages at a prompt. Enter sends; Esc-Enter or a backslash begins a new line.
+
+    Ctrl-C stops the answer that is on its way; twice, or Ctrl-D, leaves.
+    """
+
+    name = "terminal"
+    streams = True
+
+    def __init__(
+        self,
+        *,
+        chat: str,
+        history: Path,
+        status: Callable[[], str] = _nothing,
+        terminal_input: Input | None = None,
+        terminal_output: Output | None = None,
+    ) -> None:
+        self.chat = chat
+        self._history = history
+        self._status = status
+        self._waiting: list[str] = []
+        self._blocks = Blocks()
+        self._interrupted_at = -_TWICE_SECONDS
+        self._bus: Bus | None = None
+        self._prompt = self._made_prompt(terminal_input, terminal_output)
+
+    def _made_prompt(self, source: Input | None, output: Output | None) -> PromptSession[str]:
+        prompt: PromptSession[str] = PromptSession(
+            message=self._message,
+            multiline=True,
+            prompt_continuation=" " * len(_MARK),
+            bottom_toolbar=self._toolbar,
+            history=FileHistory(self._history),
+            key_bindings=_keys(self._interrupt),
+            style=_STYLE,
+            erase_when_done=True,  # the growing block must not stay behind; the line is shown again
+            refresh_interval=_REFRESH_SECONDS,
+            input=source,
+            output=output,
+        )
+        prompt.app.min_redraw_interval = _REDRAW_SECONDS
+        for window in prompt.app.layout.find_all_windows():
+            window.dont_extend_height = to_filter(True)  # the status line stays at the prompt
+        return prompt
+
+    async def run(self, bus: Bus) -> None:
+        """Put each message on the bus until the person leaves."""
+        self._bus = bus
+        keep_private(self._history)
+        draft = ""
+        with patch_stdout(raw=True):
+            while (text := await self._read(draft)) is not None:
+                draft = await self._sent(bus, text)
+
+    async def _read(self, draft: str) -> str | None:
+        # SIGINT is the application's: at the prompt Ctrl-C is a key and no signal.
+        with suppress(EOFError):
+            return await self._prompt.prompt_async(default=draft, handle_sigint=False)
+        return None
+
+    async def _sent(self, bus: Bus, text: str) -> str:
+        """Send it; returns what has to be typed again: nothing, unless the bus was full."""
+        said = printable(text).replace("\n", f"\n{' ' * len(_MARK)}")
+        # Shown first: the answer may come at once.
+        await self._show([("bold", f"{_MARK}{said}\n\n")])
+        message = self._inbound(text)
+        try:
+            bus.put_nowait(message)
+        except BusFull as full:
+            await self._show([(_STYLES["error"], f"{full}\n\n")])
+            return text
+        self._waiting.append(str(message.message_id))
+        return ""
+
+    def _inbound(self, text: str) -> Inbound:
+        return Inbound(channel=self.name, chat=self.chat, text=text, message_id=uuid4().hex)
+
+    async def send(self, item: Outbound | TextStreamed) -> None:
+        """Show one item above the prompt."""
+        if item.chat != self.chat:
+            return
+        if isinstance(item, Outbound):
+            await self._show_whole(item)
+        else:
+            await self._show_markdown(self._blocks.feed(printable(item.text)))
+        self._prompt.app.invalidate()
+
+    async def _show_whole(self, item: Outbound) -> None:
+        text = printable(item.text)
+        # One chat's turns are serial: what grows answers the oldest message that waits.
+        ends = bool(self._waiting) and item.reply_to == self._waiting[0]
+        with suppress(ValueError):
+            self._waiting.remove(str(item.reply_to))
+        if item.kind == "answer":
+            await self._show_markdown(self._blocks.settle(text))
+            return
+        if ends:
+            await self._show_markdown(self._blocks.settle())
+        await self._show([(_STYLES[item.kind], f"{text}\n\n")])
+
+    async def _show_markdown(self, text: str) -> None:
+        if text.strip():
+            await self._show(ANSI(f"{rendered(text, self._columns)}\n\n"))
+
+    async def _show(self, text: AnyFormattedText) -> None:
+        """Print for good, above the prompt where there is one."""
+        app = self._prompt.app
+        with set_app(app):
+            async with in_terminal():
+                print_formatted_text(app.output, text, _STYLE)
+                app.output.flush()
+
+    @property
+    def _columns(self) -> int:
+        return max(20, self._prompt.app.output.get_size().columns - 1)
+
+    def _message(self) -> StyleAndTextTuples:
+        """The block that grows, as far as it fits, and the prompt below it."""
+        mark = FormattedText([("bold", _MARK)])
+        if not self._blocks.open.strip():
+            return mark
+        rows = max(3, self._prompt.app.output.get_size().rows - _ROWS_BESIDE)
+        block = last_lines(rendered(self._blocks.open, self._columns), rows)
+        return [*to_formatted_text(ANSI(f"{block}\n\n")), *mark]
+
+    def _toolbar(self) -> str:
+        if monotonic() - self._interrupted_at < _TWICE_SECONDS:
+            hint = "Ctrl-C again leaves"
+        else:
+            hint = "Ctrl-C stops" if self._waiting else ""
+        return " · ".join(filter(None, (printable(self._status()), hint)))
+
+    def _interrupt(self, event: KeyPressEvent) -> None:
+        """Stop the answer, or clear the line; the second time leave."""
+        again = monotonic() - self._interrupted_at < _TWICE_SECONDS
+        self._interrupted_at = monotonic()
+        if again:
+            event.app.exit(exception=EOFError())
+        elif self._waiting and self._bus is not None:
+            with suppress(BusFull):  # pressing again is what one does then
+                self._bus.put_nowait(self._inbound("/stop"))
+        elif event.current_buffer.text:
+            event.current_buffer.reset()
+            self._interrupted_at = -_TWICE_SECONDS
+
+
+def _keys(interrupt: Callable[[KeyPressEvent], None]) -> KeyBindings:
+    keys = KeyBindings()
+    keys.add("c-c")(interrupt)
+    keys.add("enter")(_enter)
+    keys.add("escape", "enter")(_new_line)
+    return keys
+
+
+def _enter(event: KeyPressEvent) -> None:
+    buffer = event.current_buffer
+    if buffer.document.char_before_cursor == "\\" and buffer.document.is_cursor_at_the_end_of_line:
+        buffer.delete_before_cursor()
+        buffer.newline(copy_margin=False)
+    elif buffer.text.strip():
+        buffer.validate_and_handle()
+
+
+def _new_line(event: KeyPressEvent) -> Any:
+    event.current_buffer.newline(copy_margin=False)
+
+
+def keep_private(path: Path) -> None:
+    """Make the input history a file for its owner's eyes only, and of bearable size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+    path.chmod(0o600)
+    if path.stat().st_size > _HISTORY_BYTES:
+        newest = path.read_bytes()[-_HISTORY_BYTES // 2 :]
+        path.write_bytes(newest[newest.find(b"\n# ") + 1 :])
