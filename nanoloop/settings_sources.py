@@ -203,8 +203,9 @@ def _from_table(
 
 def _from_env(env: Mapping[str, str]) -> Iterator[Given]:
     """What the environment says; an empty variable says nothing."""
+    # Ours come after those that all programs know: the later one counts.
     for name, key in EVERYWHERE.items():
-        if env.get(name) and not env.get(variable(key)):
+        if env.get(name):
             yield Given(path=(key,), value=env[name], origin=Origin(kind="env", name=name))
     for name, value in env.items():
         if name.startswith(PREFIX) and value and not _SERVICE_LINK.fullmatch(name):
