@@ -157,7 +157,7 @@ class AgentSettings(Section):
     """Its system prompt."""
     model: str | None = Field(None, examples=["gpt-5.4"])
     """The model that answers for it."""
-    tools: Names | None = Field(None, examples=[["time"]])
+    tools: Names | None = Field(None, examples=[["clock"]])
     """The tools it may call; left out, it may call all of them."""
 
 
