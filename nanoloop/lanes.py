@@ -1,0 +1,104 @@
+"""Lanes: strictly serial for one key, side by side for different ones, bounded, gone when idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, Self, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from nanoloop.errors import LaneFull
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class Lanes(Generic[K, T]):
+    """Hands each item to `handle`, one at a time and in order for each key.
+
+    `handle` must not raise: what it lets through ends every lane.
+    """
+
+    def __init__(
+        self, handle: Callable[[K, T], Awaitable[None]], *, limit: int, name: str = "lane"
+    ) -> None:
+        self._handle = handle
+        self._limit = limit
+        self._name = name
+        self._waiting: dict[K, deque[T]] = {}
+        self._room: dict[K, anyio.Event] = {}
+        self._idle = anyio.Event()
+        self._idle.set()
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        assert self._group is not None  # noqa: S101 - entered before it is left
+        self._group.cancel_scope.cancel()
+        return await self._group.__aexit__(*exc)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        """How many keys have work now."""
+        return len(self._waiting)
+
+    def waiting(self, key: K) -> int:
+        """How many items of this key wait behind the one being handled."""
+        return len(self._waiting.get(key, ()))
+
+    def is_busy(self, key: K) -> bool:
+        """Whether an item of this key is being handled or waits."""
+        return key in self._waiting
+
+    def put_nowait(self, key: K, item: T) -> None:
+        """Add an item to its lane; raises `LaneFull`."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._open(key, item)
+        elif len(waiting) >= self._limit:
+            raise LaneFull(str(key), self._limit)
+        else:
+            waiting.append(item)
+
+    async def put(self, key: K, item: T) -> None:
+        """Add an item as soon as its lane has room."""
+        while self.waiting(key) >= self._limit:
+            await self._room.setdefault(key, anyio.Event()).wait()
+        self.put_nowait(key, item)
+
+    def _open(self, key: K, item: T) -> None:
+        if self._group is None:
+            raise RuntimeError("lanes are open only inside `async with`")
+        self._waiting[key] = deque((item,))
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._group.start_soon(self._work, key, name=f"{self._name} {key}")
+
+    async def _work(self, key: K) -> None:
+        waiting = self._waiting[key]
+        try:
+            while waiting:
+                item = waiting.popleft()
+                self._tell_of_room(key)
+                await self._handle(key, item)
+        finally:
+            # No await between the last look and this: what comes later opens the lane anew.
+            del self._waiting[key]
+            self._tell_of_room(key)
+            if not self._waiting:
+                self._idle.set()
+
+    def _tell_of_room(self, key: K) -> None:
+        room = self._room.pop(key, None)
+        if room is not None:
+            room.set()
+
+    async def idle(self) -> None:
+        """Wait until no key has work."""
+        while self._waiting:
+            await self._idle.wait()
