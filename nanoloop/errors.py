@@ -29,6 +29,9 @@ NanoloopError
 
 from __future__ import annotations
 
+import os
+from traceback import walk_tb
+
 
 class NanoloopError(Exception):
     """What every error of this package is."""
@@ -170,3 +173,19 @@ class AnswerRefused(ProviderError):
 
 class BadAnswer(ProviderError):
     """The server said something that is no answer."""
+
+
+FRAMES = 12
+"""Frames that are told of a crash, the innermost ones."""
+
+
+def place_of(error: BaseException) -> str:
+    """The frames it came through, the innermost first: what a log may say of a crash.
+
+    `turn.py:88 ask < loop.py:20 answer`, without the error's words or anyone's values.
+    """
+    frames = [
+        f"{os.path.basename(frame.f_code.co_filename)}:{line} {frame.f_code.co_name}"  # noqa: PTH119
+        for frame, line in walk_tb(error.__traceback__)
+    ]
+    return " < ".join(frames[::-1][:FRAMES])

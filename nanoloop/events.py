@@ -259,6 +259,15 @@ class LineSetAside(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileUnreadable(Event):
+    """A file among the sessions could not be looked at, and was passed over."""
+
+    level: ClassVar[Level] = "error"
+    file: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStarted(Event):
     channel: str
 

@@ -43,6 +43,8 @@ class Inbound:
     """The id of the message that this one answers."""
     origin: Literal["user", "system"] = "user"
     """`system`: a background job reports back; stored as a user turn marked with its sender."""
+    group: bool = False
+    """Whether several people talk in this chat: the model is then told who said what."""
     key: str | None = None
     """The lane and session to use instead of channel and chat."""
     agent: str | None = None

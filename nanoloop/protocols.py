@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from nanoloop.events import TextStreamed
@@ -144,6 +144,10 @@ class Store(Protocol):
         """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
         ...
 
+    async def add(self, session: Session, *, replace: bool = False) -> None:
+        """Make a session that was made elsewhere durable here; raises as `create`."""
+        ...
+
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
         ...
@@ -236,6 +240,11 @@ class Bus(Protocol):
         """Send a piece of an answer, or drop it where there is no room."""
         ...
 
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the channels that are attached."""
+        ...
+
     def attach(self, channel: Channel) -> None:
         """From now on that channel's chats are served by it."""
         ...
@@ -244,8 +253,12 @@ class Bus(Protocol):
         """Whether that channel wants pieces."""
         ...
 
-    async def run(self, *, ready: Callable[[], None] = ...) -> None:
-        """Carry what goes out, until cancelled."""
+    async def __aenter__(self) -> Self:
+        """Begin to carry what goes out."""
+        ...
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        """Stop carrying; what is unsent then stays unsent (`flush` first)."""
         ...
 
     def close(self) -> None:
@@ -255,7 +268,3 @@ class Bus(Protocol):
     async def flush(self) -> None:
         """Wait until everything published has been sent or given up."""
         ...
-
-
-Hook = Callable[..., Any | Awaitable[Any]]
-"""A handler of the user's, sync or async."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
-from traceback import walk_tb
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -19,8 +18,6 @@ from nanoloop.events import Event, Level
 
 _NEVER_LOGGED = frozenset({"text", "content"})
 _SUMMED = frozenset({"bytes_cut", "evicted", "seconds", "tokens_cached", "tokens_in", "tokens_out"})
-_FRAMES = 20
-"""How many frames of a crash are told, the innermost ones."""
 
 
 class Telemetry:
@@ -45,11 +42,6 @@ class Telemetry:
         if event.logged:
             self._write(event.level, name, values)
 
-    def exception(self, name: str, error: BaseException, **ids: str) -> None:
-        """Write down a crash: its class and frames, never its message or anyone's values."""
-        self._count(name, {})
-        self._write("error", name, {**ids, "error": type(error).__name__, "where": where(error)})
-
     def snapshot(self) -> dict[str, dict[str, float]]:
         """How often each event happened, and sums such as `turn_finished.tokens_in`."""
         return {"counts": dict(self.counts), "sums": dict(self.sums)}
@@ -64,15 +56,6 @@ class Telemetry:
         # A log that can't be written, on a full disk or a closed terminal, stops no conversation.
         with suppress(OSError, ValueError):
             getattr(self._log, level)(name, **told)
-
-
-def where(error: BaseException) -> str:
-    """The frames of an error, the innermost first: `turn.py:88 ask < loop.py:20 answer`."""
-    frames = [
-        f"{os.path.basename(frame.f_code.co_filename)}:{line} {frame.f_code.co_name}"  # noqa: PTH119 - no file is touched
-        for frame, line in walk_tb(error.__traceback__)
-    ]
-    return " < ".join(frames[::-1][:_FRAMES])
 
 
 def _logger(level: Level, style: str, stream: TextIO) -> FilteringBoundLogger:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from nanoloop.events import Event, TextStreamed, TurnFinished, TurnStarted
-from nanoloop.telemetry import Telemetry, where
+from nanoloop.errors import place_of
+from nanoloop.events import Event, TextStreamed, TurnFailed, TurnFinished, TurnStarted
+from nanoloop.telemetry import Telemetry
 
 SECRET = "what was said"
 
@@ -106,13 +107,13 @@ def test_a_piece_of_an_answer_is_never_logged():
 
 def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
     stream = io.StringIO()
-    telemetry = Telemetry(stream=stream)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - it is this test's own
         raise ValueError(SECRET)
-    telemetry.exception("turn_crashed", caught.value, session_id="s")
-    assert where(caught.value).startswith("test_telemetry.py:")
+    where = place_of(caught.value)
+    about = {"session_id": "s", "turn_id": "t", "error": "ValueError", "where": where}
+    Telemetry(stream=stream)(TurnFailed(**about))
     line = json.loads(stream.getvalue())
-    assert line["error"] == "ValueError"
+    assert line["where"].startswith("test_telemetry.py:")
     assert "test_a_crash_is_told" in line["where"]
     assert SECRET not in stream.getvalue()
 
