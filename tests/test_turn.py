@@ -1,0 +1,150 @@
+import anyio
+import pytest
+
+from nanoloop import Session, tool
+from nanoloop.context import build_messages
+from nanoloop.errors import BadAnswer, ContextTooLong
+from nanoloop.events import ContextShrunk, ToolFinished
+from nanoloop.protocols import Reply, ToolCall, Usage
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.tools.toolbox import Toolbox
+from nanoloop.turn import Turn
+
+
+class Talk:
+    """A conversation in a session object."""
+
+    def __init__(self, text="hi"):
+        self.session = Session()
+        self.session.add_message("user", text)
+
+    def request(self):
+        return build_messages("P", self.session.window)
+
+    async def record(self, entries):
+        for entry in entries:
+            self.session.add_entry(entry)
+
+    def shrink(self):
+        return len(self.session.window) if self.session.shrink() else 0
+
+
+@tool
+async def double(number: int) -> int:
+    """Twice the number."""
+    return number * 2
+
+
+def calls(*numbers, ids=None):
+    ids = ids or [f"c{number}" for number in numbers]
+    return Reply(
+        finish_reason="tool_calls",
+        tool_calls=tuple(
+            ToolCall(id=call_id, name="double", arguments=f'{{"number": {number}}}')
+            for call_id, number in zip(ids, numbers, strict=True)
+        ),
+    )
+
+
+def turn(*replies, tools=(double,), **options):
+    provider = ScriptedProvider(replies)
+    return Turn(provider=provider, toolbox=Toolbox(tools), **options), provider
+
+
+async def test_an_answer_without_tools_takes_one_step():
+    one, provider = turn("hello")
+    answer = await one.run(Talk())
+    assert (answer.text, answer.steps) == ("hello", 1)
+    assert provider.calls[0].messages[-1] == {"role": "user", "content": "hi"}
+
+
+async def test_tools_run_side_by_side_and_their_results_stand_in_call_order():
+    first_may_end = anyio.Event()
+
+    @tool
+    async def wait(name: str) -> str:
+        """Wait for the other."""
+        if name == "first":
+            await first_may_end.wait()
+        else:
+            first_may_end.set()
+        return name
+
+    both = tuple(
+        ToolCall(id=name, name="wait", arguments=f'{{"name": "{name}"}}')
+        for name in ("first", "second")
+    )
+    talk = Talk()
+    one, _ = turn(Reply(tool_calls=both), "done", tools=(wait,))
+    await one.run(talk)
+    results = [e.content["result"] for e in talk.session.window if e.type == "tool_result"]
+    assert results == ["first", "second"]
+
+
+async def test_a_failing_tool_is_text_for_the_model_and_the_turn_goes_on():
+    talk = Talk()
+    events = []
+    bad = Reply(tool_calls=(ToolCall(id="1", name="triple", arguments="{}"),))
+    one, provider = turn(bad, "sorry", announce=events.append)
+    assert (await one.run(talk)).text == "sorry"
+    assert "there is no tool 'triple'" in provider.calls[1].messages[-1]["content"]
+    assert [e.success for e in events if isinstance(e, ToolFinished)] == [False]
+
+
+async def test_calls_without_ids_or_with_the_same_id_twice_are_told_apart():
+    talk = Talk()
+    one, provider = turn(calls(1, 2, 3, ids=["", "x", "x"]), "done")
+    await one.run(talk)
+    asked = provider.calls[1].messages
+    ids = [call["id"] for call in asked[2]["tool_calls"]]
+    assert len(set(ids)) == 3
+    assert [m["content"] for m in asked[3:]] == ["2", "4", "6"]
+
+
+async def test_a_turn_that_never_ends_is_ended_at_its_limit():
+    one, provider = turn(*[calls(n) for n in range(9)], max_steps=3)
+    answer = await one.run(Talk())
+    assert provider.count == 3
+    assert "3 steps" in answer.text
+
+
+async def test_a_context_that_is_too_long_is_cut_harder_once():
+    talk = Talk()
+    for number in range(8):
+        talk.session.add_message("assistant", f"a{number}")
+        talk.session.add_message("user", f"q{number}")
+    events = []
+    one, provider = turn(ContextTooLong("too long"), "short", announce=events.append)
+    assert (await one.run(talk)).text == "short"
+    first, second = (len(call.messages) for call in provider.calls)
+    assert second < first
+    assert sum(isinstance(e, ContextShrunk) for e in events) == 1
+
+
+async def test_a_context_that_stays_too_long_is_an_error_and_no_loop():
+    talk = Talk()
+    for number in range(8):
+        talk.session.add_message("user", f"q{number}")
+    one, provider = turn(ContextTooLong("too long"), ContextTooLong("still"), "never")
+    with pytest.raises(ContextTooLong, match="still"):
+        await one.run(talk)
+    assert provider.count == 2
+
+
+async def test_an_empty_answer_is_no_answer():
+    for reply, words in ((Reply(), "empty"), (Reply(finish_reason="length"), "tokens")):
+        one, _ = turn(reply)
+        with pytest.raises(BadAnswer, match=words):
+            await one.run(Talk())
+
+
+async def test_thoughts_and_words_before_a_call_are_kept_and_tokens_added_up():
+    talk = Talk()
+    usage = Usage(tokens_in=10, tokens_out=5, tokens_cached=3)
+    first = Reply(text="I look.", thinking="hm", tool_calls=calls(4).tool_calls, usage=usage)
+    one, provider = turn(first, Reply(text="8", usage=usage))
+    answer = await one.run(talk)
+    kept = [e.type for e in talk.session.window]
+    assert kept == ["message", "thinking", "message", "tool_call", "tool_result"]
+    assert provider.calls[1].messages[2]["content"] == "I look."
+    assert answer.usage == usage + usage
