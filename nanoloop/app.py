@@ -1,0 +1,221 @@
+"""Puts the parts together in one task group and stops them in order.
+
+The only place that picks concrete classes.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Self
+
+import anyio
+from anyio.abc import TaskStatus
+
+from nanoloop.agents import Agent
+from nanoloop.bus.in_process import InProcessBus
+from nanoloop.errors import SettingsError, place_of
+from nanoloop.events import ChannelFailed, ChannelStarted
+from nanoloop.loop import AgentLoop
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.protocols import Channel, Provider, Store, Tool
+from nanoloop.settings import AgentSettings, Settings
+from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.sweep import sweep
+from nanoloop.telemetry import Telemetry
+from nanoloop.tools.calculator import calculator
+from nanoloop.tools.clock import clock
+
+TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
+
+
+class App:
+    """A loop with its store, its provider and its channels, from start to stop."""
+
+    def __init__(
+        self,
+        *,
+        loop: AgentLoop,
+        store: Store,
+        provider: Provider,
+        telemetry: Telemetry,
+        chat: str | None = None,
+    ) -> None:
+        self.loop = loop
+        self.telemetry = telemetry
+        self._store = store
+        self._provider = provider
+        self._chat = chat
+        self._channels: list[Channel] = []
+        self._channel_scope = anyio.CancelScope()
+        self.stopped_by: signal.Signals | None = None
+        """The signal that ended it, if one did."""
+
+    @classmethod
+    def of(
+        cls, settings: Settings, *, provider: Provider | None = None, chat: str | None = None
+    ) -> Self:
+        """The app that these settings describe.
+
+        With `chat`, the key of one chat, it serves that one and ends when its channels do.
+        """
+        telemetry = Telemetry(level=settings.log.level, format=settings.log.format)
+        store = make_store(settings, telemetry)
+        provider = provider or make_provider(settings)
+        loop = make_loop(settings, provider, store, telemetry)
+        return cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
+
+    def add(self, channel: Channel) -> None:
+        """Serve this channel too."""
+        self._channels.append(channel)
+        self.loop.bus.attach(channel)
+
+    async def run(self) -> None:
+        """Serve until told to stop; what was durable stays so, however it ends."""
+        try:
+            # First of all: it takes the store's lock, and fails where another process has it.
+            await self._store.delete_expired()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")
+                group.start_soon(sweep, self._store, name="sweep")
+                await group.start(self._run_loop, group.cancel_scope.cancel, name="loop")
+                group.start_soon(self._serve, name="serve")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._provider.close()
+                await self._store.close()
+
+    def stop(self) -> None:
+        """Take nothing more in; what runs is finished, up to its deadlines."""
+        self._channel_scope.cancel()
+        self.loop.bus.close()
+
+    async def _watch_signals(self, stop_now: Callable[[], None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                if self.stopped_by is not None:
+                    stop_now()
+                self.stopped_by = number
+                self.stop()
+
+    async def _run_loop(self, ended: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
+        await self.loop.run(task_status=task_status)
+        ended()
+
+    async def _serve(self) -> None:
+        with self._channel_scope:
+            if self._chat is not None:
+                await self.loop.recover_chat(self._chat)
+            async with anyio.create_task_group() as group:
+                if self._chat is None:
+                    group.start_soon(self.loop.recover, name="recover")
+                for channel in self._channels:
+                    group.start_soon(self._run_channel, channel, name=f"channel {channel.name}")
+            if self._chat is None:  # a daemon goes on until it is told to stop
+                await anyio.sleep_forever()
+        self.stop()
+
+    async def _run_channel(self, channel: Channel) -> None:
+        self.telemetry(ChannelStarted(channel=channel.name))
+        try:
+            await channel.run(self.loop.bus)
+        except Exception as error:
+            about = f"{type(error).__name__} at {place_of(error)}"
+            self.telemetry(ChannelFailed(channel=channel.name, error=about))
+            if self._chat is not None:
+                raise  # there is nothing else to serve
+
+
+def make_store(settings: Settings, telemetry: Telemetry, *, read_only: bool = False) -> Store:
+    """The store that these settings name."""
+    if settings.store.kind == "memory":
+        return InMemoryStore()
+    return JsonlStore(
+        settings.data / "sessions",
+        durability=settings.store.durability,
+        read_only=read_only,
+        announce=telemetry,
+    )
+
+
+def make_provider(settings: Settings) -> Provider:
+    """The provider that these settings name."""
+    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - it takes 0.3 s
+
+    key = settings.api_key
+    return OpenAIProvider(
+        model=settings.model,
+        api_key=key.get_secret_value() if key else None,
+        base_url=settings.base_url,
+        connect_timeout_seconds=settings.provider.connect_timeout_seconds,
+        first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
+        call_timeout_seconds=settings.provider.call_timeout_seconds,
+        max_retries=settings.provider.max_retries,
+        options=settings.provider.options,
+    )
+
+
+def make_loop(
+    settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
+) -> AgentLoop:
+    """The loop with its bus, its summariser and its agents."""
+    return AgentLoop(
+        provider=provider,
+        agent=make_agent(settings, AgentSettings()),
+        agents={name: make_agent(settings, own, name) for name, own in settings.agents.items()},
+        store=store,
+        bus=InProcessBus(
+            inbound_limit=settings.bus.inbound_limit,
+            outbound_limit=settings.bus.outbound_limit,
+            send_timeout_seconds=settings.bus.send_timeout_seconds,
+            announce=telemetry,
+        ),
+        summarizer=make_summarizer(settings, provider, store, telemetry),
+        message_buffer_limit=settings.message_buffer_limit,
+        message_buffer_min=settings.message_buffer_min,
+        max_concurrent_turns=settings.loop.max_concurrent_turns,
+        lane_limit=settings.loop.lane_limit,
+        open_sessions=settings.loop.open_sessions,
+        with_time=settings.include_time,
+        answer_unanswered=settings.loop.on_unanswered == "answer",
+        shutdown_turns_seconds=settings.loop.shutdown_turns_seconds,
+        shutdown_summaries_seconds=settings.loop.shutdown_summaries_seconds,
+        announce=telemetry,
+    )
+
+
+def make_summarizer(
+    settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
+) -> Summarizer:
+    """The summariser that these settings describe."""
+    return Summarizer(
+        provider,
+        settings.summary_model,
+        store=store,
+        max_words=settings.summary.max_words,
+        timeout_seconds=settings.summary.timeout_seconds,
+        batch_chars=settings.summary.batch_chars,
+        retry_seconds=settings.summary.retry_seconds,
+        retry_limit_seconds=settings.summary.retry_limit_seconds,
+        announce=telemetry,
+    )
+
+
+def make_agent(settings: Settings, own: AgentSettings, name: str = "assistant") -> Agent:
+    """An agent; what its own settings leave out is as for all."""
+    return Agent(
+        name,
+        prompt=settings.prompt if own.prompt is None else own.prompt,
+        model=own.model,
+        tools=[_tool(tool) for tool in (TOOLS if own.tools is None else own.tools)],
+        max_steps=settings.turn.max_steps,
+        tool_timeout_seconds=settings.tools.timeout_seconds,
+        tool_result_chars=settings.tools.result_chars,
+    )
+
+
+def _tool(name: str) -> Tool:
+    if name not in TOOLS:
+        raise SettingsError(f"there is no tool {name!r}: the tools are {', '.join(TOOLS)}")
+    return TOOLS[name]

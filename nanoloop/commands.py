@@ -1,0 +1,166 @@
+"""What a chat can tell the loop itself: /help /new /stop /status /summary /compact /history."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.messages import Inbound
+from nanoloop.session.entry import MESSAGE
+from nanoloop.session.session import Session
+from nanoloop.session.window import message_count
+from nanoloop.sessions import Sessions
+
+HISTORY_SHOWN = 10
+"""Messages that `/history` shows when no number is given."""
+ENTRIES_A_MESSAGE = 4
+"""Entries read for each message that `/history` shows: tool calls and results lie between."""
+
+
+class Runner(Protocol):
+    """What commands need of the loop."""
+
+    def stop(self, key: str) -> bool:
+        """Stop the turn that is going on in this lane; False where there is none."""
+        ...
+
+    def waiting(self, key: str) -> int:
+        """Messages that wait in this lane."""
+        ...
+
+    def is_answering(self, key: str) -> bool:
+        """Whether a turn is going on in this lane."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command: its name, its line in /help, and what it does."""
+
+    name: str
+    usage: str
+    run: Callable[[Inbound, str], Awaitable[str]]
+
+
+def is_command(text: str) -> bool:
+    """Whether this is for the loop and not for the model."""
+    return text.startswith("/") and not text.startswith("//") and len(text) > 1
+
+
+class Commands:
+    """Answers commands beside the lanes: none waits for a turn."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        summarizer: Summarizer,
+        runner: Runner,
+        buffer_limit: int,
+        buffer_min: int,
+    ) -> None:
+        self._sessions = sessions
+        self._summarizer = summarizer
+        self._runner = runner
+        self._limit = buffer_limit
+        self._keep = buffer_min
+        known = (
+            Command(name="help", usage="what there is to say", run=self._help),
+            Command(name="new", usage="begin a new conversation; this one is kept", run=self._new),
+            Command(name="stop", usage="stop the answer that is going on", run=self._stop),
+            Command(name="status", usage="how this conversation stands", run=self._status),
+            Command(name="summary", usage="what stands for older messages", run=self._summary),
+            Command(name="compact", usage="summarise older messages now", run=self._compact),
+            Command(name="history", usage="the last messages, /history 20", run=self._history),
+        )
+        self._commands = {command.name: command for command in known}
+
+    async def answer(self, message: Inbound) -> str:
+        """The answer to a command; an unknown one suggests the nearest."""
+        word, _, rest = message.text[1:].strip().partition(" ")
+        name = word.partition("@")[0].lower()  # chats write /help@bot
+        if name not in self._commands:
+            return self._unknown(name)
+        return await self._commands[name].run(message, rest.strip())
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, self._commands, n=1)
+        hint = f"did you mean /{near[0]}?" if near else "/help lists what there is."
+        return f"There is no /{name}: {hint}"
+
+    async def _help(self, _: Inbound, __: str) -> str:
+        return "\n".join(f"/{c.name} - {c.usage}" for c in self._commands.values())
+
+    async def _new(self, message: Inbound, _: str) -> str:
+        key = message.session_key
+        stopped = self._runner.stop(key)
+        await self._sessions.start_new(key, agent=message.agent)
+        parts = ["A new conversation begins; the old one is kept."]
+        if stopped:
+            parts.append("The answer that was going on was stopped.")
+        if waiting := self._runner.waiting(key):
+            parts.append(f"{_messages(waiting)} still waiting will be answered in the new one.")
+        return " ".join(parts)
+
+    async def _stop(self, message: Inbound, _: str) -> str:
+        key = message.session_key
+        said = "Stopped." if self._runner.stop(key) else "Nothing is going on."
+        waiting = self._runner.waiting(key)
+        return f"{said} {_messages(waiting)} waiting will be answered next." if waiting else said
+
+    async def _status(self, message: Inbound, _: str) -> str:
+        session = await self._sessions.current(message.session_key)
+        key = message.session_key
+        rows = {
+            "session": session.id,
+            "agent": session.agent or "default",
+            "messages": f"{message_count(session.window)} in the window (at most {self._limit}), "
+            f"{session.entry_count} entries in the log",
+            "tokens": f"about {session.context_size()} in the window",
+            "summary": self._summary_state(session),
+            "now": "answering" if self._runner.is_answering(key) else "idle",
+            "waiting": str(self._runner.waiting(key)),
+        }
+        return "\n".join(f"{name}: {value}" for name, value in rows.items())
+
+    def _summary_state(self, session: Session) -> str:
+        reach = f"covers the first {session.covered_seq} entries" if session.summary else "none yet"
+        waiting = max(0, session.pending_seq - session.covered_seq)
+        if session.summary_in_progress:
+            return f"{reach}; {waiting} entries are being folded in"
+        return f"{reach}; {waiting} entries wait for the next try" if waiting else reach
+
+    async def _summary(self, message: Inbound, _: str) -> str:
+        session = await self._sessions.current(message.session_key)
+        return session.summary or "There is no summary yet: nothing has left the window."
+
+    async def _compact(self, message: Inbound, _: str) -> str:
+        session = await self._sessions.current(message.session_key)
+        evicted, did_trim = session.trim_if_needed(limit=self._keep, min_keep=self._keep)
+        if did_trim:
+            await self._sessions.store.save(session)
+            session.release()
+        started = self._summarizer.fire_and_forget(session)
+        if did_trim or started:
+            return f"{_messages(len(evicted))} left the window and go into the summary."
+        if session.summary_in_progress:
+            return "A summary is being written already."
+        return f"Nothing to do: the last {self._keep} messages always stay word for word."
+
+    async def _history(self, message: Inbound, rest: str) -> str:
+        if rest and not rest.isdigit():
+            return f"/history takes a number, not {rest!r}: /history 20"
+        session = await self._sessions.current(message.session_key)
+        shown = int(rest or HISTORY_SHOWN)
+        after = max(0, session.last_seq - ENTRIES_A_MESSAGE * shown)
+        entries = await self._sessions.store.entries(session.id, after=after)
+        said = [e for e in entries if e.type == MESSAGE and e.content.get("text")]
+        lines = [f"{e.role}: {e.content['text']}" for e in said[-shown:]] if shown else []
+        return "\n".join(lines) or "Nothing has been said yet."
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count} messages"

@@ -1,0 +1,201 @@
+"""One message and its answer: recorded, trimmed, answered, recorded again, sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nanoloop.agents import Agent
+from nanoloop.context import build_messages
+from nanoloop.events import (
+    Announce,
+    TextStreamed,
+    TurnFinished,
+    TurnStarted,
+    TurnStopped,
+    WindowTrimmed,
+)
+from nanoloop.intake import user_entry
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.messages import Inbound, Outbound
+from nanoloop.protocols import Bus, OnText, Provider, Store
+from nanoloop.session.entry import Entry
+from nanoloop.session.pairs import open_calls
+from nanoloop.session.session import Session
+from nanoloop.turn import Answer, Turn
+
+STOPPED = "Stopped."
+
+
+class Exchange:
+    """What the loop does for one message in its session's lane."""
+
+    def __init__(
+        self,
+        *,
+        session: Session,
+        message: Inbound,
+        agent: Agent,
+        provider: Provider,
+        store: Store,
+        bus: Bus,
+        summarizer: Summarizer,
+        buffer_limit: int,
+        buffer_min: int,
+        with_time: bool,
+        announce: Announce,
+    ) -> None:
+        self.session = session
+        self._message = message
+        self._agent = agent
+        self._store = store
+        self._bus = bus
+        self._summarizer = summarizer
+        self._buffer = (buffer_limit, buffer_min)
+        self._with_time = with_time
+        self._announce = announce
+        self._started = time.monotonic()
+        self._turn = Turn(
+            provider=agent.provider or provider,
+            toolbox=agent.toolbox,
+            model=agent.model,
+            max_steps=agent.max_steps,
+            on_text=_stream_to(bus, message, session.id),
+            announce=announce,
+            session_id=session.id,
+        )
+
+    @property
+    def turn_id(self) -> str:
+        """The turn's name in events."""
+        return self._turn.id
+
+    async def hear(self) -> None:
+        """Keep the user's message, durable when this returns, and cut the window if it is full."""
+        self.session.awaiting = self.session.add_entry(user_entry(self._message)).seq
+        self._trim()
+        await self._store.save(self.session)
+        self._after_save()
+
+    async def pick_up(self) -> None:
+        """Go on with a message that was kept before a restart; calls in between are closed."""
+        self._close_calls("interrupted by a restart; whether it took effect is not known")
+        self._trim()
+        await self._store.save(self.session)
+        self._after_save()
+
+    def _trim(self) -> None:
+        limit, keep = self._buffer
+        evicted, did_trim = self.session.trim_if_needed(limit=limit, min_keep=keep)
+        if did_trim:
+            kept = len(self.session.window)
+            trimmed = WindowTrimmed(session_id=self.session.id, evicted=len(evicted), kept=kept)
+            self._announce(trimmed)
+
+    def _after_save(self) -> None:
+        self.session.release()
+        self._summarizer.fire_and_forget(self.session)
+
+    async def think(self, *, resumed: bool = False) -> Answer:
+        """Ask the model until there is an answer; raises `ProviderError`."""
+        self._announce(
+            TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed)
+        )
+        return await self._turn.run(self)
+
+    async def deliver(self, answer: Answer) -> None:
+        """Keep the answer, then send it."""
+        # Kept before it is sent: what the chat has read is never unknown to the log.
+        self.session.awaiting = 0
+        await self.record(answer.entries)
+        await self.say(answer.text)
+        self._announce(self._receipt(answer))
+
+    def _receipt(self, answer: Answer) -> TurnFinished:
+        return TurnFinished(
+            session_id=self.session.id,
+            turn_id=self.turn_id,
+            steps=answer.steps,
+            tokens_in=answer.usage.tokens_in,
+            tokens_out=answer.usage.tokens_out,
+            tokens_cached=answer.usage.tokens_cached,
+            seconds=round(time.monotonic() - self._started, 3),
+        )
+
+    async def stop(self, *, waiting: int) -> None:
+        """Keep what was finished, close what was not, and tell the chat."""
+        for entry in self._turn.finished:
+            self.session.add_entry(entry)
+        self._close_calls("stopped by the user before it finished")
+        if self._turn.said.strip():
+            said = Entry.message("assistant", self._turn.said, metadata={"stopped": True})
+            self.session.add_entry(said)
+        self.session.awaiting = 0
+        await self._store.save(self.session)
+        self._announce(
+            TurnStopped(session_id=self.session.id, turn_id=self.turn_id, waiting=waiting)
+        )
+        await self.say(STOPPED, kind="notice")
+
+    async def fail(self, apology: str) -> None:
+        """Keep the user's message, close what is open, and apologise."""
+        self._close_calls("the turn failed before it finished")
+        self.session.awaiting = 0
+        await self._store.save(self.session)
+        await self.say(apology, kind="error")
+
+    def _close_calls(self, why: str) -> None:
+        for call in open_calls(self.session.window):
+            name = call.content.get("tool", "")
+            self.session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
+
+    async def say(self, text: str, *, kind: Any = "answer") -> None:
+        """Send a whole text to the message's chat."""
+        await self._bus.publish(reply_to(self._message, text, kind, self.session.id))
+
+    # What a turn needs of it
+
+    def request(self) -> list[dict[str, Any]]:
+        """The messages for the model, as of now."""
+        return build_messages(
+            self._agent.prompt,
+            self.session.window,
+            summary=self.session.summary,
+            with_time=self._with_time,
+        )
+
+    async def record(self, entries: Sequence[Entry]) -> None:
+        """Add these entries, durable when this returns."""
+        for entry in entries:
+            self.session.add_entry(entry)
+        await self._store.save(self.session)
+
+    def shrink(self) -> int:
+        """Cut the window harder; how many entries are left, or 0 if nothing more can go."""
+        if not self.session.shrink():
+            return 0
+        self._summarizer.fire_and_forget(self.session)
+        return len(self.session.window)
+
+
+def reply_to(
+    message: Inbound, text: str, kind: Any = "notice", session_id: str | None = None
+) -> Outbound:
+    """A text for the chat that the message came from."""
+    return Outbound(
+        channel=message.channel,
+        chat=message.chat,
+        text=text,
+        kind=kind,
+        reply_to=message.message_id,
+        session_id=session_id,
+    )
+
+
+def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:
+    """What brings pieces of the answer to the message's chat, where its channel wants them."""
+    if not bus.streams(message.channel):
+        return None
+    chat = {"channel": message.channel, "chat": message.chat, "session_id": session_id}
+    return lambda piece: bus.publish_nowait(TextStreamed(**chat, text=piece))

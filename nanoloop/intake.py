@@ -1,0 +1,58 @@
+"""An inbound message as the entry that the log keeps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from nanoloop.messages import Attachment, Inbound
+from nanoloop.session.entry import Entry
+
+_KEPT = ("channel", "chat", "sender", "message_id", "reply_to")
+
+
+def user_entry(message: Inbound) -> Entry:
+    """The user's turn, marked with where it came from."""
+    metadata: dict[str, Any] = {name: getattr(message, name) for name in _KEPT}
+    metadata = {name: value for name, value in metadata.items() if value}
+    if message.attachments:
+        metadata["attachments"] = [_known(attachment) for attachment in message.attachments]
+    if message.group:
+        metadata["group"] = True
+    if message.origin != "user":
+        metadata["origin"] = message.origin
+    return Entry.message("user", _content(message), metadata=metadata)
+
+
+def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
+    """The message again, as far as its answer needs it."""
+    kept = {name: entry.metadata.get(name) for name in _KEPT}
+    return Inbound(
+        channel=kept["channel"] or "",
+        chat=kept["chat"] or "",
+        text=entry.content.get("text", ""),
+        sender=kept["sender"] or "",
+        message_id=kept["message_id"],
+        reply_to=kept["reply_to"],
+        key=key,
+    )
+
+
+def _content(message: Inbound) -> Any:
+    if not message.attachments:
+        return message.text
+    parts = [_part(attachment) for attachment in message.attachments]
+    return [{"type": "text", "text": message.text}, *parts] if message.text else parts
+
+
+def _known(attachment: Attachment) -> dict[str, Any]:
+    facts = asdict(attachment)
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _part(attachment: Attachment) -> dict[str, Any]:
+    if attachment.kind == "image" and attachment.ref.startswith(("http://", "https://", "data:")):
+        return {"type": "image_url", "image_url": {"url": attachment.ref}}
+    known = (attachment.name, attachment.mime_type, attachment.size and f"{attachment.size} bytes")
+    about = ", ".join(str(fact) for fact in known if fact)
+    return {"type": "text", "text": f"[{attachment.kind}: {about or attachment.ref}]"}
