@@ -29,7 +29,6 @@ NanoloopError
 
 from __future__ import annotations
 
-import os
 from traceback import walk_tb
 
 
@@ -185,7 +184,7 @@ def place_of(error: BaseException) -> str:
     `turn.py:88 ask < loop.py:20 answer`, without the error's words or anyone's values.
     """
     frames = [
-        f"{os.path.basename(frame.f_code.co_filename)}:{line} {frame.f_code.co_name}"  # noqa: PTH119
+        f"{frame.f_code.co_filename.rpartition('/')[2]}:{line} {frame.f_code.co_name}"
         for frame, line in walk_tb(error.__traceback__)
     ]
     return " < ".join(frames[::-1][:FRAMES])
