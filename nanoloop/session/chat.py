@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry, copied, plain_text
@@ -19,6 +20,11 @@ _FORM = "form"
 _BLOCKS = "blocks"
 _EXTRA = "extra"
 """The metadata key for keys of a message that have no place in an entry."""
+_APART = "apart"
+"""The metadata key of a call that begins a message though the assistant spoke just before it."""
+_RAW = "arguments"
+"""The metadata key for arguments as the model wrote them, where JSON would write them otherwise."""
+_IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
 _KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
 
 
@@ -51,6 +57,8 @@ def _type_of(part: Any) -> Any:
 
 def _with_extra(entries: list[Entry], message: Mapping[str, Any]) -> list[Entry]:
     extra = {key: copied(value) for key, value in message.items() if key not in _KNOWN_KEYS}
+    if entries[0].type == TOOL_CALL and message.get("content") == "":
+        extra["content"] = ""  # nothing said is written in two ways
     if extra:
         first = entries[0]
         entries[0] = _marked(first, **{_EXTRA: extra})
@@ -58,21 +66,27 @@ def _with_extra(entries: list[Entry], message: Mapping[str, Any]) -> list[Entry]
 
 
 def _marked(entry: Entry, **marks: Any) -> Entry:
-    return Entry(
-        type=entry.type,
-        content=entry.content,
-        id=entry.id,
-        timestamp=entry.timestamp,
-        metadata={**entry.metadata, **marks},
-    )
+    return replace(entry, metadata={**entry.metadata, **marks})
+
+
+def begins_apart(entries: list[Entry], newest: Entry | None) -> list[Entry]:
+    """Entries of one message, marked where they would seem to go on with the newest entry's."""
+    goes_on = newest is not None and (newest.type == TOOL_CALL or newest.role == "assistant")
+    if goes_on and entries[0].type == TOOL_CALL:
+        return [_marked(entries[0], **{_APART: True}), *entries[1:]]
+    return entries
 
 
 def _call_entry(call: Mapping[str, Any]) -> Entry:
     function = call.get("function") or {}
+    raw = function.get("arguments")
+    parameters = decoded(raw)
+    is_plain = not isinstance(raw, str) or raw in (parameters, _json(parameters))
     return Entry.tool_call(
         str(function.get("name") or ""),
-        decoded(function.get("arguments")),
+        parameters,
         call_id=call.get("id"),
+        metadata=None if is_plain else {_RAW: raw},
     )
 
 
@@ -114,23 +128,64 @@ def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The entries that came as one chat message; thoughts ride with the message after them."""
+
+    message: dict[str, Any] | None
+    """None for thoughts and unknown types at the end, which no message follows."""
+    entries: Sequence[Entry]
+
+
 def messages_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """The chat messages that these entries came as; thoughts and unknown types are left out."""
-    messages: list[dict[str, Any]] = []
-    open_message: dict[str, Any] | None = None
-    for entry in entries:
-        if entry.type == TOOL_CALL:
-            if open_message is None:
-                open_message = {"role": "assistant", "content": None}
-                messages.append(open_message)
-            _add_call(open_message, entry)
-        elif entry.type == MESSAGE:
-            messages.append(_message(entry))
-            open_message = messages[-1] if entry.role == "assistant" else None
-        elif entry.type == TOOL_RESULT:
-            messages.append(_tool_message(entry))
-            open_message = None
-    return messages
+    return [span.message for span in spans_of(entries) if span.message is not None]
+
+
+def spans_of(entries: Sequence[Entry]) -> list[Span]:
+    """All entries, parted by the chat message they came as."""
+    spans: list[Span] = []
+    first = 0
+    message: dict[str, Any] | None = None
+    for index, entry in enumerate(entries):
+        if entry.type not in _IN_CHAT:
+            continue
+        if message is not None and not _joins(entry, message):
+            end = _behind_last(entries, first, index)
+            spans.append(Span(message=message, entries=entries[first:end]))
+            first, message = end, None
+        message = _grown(message, entry)
+    if message is not None:
+        end = _behind_last(entries, first, len(entries))
+        spans.append(Span(message=message, entries=entries[first:end]))
+        first = end
+    if first < len(entries):
+        spans.append(Span(message=None, entries=entries[first:]))
+    return spans
+
+
+def _joins(entry: Entry, message: Mapping[str, Any]) -> bool:
+    """Whether this entry is a call of that assistant's message."""
+    alone = entry.metadata.get(_APART)
+    return entry.type == TOOL_CALL and message["role"] == "assistant" and not alone
+
+
+def _behind_last(entries: Sequence[Entry], first: int, end: int) -> int:
+    """Behind the last entry before `end` that is in a chat message."""
+    while end > first and entries[end - 1].type not in _IN_CHAT:
+        end -= 1
+    return end
+
+
+def _grown(message: dict[str, Any] | None, entry: Entry) -> dict[str, Any]:
+    """The message that this entry begins, or that it is one more call of."""
+    if entry.type == MESSAGE:
+        return _message(entry)
+    if entry.type == TOOL_RESULT:
+        return _tool_message(entry)
+    message = {"role": "assistant", "content": None} if message is None else message
+    _add_call(message, entry)
+    return message
 
 
 def _message(entry: Entry) -> dict[str, Any]:
@@ -149,7 +204,9 @@ def _add_call(message: dict[str, Any], call: Entry) -> None:
     if call.metadata.get(_FORM) == _BLOCKS:
         message["content"] = [*_as_parts(message["content"]), _tool_use_block(call)]
     else:
-        message.setdefault("tool_calls", []).append(openai_call(call))
+        said = openai_call(call)
+        said["function"]["arguments"] = call.metadata.get(_RAW, said["function"]["arguments"])
+        message.setdefault("tool_calls", []).append(said)
 
 
 def _as_parts(content: Any) -> list[Any]:

@@ -65,12 +65,23 @@ class Log:
         return self._entries[self._index_after(self._window_seq - 1) :]
 
     @property
+    def window_length(self) -> int:
+        """Entries in the window."""
+        if self._shown is not None:
+            return len(self._shown)
+        return len(self._entries) - self._index_after(self._window_seq - 1)
+
+    @property
     def evicted(self) -> int:
         """The newest sequence number that is not in the window."""
         if self._shown is None:
             return self._window_seq - 1
         shown = {entry.seq for entry in self._shown}
         return max((e.seq for e in self._entries if e.seq not in shown), default=self.released)
+
+    def index_of(self, seq: int) -> int:
+        """Where this entry, or the next one there is, stands among those in memory."""
+        return self._index_after(seq - 1)
 
     def _index_after(self, seq: int) -> int:
         return bisect_right(self._entries, seq, key=lambda entry: entry.seq)
@@ -137,6 +148,22 @@ class Log:
             del self._entries[: self._index_after(upto)]
             self.released = upto
 
+    def forget(self, upto: int) -> None:
+        """Begin the history behind this entry; the store keeps what was before."""
+        self.start = max(self.start, upto + 1)
+        self.released = max(self.released, upto)
+        del self._entries[: self._index_after(upto)]
+        self.hidden = tuple((a, b) for a, b in self.hidden if b > upto)
+        self._window_seq = max(self._window_seq, self.start)
+        if self._shown is not None:
+            self.show(entry for entry in self._shown if not 0 < entry.seq <= upto)
+
+    def widen_to(self, seq: int) -> None:
+        """Show the tail from this entry on, where the window is empty."""
+        if not self.window_length:
+            self._shown = None
+            self._window_seq = seq
+
     def take_back(self, first: int) -> list[Entry]:
         """Hide the newest entries, from `first` on; they stay in the store and in no view."""
         taken = list(self._entries[self._index_after(first - 1) :])
@@ -153,6 +180,12 @@ class Log:
     def is_hidden(self, seq: int) -> bool:
         """Whether this entry was taken back."""
         return any(first <= seq <= last for first, last in self.hidden)
+
+    def shows(self, seq: int) -> bool:
+        """Whether the window has this entry."""
+        if self._shown is None:
+            return seq >= self._window_seq
+        return any(entry.seq == seq for entry in self._shown)
 
     def head(self) -> dict[str, Any]:
         """Where everything stands, small, for the store."""

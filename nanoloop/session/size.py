@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nanoloop.session.entry import MESSAGE, Entry
+
 
 def char_size(message: Mapping[str, Any]) -> int:
     """Characters of role and content, plus one between them."""
@@ -41,6 +43,18 @@ def _json(value: Any) -> str:
 def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
     """Characters of all of them."""
     return sum(char_size(message) for message in messages)
+
+
+def entry_text(entry: Entry) -> str:
+    """All the text of an entry, for counting: a tool's name, arguments and result count too."""
+    if entry.type == MESSAGE:
+        return str(entry.content.get("text") or "")
+    values = (value for key, value in entry.content.items() if key != "success")
+    return "".join(value if isinstance(value, str) else _text(value) for value in values)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else _json(value)
 
 
 def rough_tokens(characters: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+from nanoloop.session.chat import Span, spans_of
 from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
 from nanoloop.session.pairs import results_by_call
+from nanoloop.session.size import char_size
 
 Align = Literal["user", "pair"]
 
@@ -22,14 +24,14 @@ def cut(
     keep: int | None = None,
     chars: int | None = None,
     align: Align = "pair",
-    size: Callable[[Entry], int] | None = None,
+    size: Callable[[Mapping[str, Any]], int] = char_size,
 ) -> int:
     """The index at which the window begins; what is before it leaves.
 
     `align="user"` keeps at least `keep` messages and begins at a user's message, so that no
-    exchange is split; `align="pair"` keeps at most `keep` entries and at most `chars` characters,
-    and no result without its call. A limit of None, 0 or less is none. The newest entry always
-    stays.
+    exchange is split; `align="pair"` keeps at most `keep` chat messages and at most `chars`
+    characters, and no result without its call. A limit of None, 0 or less is none. The newest
+    message always stays.
     """
     if not entries:
         return 0
@@ -50,32 +52,51 @@ def _cut_at_user(entries: Sequence[Entry], keep: int) -> int:
 
 
 def _cut_exact(
-    entries: Sequence[Entry], keep: int, chars: int, size: Callable[[Entry], int] | None
+    entries: Sequence[Entry], keep: int, chars: int, size: Callable[[Mapping[str, Any]], int]
 ) -> int:
-    start = max(0, len(entries) - keep) if keep > 0 else 0
-    if chars > 0 and size is not None:
-        start = max(start, _fitting_from(entries, chars, size))
-    return _whole_pairs_from(entries, start)
+    spans = spans_of(entries)
+    start = _newest(spans, keep) if keep > 0 else 0
+    if chars > 0:
+        start = max(start, _fitting_from(spans, chars, size))
+    return _whole_pairs_from(entries, sum(len(span.entries) for span in spans[:start]))
 
 
-def _fitting_from(entries: Sequence[Entry], chars: int, size: Callable[[Entry], int]) -> int:
-    """Where the newest entries that fit begin; the newest alone may be too big."""
-    total = size(entries[-1])
-    start = len(entries) - 1
-    while start > 0 and total + size(entries[start - 1]) <= chars:
+def _newest(spans: Sequence[Span], keep: int) -> int:
+    """Where the newest `keep` spans with a message begin."""
+    kept = 0
+    for start in range(len(spans) - 1, -1, -1):
+        kept += spans[start].message is not None
+        if kept == keep:
+            return start
+    return 0
+
+
+def _fitting_from(
+    spans: Sequence[Span], chars: int, size: Callable[[Mapping[str, Any]], int]
+) -> int:
+    """Where the newest spans that fit begin; the newest message alone may be too big."""
+    start = _newest(spans, 1)
+    total = sum(_size(span, size) for span in spans[start:])
+    while start > 0 and total + _size(spans[start - 1], size) <= chars:
         start -= 1
-        total += size(entries[start])
+        total += _size(spans[start], size)
     return start
+
+
+def _size(span: Span, size: Callable[[Mapping[str, Any]], int]) -> int:
+    return 0 if span.message is None else size(span.message)
 
 
 def _whole_pairs_from(entries: Sequence[Entry], start: int) -> int:
     """Move forward past results whose call is cut off; back to the call where nothing is left."""
+    if start == 0:
+        return 0
     pairs = results_by_call(entries)
     behind = max(_split_by(pairs, start).values(), default=start - 1) + 1
     answered = set(pairs.values())
     while behind < len(entries) and _is_orphan(entries[behind], behind, answered):
         behind += 1
-    return behind if behind < len(entries) else _widened(pairs, start)
+    return behind if behind < len(entries) else whole_before(entries, start)
 
 
 def _split_by(pairs: dict[int, int], start: int) -> dict[int, int]:
@@ -86,7 +107,19 @@ def _is_orphan(entry: Entry, index: int, answered: set[int]) -> bool:
     return entry.type == TOOL_RESULT and index not in answered
 
 
-def _widened(pairs: dict[int, int], start: int) -> int:
+def whole_before(entries: Sequence[Entry], start: int) -> int:
+    """The nearest index at or before `start` that parts no call from its result."""
+    pairs = results_by_call(entries)
     while split := _split_by(pairs, start):
-        start = min(split)
+        start = _message_start(entries, min(split))
     return start
+
+
+def _message_start(entries: Sequence[Entry], index: int) -> int:
+    """Where the chat message that has this entry begins."""
+    begins = 0
+    for span in spans_of(entries):
+        if begins + len(span.entries) > index:
+            break
+        begins += len(span.entries)
+    return begins

@@ -1,0 +1,304 @@
+"""What was said: the log, the window on it, and the summary that stands for what left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+from nanoloop.errors import HistoryNotLoaded
+from nanoloop.session.changes import ABOUT, SUMMARY
+from nanoloop.session.chat import begins_apart, entries_of, messages_of, tool_result_of_block
+from nanoloop.session.entry import TOOL_CALL, Entry
+from nanoloop.session.log import Digest, Log
+from nanoloop.session.record import Identity, Record
+from nanoloop.session.seen import MESSAGE_ID, Seen
+from nanoloop.session.size import entry_text, rough_tokens
+from nanoloop.session.window import cut, message_count
+
+TITLE_LIMIT = 60
+"""Characters of the first user's words that make the title."""
+
+
+class Conversation(Record):
+    """A log that forgets nothing: what leaves the window stays in it."""
+
+    def __init__(
+        self,
+        *,
+        token_counter: Callable[[str], int] | None = None,
+        **identity: Unpack[Identity],
+    ) -> None:
+        super().__init__(**identity)
+        self.token_counter = token_counter
+        """Counts a text's tokens better than four characters each."""
+        self._log = Log()
+        self._summary = Digest(value="")
+        self._seen = Seen()
+        self._turns = 0
+        self._epoch = 0
+        self._awaiting = 0
+        self.summary_in_progress = False
+        """Whether a task is summarising right now; never saved."""
+
+    @property
+    def turns(self) -> int:
+        """Assistant messages so far."""
+        return self._turns
+
+    @property
+    def epoch(self) -> int:
+        """Moves with every reset: work begun in an earlier one is dropped."""
+        return self._epoch
+
+    # The log
+
+    def add_entry(self, entry: Entry) -> Entry:
+        """Append a copy of the entry; returns another, with its number."""
+        return self._append(entry.copy()).copy()
+
+    def append_message(self, message: Mapping[str, Any]) -> None:
+        """Append a chat message, in OpenAI form or in blocks."""
+        with self._lock:
+            for entry in begins_apart(entries_of(message), self.newest):
+                self._append(entry)
+
+    def add_message(self, role: str, content: Any) -> None:
+        """Append a message by role and content."""
+        self.append_message({"role": role, "content": content})
+
+    def add_tool_result(self, tool_use_id: str, result: Any) -> None:
+        """Append the result of the call with this id."""
+        with self._lock:
+            block = {"tool_use_id": tool_use_id, "content": result}
+            self._append(tool_result_of_block(block, self._tool_of(tool_use_id)))
+
+    def _tool_of(self, call_id: str) -> str:
+        calls = (e for e in reversed(self._log.entries) if e.type == TOOL_CALL)
+        return next((str(e.content.get("tool")) for e in calls if e.call_id == call_id), "")
+
+    def _append(self, entry: Entry) -> Entry:
+        with self._lock:
+            entry = self._log.append(entry)
+            self._ledger.add(entry)
+            self._count(entry)
+            self._touch(by_user=True)
+            self._keep_bounds()
+            return entry
+
+    def _count(self, entry: Entry) -> None:
+        if entry.role == "assistant":
+            self._turns += 1
+        elif entry.role == "user":
+            self._seen.add(entry.metadata.get(MESSAGE_ID))
+            if not self._title:
+                self._title = " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]
+                self._ledger.touch([ABOUT])
+
+    def _keep_bounds(self) -> None:
+        """What has to happen after every append."""
+        most = self._max_history or 0
+        if 0 < most < self._log.window_length:
+            self._log.show_from(cut(self._log.window, keep=most))
+
+    def _whole(self) -> Sequence[Entry]:
+        if not self._log.is_whole:
+            raise HistoryNotLoaded(self._id)
+        return self._log.entries
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The window as chat messages, oldest first."""
+        with self._lock:
+            return messages_of(self._log.window)
+
+    @property
+    def window(self) -> tuple[Entry, ...]:
+        """The entries that the model sees word for word; not to be changed."""
+        with self._lock:
+            return tuple(self._log.window)
+
+    @property
+    def newest(self) -> Entry | None:
+        """The last entry of the log; not to be changed."""
+        return self._log.entries[-1] if self._log.entries else None
+
+    @property
+    def entry_count(self) -> int:
+        """Entries of the whole history, in memory or not."""
+        return self._log.count
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest entry."""
+        return self._log.last
+
+    def entries_between(self, after: int, upto: int) -> list[Entry]:
+        """The entries in memory with `after < seq <= upto`; not to be changed."""
+        with self._lock:
+            return list(self._log.between(after, upto))
+
+    def has_seen(self, message_id: str) -> bool:
+        """Whether a message with this id is in the log, as far back as ids are remembered."""
+        return message_id in self._seen
+
+    # The window
+
+    def trim_if_needed(self, limit: int, min_keep: int) -> tuple[list[dict[str, Any]], bool]:
+        """Cut the window to about its last `min_keep` messages once it has more than `limit`.
+
+        Returns what left it, as chat messages, and whether anything did. The cut falls where a
+        user's message begins; one turn that is longer than the limit stays whole.
+        """
+        with self._lock:
+            window = self._log.window
+            if limit <= 0 or message_count(window) <= limit:
+                return [], False
+            return self._cut(cut(window, keep=max(1, min_keep), align="user"))
+
+    def _cut(self, index: int) -> tuple[list[dict[str, Any]], bool]:
+        if index == 0:
+            return [], False
+        left = self._log.show_from(index)
+        self._touch()
+        return messages_of(left), True
+
+    def shrink(self) -> bool:
+        """Cut the window to half, the exchange going on kept whole; False if nothing left it."""
+        with self._lock:
+            window = self._log.window
+            keep = max(1, message_count(window) // 2)
+            return self._cut(cut(window, keep=keep, align="user"))[1]
+
+    # The summary
+
+    @property
+    def summary(self) -> str:
+        """What stands for the entries that left the window; "" while nothing does."""
+        return str(self._summary.value)
+
+    @property
+    def covered_seq(self) -> int:
+        """Entries up to here are stood for by the summary, or belong to no present history."""
+        return max(self._summary.seq, self._log.start - 1)
+
+    @property
+    def pending_seq(self) -> int:
+        """Entries above `covered_seq` up to here left the window and wait for their summary."""
+        return self._log.evicted
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether anything waits to be summarised."""
+        return self.pending_seq > self.covered_seq
+
+    @property
+    def pending(self) -> tuple[Entry, ...]:
+        """The waiting entries that are in memory; not to be changed."""
+        with self._lock:
+            return tuple(self._log.pending(self.covered_seq))
+
+    def is_pending(self, entry: Entry) -> bool:
+        """Whether this entry of the log waits to be summarised, in memory or not."""
+        with self._lock:
+            if not self.covered_seq < entry.seq <= self.pending_seq:
+                return False
+            return not self._log.is_hidden(entry.seq) and not self._log.shows(entry.seq)
+
+    def update_summary(
+        self, text: str, *, seq: int | None = None, epoch: int | None = None
+    ) -> bool:
+        """Set the summary and, together with it, how far it reaches; False if it came too late.
+
+        Without `seq` only the text changes. Its reach only moves forward, and never over what is
+        still in the window; an `epoch` that has passed drops the whole.
+        """
+        with self._lock:
+            self.summary_in_progress = False
+            if epoch is not None and epoch != self._epoch:
+                return False
+            reach = self._summary.seq if seq is None else min(seq, self._log.evicted)
+            if seq is not None and reach < self._summary.seq:
+                return False
+            self._summary = Digest(value=text, seq=reach)
+            self._touch(SUMMARY)
+            return True
+
+    # Beginnings
+
+    def reset_history(self) -> None:
+        """Empty the history and begin a new epoch; memo, summary and state stay."""
+        with self._lock:
+            self._log.restart()
+            self._turns = 0
+            self._awaiting = 0
+            self._epoch += 1
+            self._touch()
+
+    def clear(self) -> None:
+        """Empty the history and everything drawn from it; the state stays."""
+        with self._lock:
+            self.reset_history()
+            self._summary = Digest(value="", seq=self._log.last)
+            self._touch(SUMMARY)
+
+    # Waiting for an answer
+
+    @property
+    def awaiting(self) -> int:
+        """The number of a user's message that has no answer yet, or 0."""
+        return self._awaiting
+
+    @awaiting.setter
+    def awaiting(self, seq: int) -> None:
+        with self._lock:
+            self._awaiting = seq
+            self._touch()
+
+    def context_size(self) -> int:
+        """Tokens of the window: as the token counter has it, or four characters each."""
+        with self._lock:
+            texts = [entry_text(entry) for entry in self._log.window]
+        if self.token_counter is not None:
+            return sum(self.token_counter(text) for text in texts)
+        return rough_tokens(sum(len(text) for text in texts))
+
+    # What stores need
+
+    def release(self) -> None:
+        """Forget, in memory only, what is durable and not in the window."""
+        with self._lock:
+            self._log.release(self._ledger.saved_seq)
+
+    def _head(self) -> dict[str, Any]:
+        head = {
+            **super()._head(),
+            "epoch": self._epoch,
+            **self._log.head(),
+            "covered": self._summary.seq,
+            "turns": self._turns,
+            "count": self._log.count,
+        }
+        return {**head, "awaiting": self._awaiting} if self._awaiting else head
+
+    def _section(self, name: str) -> Any:
+        if name == SUMMARY:
+            return {"value": self._summary.value, "seq": self._summary.seq}
+        return super()._section(name)
+
+    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
+        super()._restore(head, sections)
+        self._epoch = int(head.get("epoch", 0))
+        self._turns = int(head.get("turns", 0))
+        self._awaiting = int(head.get("awaiting", 0))
+        summary = sections.get(SUMMARY) or {}
+        self._summary = Digest(value=summary.get("value", ""), seq=int(summary.get("seq", 0)))
+
+    def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
+        self._log = log
+        for message_id in seen:
+            self._seen.add(message_id)
+        for entry in log.entries:
+            if entry.seq > head_last:  # written, but its head was lost with the process
+                self._count(entry)
+            elif entry.role == "user":
+                self._seen.add(entry.metadata.get(MESSAGE_ID))

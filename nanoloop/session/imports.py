@@ -1,0 +1,85 @@
+"""Reading the files of the systems that came before: Magent's JSON, nanobot's JSONL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nanoloop.session.chat import begins_apart, entries_of
+from nanoloop.session.codec import parsed
+from nanoloop.session.entry import Entry, from_rfc3339
+from nanoloop.session.ids import id_for_key
+from nanoloop.session.session import Session
+
+_NANOBOT_OWN = {"timestamp", "_type"}
+
+
+def from_magent(
+    data: str | Mapping[str, Any],
+    *,
+    agents: Container[str] | None = None,
+    newest_first: bool = False,
+    unknown_agent: Callable[[str], object] = lambda _: None,
+) -> Session:
+    """The session in a Magent file: id, messages, and where they are there agent and max_history.
+
+    An agent that is none of `agents` is left out, and `unknown_agent` hears its name.
+    """
+    data = parsed(data, "json")
+    agent = data.get("agent") or None
+    if agent is not None and agents is not None and agent not in agents:
+        unknown_agent(str(agent))
+        agent = None
+    session = Session(
+        id=data.get("id"), agent=agent, max_history=data.get("max_history"), metadata=None
+    )
+    messages = data.get("messages") or []
+    if not isinstance(messages, list):
+        raise TypeError(f"messages are a list, not {type(messages).__name__}")
+    for message in reversed(messages) if newest_first else messages:
+        session.append_message(_checked(message))
+    return session
+
+
+def from_nanobot(text: str, *, key: str | None = None) -> Session:
+    """The session in a nanobot file: a metadata line, then a message a line; summary included.
+
+    The messages that the summary stands for are not marked there: all of them are shown.
+    """
+    rows = [_checked(_row(line, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    head = rows[0] if rows and rows[0].get("_type") == "metadata" else {}
+    key = key or head.get("key")
+    session = Session(
+        id=id_for_key(key) if key else None, key=key, metadata=head.get("metadata") or {}
+    )
+    for row in rows:
+        if row.get("_type") != "metadata":
+            for entry in begins_apart(_entries(row), session.newest):
+                session.add_entry(entry)
+    if head.get("summary"):
+        session.update_summary(str(head["summary"]))
+    return session
+
+
+def _entries(row: Mapping[str, Any]) -> list[Entry]:
+    message = {name: value for name, value in row.items() if name not in _NANOBOT_OWN}
+    entries = entries_of(message)
+    if not row.get("timestamp"):
+        return entries
+    moment = from_rfc3339(row["timestamp"])
+    return [replace(entry, timestamp=moment) for entry in entries]
+
+
+def _row(line: str, number: int) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as broken:
+        raise ValueError(f"line {number} is broken JSON: {broken}") from broken
+
+
+def _checked(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a message is an object with keys, not {type(value).__name__}")
+    return value

@@ -1,0 +1,269 @@
+"""A session's settings: dotted keys, its own over its parent's over the defaults."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from nanoloop.session.entry import copied
+
+LITE, MEMO = "lite", "memo"
+DEFAULT_CHARS = 12_000
+DEFAULT_TURNS = 8
+DEFAULTS: Mapping[str, Any] = {
+    "mode": LITE,
+    "limit": {},
+    "resize": {
+        "every_n_turns": DEFAULT_TURNS,
+        "max_messages_text_length": DEFAULT_CHARS,
+        "max_keep_messages_count": None,
+    },
+    "memo": {
+        "instruct": [
+            "Keep the memo of a conversation up to date: facts, names, decisions, open questions.",
+            "Take in what the new messages and attachments add; correct what they correct.",
+            "Keep what still holds, drop what no longer matters, and stay brief.",
+            'Answer with one JSON object and nothing else: {"memo": {...}}.',
+        ],
+    },
+}
+LEGACY = ("session.resize.max_current_chars", "session.resize.keep_last_messages")
+_SECRET_NAME = re.compile(
+    r"(^|[_\-])(key|apikey|secret|token|password|passwd|passphrase|credentials?|authorization)$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(r"(sk-|ghp_|xox[abp]-|Bearer )\S")
+Tree = dict[str, Any]
+
+
+class Options(MutableMapping[str, Any]):
+    """What the session goes by, as a mapping of dotted keys; nested mappings may be set whole."""
+
+    def __init__(
+        self,
+        parent: Mapping[str, Any] | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._own: Tree = {}
+        self._parent: Mapping[str, Any] = {}
+        self._changed = changed
+        self._has_warned = False
+        self.inherit(parent or {})
+
+    def inherit(self, parent: Mapping[str, Any]) -> None:
+        """Go by this mapping, nested or dotted, wherever nothing of its own is set."""
+        self._parent = parent
+        self._warn_of_legacy(_tree_of(parent))
+
+    @property
+    def parent(self) -> Mapping[str, Any]:
+        """What it goes by wherever nothing of its own is set."""
+        return self._parent
+
+    def __getitem__(self, key: str) -> Any:
+        found: Any = self._effective()
+        for name in _path(key):
+            if not isinstance(found, Mapping) or name not in found:
+                raise KeyError(key)
+            found = found[name]
+        return copied(found)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key.partition(".")[0] != "session":
+            raise KeyError(f"{key!r} is no setting of a session: they begin with 'session.'")
+        tree = _tree_of({key: value})
+        self._warn_of_legacy(tree)
+        _cut_out(self._own, _path(key))
+        self._own = _merged(self._own, tree)
+        self._changed()
+
+    def __delitem__(self, key: str) -> None:
+        if not _cut_out(self._own, _path(key)):
+            raise KeyError(key)
+        self._changed()
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"session.{key}" for key in _leaves(self._effective()))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set one key, as `options[key] = value` does."""
+        self[key] = value
+
+    def configure(
+        self,
+        *,
+        mode: str | None = None,
+        limit: Mapping[str, Any] | None = None,
+        every_n_turns: Any = None,
+    ) -> None:
+        """Set the few that most need; limits of several calls add up."""
+        if mode is not None:
+            if mode not in (LITE, MEMO):
+                raise ValueError(f"{mode!r} is no session mode: use {LITE!r} or {MEMO!r}")
+            self["session.mode"] = mode
+            self["session.memo.enabled"] = mode == MEMO
+        for name, value in (limit or {}).items():
+            self[f"session.limit.{name}"] = value
+        if every_n_turns is not None:
+            self["session.resize.every_n_turns"] = every_n_turns
+
+    # What they come to
+
+    @property
+    def chars(self) -> int:
+        """Characters the window may have; 0 is no limit."""
+        return self._limit("chars", "max_messages_text_length", unreadable=DEFAULT_CHARS)
+
+    @property
+    def messages(self) -> int:
+        """Messages a resize keeps; 0 is no limit."""
+        return self._limit("messages", "max_keep_messages_count", unreadable=0)
+
+    @property
+    def every_n_turns(self) -> int:
+        """Turns between two resizes; 0 is never."""
+        return _count(self["session.resize.every_n_turns"], unreadable=DEFAULT_TURNS)
+
+    def _limit(self, name: str, detailed: str, *, unreadable: int) -> int:
+        limit = self["session.limit"]
+        value = limit.get(name) if isinstance(limit, Mapping) else None
+        if value is None:
+            value = self[f"session.resize.{detailed}"]
+        return _count(value, unreadable=unreadable)
+
+    @property
+    def memo_enabled(self) -> bool:
+        """Whether a memo is kept: as it was set, else as the mode says."""
+        return bool(self["session.memo.enabled"])
+
+    @property
+    def instruct(self) -> str:
+        """What the model is told when it updates the memo."""
+        lines = self["session.memo.instruct"]
+        return lines if isinstance(lines, str) else "\n".join(str(line) for line in lines or ())
+
+    # Taking it along
+
+    def snapshot(self) -> Options:
+        """The same settings, on their own."""
+        alone = Options({"session": self.explicit()})
+        alone._has_warned = True
+        return alone
+
+    def explicit(self) -> Tree:
+        """All that was set here or in the parent, nested, without the defaults."""
+        return _merged(_tree_of(self._parent), self._own)
+
+    def exported(self) -> Tree:
+        """The same for an export: whatever looks like a secret is left out."""
+        return {"session": _without_secrets(self.explicit())}
+
+    def own(self) -> Tree:
+        """All that was set here, nested."""
+        return _merged(self._own)
+
+    def replace(self, tree: Mapping[str, Any]) -> None:
+        """Take these for what was set here; nobody is told of a change."""
+        self._own = _merged(tree)
+
+    def _effective(self) -> Tree:
+        tree = _merged(DEFAULTS, self.explicit())
+        memo = tree["memo"] if isinstance(tree.get("memo"), dict) else {}
+        if _truth(memo.get("enabled")) is None:
+            memo["enabled"] = tree.get("mode") == MEMO
+        else:
+            memo["enabled"] = _truth(memo["enabled"])
+        return {**tree, "memo": memo}
+
+    def _warn_of_legacy(self, tree: Tree) -> None:
+        found = [key for key in LEGACY if key.removeprefix("session.") in set(_leaves(tree))]
+        if found and not self._has_warned:
+            self._has_warned = True
+            text = f"{', '.join(found)}: no longer used; set session.limit instead"
+            warnings.warn(text, DeprecationWarning, stacklevel=4)
+
+
+def _path(key: str) -> list[str]:
+    """The names in a dotted key, `session` left out."""
+    names = key.split(".")
+    return names[1:] if names[0] == "session" else [key]
+
+
+def _tree_of(settings: Mapping[str, Any]) -> Tree:
+    """What a mapping, dotted or nested, says about sessions."""
+    tree: Tree = {}
+    for key, value in settings.items():
+        if key == "session" and isinstance(value, Mapping):
+            tree = _merged(tree, _tree_of({f"session.{k}": v for k, v in value.items()}))
+        elif isinstance(key, str) and key.startswith("session."):
+            for name in reversed(key.split(".")[1:]):
+                value = {name: value}  # noqa: PLW2901 - from the leaf up to the root
+            tree = _merged(tree, value)
+    return tree
+
+
+def _merged(*trees: Mapping[str, Any]) -> Tree:
+    """One tree of them all, the later ones stronger."""
+    result: Tree = {}
+    for tree in trees:
+        for name, value in tree.items():
+            if isinstance(value, Mapping):
+                below = result.get(name)
+                result[name] = _merged(below if isinstance(below, Mapping) else {}, value)
+            else:
+                result[name] = copied(value)
+    return result
+
+
+def _cut_out(tree: Tree, path: list[str]) -> bool:
+    if not path:
+        tree.clear()
+        return True
+    for name in path[:-1]:
+        if not isinstance(tree.get(name), dict):
+            return False
+        tree = tree[name]
+    if path[-1] not in tree:
+        return False
+    del tree[path[-1]]
+    return True
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from (f"{name}.{below}" for below in _leaves(value))
+        else:
+            yield name
+
+
+def _without_secrets(tree: Mapping[str, Any]) -> Tree:
+    return {
+        name: _without_secrets(value) if isinstance(value, Mapping) else value
+        for name, value in tree.items()
+        if not _SECRET_NAME.search(name)
+        and not (isinstance(value, str) and _SECRET_VALUE.match(value))
+    }
+
+
+def _count(value: Any, *, unreadable: int) -> int:
+    """A limit as a number; None, zero or less is 0, which is none."""
+    if value is None:
+        return 0
+    try:
+        return max(0, unreadable if isinstance(value, bool) else int(value))
+    except (TypeError, ValueError, OverflowError):
+        return max(0, unreadable)
+
+
+def _truth(value: Any) -> bool | None:
+    """Yes, no, or not set; words as files and environments have them count."""
+    if isinstance(value, str):
+        return value.strip().lower() in {"true", "1", "yes", "on"} if value.strip() else None
+    return None if value is None else bool(value)

@@ -1,0 +1,128 @@
+"""Every entry is in exactly one of: the window, what waits to be summarised, the summary."""
+
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
+
+ROLES = st.sampled_from(["user", "assistant"])
+
+
+class Stored:
+    """What a store keeps of a session: all entries, the last head, the last of each section."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.head: dict[str, Any] = {}
+        self.sections: dict[str, Any] = {}
+
+    def save(self, session: Session) -> None:
+        changes = session.changes()
+        if changes is None:
+            return
+        self.entries.update((entry.seq, entry) for entry in changes.entries)
+        self.head = dict(changes.head)
+        self.sections.update(changes.sections)
+        session.committed(changes)
+
+    def load(self, *, whole: bool) -> Session:
+        shown = self.head.get("shown")
+        after = 0 if whole or shown is not None else self.head["window"] - 1
+        entries = [self.entries[seq] for seq in sorted(self.entries) if seq > after]
+        return Session.restored(
+            head=self.head, sections=self.sections, entries=entries, after=after
+        )
+
+
+@settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+class Coverage(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = Session()
+        self.stored = Stored()
+        self.alive: set[str] = set()
+        self.summarised: set[str] = set()
+        self.number = 0
+
+    @rule(role=ROLES)
+    def say(self, role):
+        self.number += 1
+        self.alive.add(self.session.add_entry(Entry.message(role, f"m{self.number}")).id)
+
+    @rule()
+    def use_a_tool(self):
+        for entry in (Entry.tool_call("t", call_id="c"), Entry.tool_result("t", 1, call_id="c")):
+            self.alive.add(self.session.add_entry(entry).id)
+
+    @rule(limit=st.integers(1, 8), keep=st.integers(1, 4))
+    def trim(self, limit, keep):
+        self.session.trim_if_needed(limit, keep)
+
+    @precondition(lambda self: self.session.pending)
+    @rule(share=st.integers(1, 4))
+    def summarise(self, share):
+        batch = self.session.pending[:share]
+        if batch[0].seq == self.session.covered_seq + 1 or self.session.entry_count:
+            self.summarised |= {entry.id for entry in batch}
+            assert self.session.update_summary("sum", seq=batch[-1].seq, epoch=self.session.epoch)
+
+    @rule(kind=st.sampled_from(["lite", "deep"]), keep=st.integers(0, 4))
+    def resize(self, kind, keep):
+        self.session.settings["session.limit.messages"] = keep
+        if self.session.window:
+            self.session.resize(force=kind)
+
+    @rule()
+    def undo(self):
+        if self.session._log.is_whole:
+            self.alive -= {entry.id for entry in self.session.undo()}
+
+    @rule()
+    def reset(self):
+        self.session.reset_history()
+        self.alive.clear()
+
+    @rule()
+    def save(self):
+        self.stored.save(self.session)
+
+    @rule()
+    def release(self):
+        self.session.release()
+
+    @rule(whole=st.booleans())
+    def restart(self, whole):
+        self.stored.save(self.session)
+        before = self.session.window
+        self.session = self.stored.load(whole=whole)
+        assert [e.id for e in self.session.window] == [e.id for e in before]
+        assert self.session.changes() is None
+
+    @invariant()
+    def every_entry_is_in_one_place(self):
+        self.stored.save(self.session)
+        whole = self.stored.load(whole=True)
+        window = {entry.id for entry in whole.window}
+        pending = {entry.id for entry in whole.pending}
+        entries = whole._log.entries
+        covered = {e.id for e in entries if e.seq <= whole.covered_seq} - window
+        assert {entry.id for entry in entries} == self.alive
+        assert window | pending | covered == self.alive
+        assert not (window & pending or pending & covered)
+
+    @invariant()
+    def what_is_covered_was_summarised(self):
+        session = self.session
+        covered = {e.id for e in session._log.entries if e.seq <= session.covered_seq}
+        assert covered - {e.id for e in session.window} <= self.summarised
+
+    @invariant()
+    def the_window_is_never_empty(self):
+        assert bool(self.session.window) == bool(self.session.entry_count)
+
+
+TestCoverage = Coverage.TestCase
