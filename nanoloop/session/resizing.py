@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, Self, TypedDict, Unpack
+from weakref import WeakMethod
 
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.protocols import Provider
@@ -69,7 +70,11 @@ class Resizing(History):
         self._memo = Digest(value={})
         self._last_resize: dict[str, Any] = {}
         self._resizes = Mutex()
-        self._options = Options(handlers.get("settings"), changed=lambda: self._touch(SETTINGS))
+        # Weakly: a session that nobody holds is gone at once, without waiting for the collector.
+        me = WeakMethod(self._settings_changed)
+        self._options = Options(
+            handlers.get("settings"), changed=lambda: changed() if (changed := me()) else None
+        )
         self._policy = handlers.get("policy_handler")
         given = handlers.get("resize_handlers")
         self._handlers: dict[str, Resize] = (
@@ -81,6 +86,10 @@ class Resizing(History):
             attachments=handlers.get("attachment_summary_handler"),
             schema=handlers.get("memo_schema"),
         )
+
+    def _settings_changed(self) -> None:
+        with self._lock:
+            self._touch(SETTINGS)
 
     # What it goes by
 
