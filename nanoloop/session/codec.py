@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 Format = Literal["json", "yaml"]
+_ODD = re.compile("[\x80-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+"""Characters that YAML takes for line ends or refuses, unless they are escaped."""
 
 
 def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the seed's name
@@ -16,8 +19,8 @@ def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 
         return text
     import yaml  # noqa: PLC0415 - only who asks for YAML pays for it
 
-    plain = json.loads(text)
-    return str(yaml.safe_dump(plain, allow_unicode=True, sort_keys=False, width=100))
+    is_plain = not _ODD.search(text)
+    return str(yaml.safe_dump(json.loads(text), allow_unicode=is_plain, sort_keys=False, width=100))
 
 
 def parsed(

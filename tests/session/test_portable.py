@@ -1,0 +1,251 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoloop.errors import InvalidSessionId
+from nanoloop.session.entry import Entry
+from nanoloop.session.imports import from_magent, from_nanobot
+from nanoloop.session.session import Session
+
+SAID = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+
+
+def lived(**given):
+    """A session with something of everything."""
+    session = Session(agent="helper", metadata={"k": 1}, max_history=50, **given)
+    session.configure(limit={"messages": 4}, mode="memo")
+    session.set_memo_update_handler(lambda memo, messages, *_: {"n": len(messages)})
+    for n in range(6):
+        session.add_message("user", f"q{n} 你好 🙂")
+        session.add_entry(Entry.thinking("hm"))
+        session.add_entry(Entry(type="vote", content={"up": n}))
+        session.add_entry(Entry.tool_call("t", {"q": n}, call_id=f"c{n}"))
+        session.add_entry(Entry.tool_result("t", [n], call_id=f"c{n}"))
+        session.add_message("assistant", f"a{n}")
+    session.resize(force="lite")
+    session.update_summary("so far", seq=session.pending_seq - 3)
+    session.set("x", {"y": [1, None, True]})
+    return session
+
+
+def known(session):
+    """All that an export says but what differs by its making."""
+    return session.to_dict()
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_r0_61_r0_14_everything_comes_back(form):
+    session = lived()
+    again = Session.load(session.dump(form), form)
+    assert known(again) == known(session)
+    assert again.pending == session.pending or len(again.pending) == len(session.pending)
+    assert [e.id for e in again.window] == [e.id for e in session.window]
+
+
+def test_r0_61_the_export_says_all_that_the_seed_names():
+    data = json.loads(lived().dump())
+    assert {
+        "id",
+        "memo",
+        "full_chat_history",
+        "current_chat_history",
+        "settings",
+        "turns",
+        "last_resize_turn",
+        "memo_cursor",
+        "summary",
+    } <= set(data)
+
+
+def test_the_form_is_guessed():
+    session = lived()
+    for form in ("json", "yaml"):
+        assert Session().load(session.dump(form)).id == session.id
+    assert Session().load_json(session.dump_json()).id == session.id
+    assert Session().load_yaml(session.dump_yaml()).id == session.id
+
+
+def test_loading_into_a_session_returns_it():
+    session = Session()
+    assert session.load('{"memo": {"a": 1}}') is session
+
+
+def test_import_of_a_part_keeps_what_is_absent():
+    session = lived()
+    before = known(session)
+    session.load({"memo": {"new": 1}})
+    after = known(session)
+    assert after.pop("memo") == {"new": 1}
+    before.pop("memo")
+    before.pop("updated_at")
+    after.pop("updated_at")
+    assert after == before
+
+
+def test_a_full_history_without_a_current_one_sets_it():
+    session = Session().load({"full_chat_history": SAID})
+    assert session.current_chat_history == session.full_chat_history == SAID
+    assert session.turns == 1
+
+
+def test_a_current_history_alone_changes_the_window_only():
+    session = Session().set_chat_history(SAID)
+    session.load({"current_chat_history": SAID[1:]})
+    assert session.full_chat_history == SAID
+    assert session.current_chat_history == SAID[1:]
+    assert session.window[0].seq == 2
+
+
+def test_a_history_edited_by_hand_counts():
+    data = lived().to_dict()
+    data["full_chat_history"] = SAID
+    del data["current_chat_history"]
+    assert Session.load(data).full_chat_history == SAID
+
+
+def test_the_seeds_own_names_are_read():
+    session = Session.load(
+        {"full_chat_history": SAID, "_turns": 7, "_last_resize_turn": 5, "_memo_cursor": 1}
+    )
+    assert (session._turns, session._last_resize_turn, session._memo_cursor) == (7, 5, 1)
+
+
+@pytest.mark.parametrize("text", ["null", "[]", '"x"', "3", "", "  ", "- a\n- b", "~"])
+def test_r0_60_anything_but_an_object_is_a_type_error(text):
+    with pytest.raises(TypeError):
+        Session.load(text)
+    with pytest.raises(TypeError):
+        Session.load(3)
+
+
+@pytest.mark.parametrize("text", ['{"a": ', "{]"])
+def test_broken_json_is_a_value_error_with_the_place(text):
+    with pytest.raises(ValueError, match=r"line 1 column \d"):
+        Session.load(text, "json")
+
+
+def test_broken_yaml_is_a_value_error_with_the_place():
+    with pytest.raises(ValueError, match=r"line 2 column \d"):
+        Session.load("a: 1\nb: [", "yaml")
+
+
+def test_an_unknown_form_is_a_value_error():
+    with pytest.raises(ValueError, match="'json' or 'yaml'"):
+        Session().dump("xml")
+
+
+def test_a_nested_session_is_found():
+    text = json.dumps({"payload": {"session": {"memo": {"a": 1}}}})
+    assert Session.load(text, key_path="payload.session").memo == {"a": 1}
+    with pytest.raises(ValueError, match="nowhere"):
+        Session.load(text, key_path="payload.nowhere")
+    with pytest.raises(TypeError):
+        Session.load(text, key_path="payload.session.memo.a.b")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"id": "../x"},
+        {"turns": "many"},
+        {"full_chat_history": "x"},
+        {"full_chat_history": [3]},
+        {"full_chat_history": SAID, "current_chat_history": [3]},
+        {"entries": [{"no": "type"}]},
+        {"entries": [], "window": [4]},
+        {"settings": []},
+        {"state": 3},
+        {"updated_at": "yesterday"},
+    ],
+)
+def test_what_is_wrong_is_refused_and_changes_nothing(wrong):
+    session = lived()
+    before = known(session)
+    with pytest.raises((TypeError, ValueError, InvalidSessionId)):
+        session.load({"memo": {"new": 1}, **wrong})
+    assert known(session) == before
+
+
+def test_fix_no_inherited_secret_is_exported():
+    session = Session(
+        settings={"model.api_key": "sk-planted", "session.memo": {"api_key": "sk-planted"}}
+    )
+    session.settings["session.memo.password"] = "sk-planted"
+    for text in (session.dump("json"), session.dump("yaml"), session.to_markdown()):
+        assert "planted" not in text
+
+
+def test_a_session_that_a_store_knows_keeps_its_id():
+    session = Session(id="mine")
+    session.committed(session.changes())
+    assert session.load({"id": "other"}).id == "mine"
+
+
+def test_an_import_is_all_to_save():
+    session = Session()
+    session.committed(session.changes())
+    session.load(lived().dump())
+    changes = session.changes()
+    assert [entry.seq for entry in changes.entries] == list(range(1, session.entry_count + 1))
+    assert set(changes.sections) == {"about", "state", "summary", "memo", "settings"}
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=5)),
+    lambda inner: st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), JSON, max_size=3), st.sampled_from(["json", "yaml"]))
+def test_r2_25_any_json_value_survives(value, form):
+    session = Session()
+    session.memo = value
+    session.set("k", value)
+    again = Session.load(session.dump(form), form)
+    assert again.memo == value
+    assert again.get("k") == (value, True)
+
+
+# Other systems' files
+
+
+MAGENT = {
+    "id": "session-20250221-143015",
+    "messages": SAID,
+    "timestamp": "2025-02-21T14:30:15-0800",
+}
+
+
+def test_a_magent_file_is_read():
+    session = from_magent(json.dumps(MAGENT))
+    assert (session.id, session.messages) == (MAGENT["id"], SAID)
+    assert from_magent({**MAGENT, "messages": SAID[::-1]}, newest_first=True).messages == SAID
+
+
+def test_c30_an_unknown_agent_is_left_out_and_told():
+    heard = []
+    data = {**MAGENT, "agent": "ghost", "max_history": 7}
+    session = from_magent(data, agents={"build"}, unknown_agent=heard.append)
+    assert (session.agent, session.max_history, heard) == (None, 7, ["ghost"])
+    assert from_magent(data, agents={"ghost"}).agent == "ghost"
+
+
+def test_a_nanobot_file_is_read():
+    lines = [
+        {"_type": "metadata", "created_at": "2026-01-01T00:00:00", "summary": "so far"},
+        {"role": "user", "content": "q", "timestamp": "2026-01-01T00:00:01"},
+        {"role": "assistant", "content": "a", "timestamp": "2026-01-01T00:00:02"},
+    ]
+    session = from_nanobot("\n".join(map(json.dumps, lines)), key="telegram:1")
+    assert (session.key, session.id, session.summary) == ("telegram:1", "telegram:1", "so far")
+    assert session.messages == SAID
+    assert session.window[0].timestamp.second == 1
+
+
+def test_r4_16_a_nanobot_file_without_a_summary_has_none():
+    assert from_nanobot('{"_type": "metadata"}\n{"role": "user", "content": "q"}').summary == ""
+    with pytest.raises(ValueError, match="line 2"):
+        from_nanobot('{"_type": "metadata"}\n{broken')
