@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import TypeVar
-
-import anyio
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-def blocking(function: Callable[[], Awaitable[T]]) -> T:
+def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """What the function comes to; where an event loop runs, in a thread with a loop of its own."""
     if not _is_in_loop():
-        return _run(function)
+        return asyncio.run(function())
+    # Not `anyio.run`: in a copied context it takes the caller's loop for one of this thread.
     context = copy_context()
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: context.run(_run, function)).result()
-
-
-def _run(function: Callable[[], Awaitable[T]]) -> T:
-    return anyio.run(function)
+        return pool.submit(lambda: context.run(asyncio.run, function())).result()
 
 
 def _is_in_loop() -> bool:
     try:
-        anyio.get_current_task()
-    except (anyio.NoEventLoopError, RuntimeError):
+        asyncio.get_running_loop()
+    except RuntimeError:
         return False
     return True
