@@ -1,0 +1,161 @@
+"""Sessions as single files in a folder, one of them the current one: for scripts and editors."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Container
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nanoloop.session.ids import checked_id, timestamp_id
+from nanoloop.session.imports import from_magent
+from nanoloop.session.session import Session
+from nanoloop.stores.file_names import file_name
+
+TIMESTAMP = "%Y-%m-%dT%H:%M:%S%z"
+SUFFIX = ".json"
+
+
+class SessionDirectory:
+    """A folder of saved sessions. Nothing is read or written before it is asked for."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        agents: Container[str] | None = None,
+        max_history: int | None = 100,
+    ) -> None:
+        self.folder = Path(folder)
+        self.max_history = max_history
+        """What new sessions have, unless they are given their own."""
+        self._agents = agents
+        self._current: Session | None = None
+        self._given: set[str] = set()
+
+    def current(self) -> Session:
+        """The current session, the same one until `reset`; made when first asked for."""
+        if self._current is None:
+            self._current = self.create()
+        return self._current
+
+    def reset(self) -> None:
+        """Let go of the current session; the next `current()` is a new, empty one."""
+        self._current = None
+
+    def switch(self, session: Session) -> Session:
+        """Make this one the current session."""
+        self._current = session
+        return session
+
+    def create(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - the seed's name for it
+        agent: str | None = None,
+        max_history: int | None = None,
+    ) -> Session:
+        """A new session, not the current one and not saved; its id is from the time."""
+        session_id = timestamp_id(taken=self._is_taken) if id is None else checked_id(id)
+        self._given.add(session_id)
+        limit = self.max_history if max_history is None else max_history
+        return Session(id=session_id, agent=agent, max_history=limit)
+
+    def _is_taken(self, session_id: str) -> bool:
+        return session_id in self._given or self.path(session_id).exists()
+
+    def path(self, session_id: str) -> Path:
+        """Where a session with this id is saved; no two ids share a file."""
+        return self.folder / (file_name(checked_id(session_id)) + SUFFIX)
+
+    def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
+        """Write a session, the current one by default, and return its file; whole or not at all."""
+        session = self.current() if session is None else session
+        target = Path(path) if path is not None else self.path(session.id)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
+        _write_whole(target, text + "\n")
+        return target
+
+    def load(self, path: str | Path) -> Session:
+        """The session in a file, or with this id in the folder; made no current one.
+
+        Raises FileNotFoundError, ValueError for broken JSON and TypeError for no session. An
+        agent that isn't known is left out, with a warning.
+        """
+        file = self._file(path)
+        data = json.loads(_text(file))
+        session = from_magent(data, agents=self._agents, unknown_agent=_warn_of_agent)
+        self._given.add(session.id)
+        return self._with_rest(session, data)
+
+    def _file(self, path: str | Path) -> Path:
+        file = Path(path)
+        if isinstance(path, str) and not file.exists() and file.suffix != SUFFIX:
+            return self.path(path)
+        return file
+
+    def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
+        """With all that the messages don't say, unless someone changed the messages since."""
+        rest = data.get("session")
+        if not isinstance(rest, dict):
+            return session
+        whole = Session.load({**rest, "id": session.id})
+        if whole.messages != session.messages:
+            return session
+        whole.agent, whole.max_history = session.agent, session.max_history
+        return whole
+
+    def list_saved(self) -> list[Path]:
+        """The saved sessions' files by name; none where there is no folder."""
+        return sorted(self.folder.glob(f"*{SUFFIX}"))
+
+    def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
+        """Remove all but the newest `keep` files; returns those that go."""
+        by_age = sorted(self.list_saved(), key=lambda file: file.stat().st_mtime, reverse=True)
+        gone = by_age[max(0, keep) :]
+        for file in gone if not dry_run else ():
+            file.unlink(missing_ok=True)
+        return gone
+
+
+def _file_form(session: Session) -> dict[str, Any]:
+    rest = session.to_dict()
+    # The entries say it all; the messages once more are for people and for older programs.
+    del rest["full_chat_history"], rest["current_chat_history"]
+    return {
+        "id": session.id,
+        "messages": session.messages,
+        "timestamp": datetime.now().astimezone().strftime(TIMESTAMP),
+        "agent": session.agent,
+        "max_history": session.max_history,
+        "session": rest,
+    }
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as broken:
+        raise ValueError(f"{file} is no text: {broken}") from broken
+
+
+def _write_whole(target: Path, text: str) -> None:
+    """Write beside it and rename: who reads it finds the old file or the new one."""
+    data = text.encode("utf-8", "surrogatepass")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _warn_of_agent(name: str) -> None:
+    warnings.warn(f"agent {name!r} is not known: the default one answers", stacklevel=5)
