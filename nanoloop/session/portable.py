@@ -14,6 +14,9 @@ from nanoloop.session.log import Digest
 from nanoloop.session.options import Options
 from nanoloop.session.resizing import Resizing
 
+_POSITIONS = (CURRENT, "memo_cursor", "summary_cursor")
+"""What means a place in the whole history."""
+
 
 class Portable(Resizing):
     """A session that can be written down and read again."""
@@ -74,6 +77,8 @@ class Portable(Resizing):
         data = checked(parsed(data))
         history = arrived(data)
         with self._lock:
+            if history is None and any(data.get(name) is not None for name in _POSITIONS):
+                self._whole()
             if data.get("id") is not None and not self.revision:
                 self._id = data["id"]
             self._load_about(data)
@@ -122,7 +127,8 @@ class Portable(Resizing):
         if data.get("summary_cursor") is not None:
             entries = self._whole()[: int(data["summary_cursor"])]
             covered = entries[-1].seq if entries else self._log.start - 1
-        self._summary = Digest(value=data.get("summary") or self.summary, seq=covered)
+        summary = self.summary if data.get("summary") is None else str(data["summary"])
+        self._summary = Digest(value=summary, seq=covered)
 
     def _load_counts(self, data: Mapping[str, Any], history: Arrived | None) -> None:
         if data.get("turns") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from copy import copy
 from functools import partial
 from typing import Any, Protocol, Self, TypedDict, Unpack
 from weakref import WeakMethod
@@ -138,6 +139,12 @@ class Resizing(History):
         """Let this update the memo: (memo, messages, attachments, settings) to a dict."""
         self._keeper.handler = handler
         return self
+
+    def _take_handlers(self, other: Resizing) -> None:
+        """Go by the same handlers as another session."""
+        self._policy = other._policy
+        self._handlers = dict(other._handlers)
+        self._keeper = copy(other._keeper)
 
     # The memo
 

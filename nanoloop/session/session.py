@@ -54,6 +54,8 @@ class Session(Portable):
     load = _Load()
 
     def __init__(self, **given: Unpack[Given]) -> None:
+        if unknown := given.keys() - Given.__annotations__.keys():
+            raise TypeError(f"a session takes no {', '.join(sorted(unknown))}")
         names = Identity.__annotations__
         identity: Identity = {k: v for k, v in given.items() if k in names}  # type: ignore[assignment]
         handlers: Handlers = {k: v for k, v in given.items() if k not in names}  # type: ignore[assignment]
@@ -98,6 +100,7 @@ class Session(Portable):
             fork._state = copied(self._state)
             fork._options.replace(self._options.own())
             fork._title = self._title
+            fork._take_handlers(self)
             if self._summary.seq <= last:
                 covered = sum(entry.seq <= self._summary.seq for entry in entries)
                 fork._summary = Digest(value=self.summary, seq=covered)
@@ -130,7 +133,6 @@ class Session(Portable):
             "ttl": self._ttl,
             "sliding": self._sliding,
             "clock": self._clock,
-            "provider": self.provider,
             "settings": self._options.parent,
             "token_counter": self.token_counter,
         }

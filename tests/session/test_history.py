@@ -246,6 +246,14 @@ def test_a_fork_goes_its_own_way_from_an_entry_on():
         session.fork("nobody")
 
 
+def test_a_fork_goes_by_the_same_handlers():
+    session = talked(1, policy_handler=lambda *_: "mine")
+    session.set_resize_handlers("mine", lambda f, c, m, _: (f, c[-1:], m))
+    fork = session.fork()
+    assert texts(fork.resize()) == ["a0"]
+    assert len(session.messages) == 2
+
+
 def test_a_fork_takes_the_summary_along_only_where_it_fits():
     session = talked(4)
     session.trim_if_needed(limit=4, min_keep=4)

@@ -148,6 +148,11 @@ def test_the_title_is_the_first_users_words_until_it_is_renamed():
     assert session.title == "Tokyo"
 
 
+def test_an_unknown_name_is_refused():
+    with pytest.raises(TypeError, match="takes no max_histroy"):
+        Session(max_histroy=3)
+
+
 def test_metadata_is_a_copy():
     session = Session(metadata={"a": [1]})
     session.metadata["a"].append(2)
