@@ -25,6 +25,7 @@ NanoloopError
     ├── ContextTooLong       the turn trims harder, once
     ├── AnswerRefused        a content filter stopped it
     └── BadAnswer            the server said something that is no answer
+        └── EmptyAnswer      the model said nothing
 """
 
 from __future__ import annotations
@@ -172,6 +173,10 @@ class AnswerRefused(ProviderError):
 
 class BadAnswer(ProviderError):
     """The server said something that is no answer."""
+
+
+class EmptyAnswer(BadAnswer):
+    """The model said nothing."""
 
 
 FRAMES = 12

@@ -240,6 +240,34 @@ class SessionReset(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentUnknown(Event):
+    """A session names an agent that there is not; another one answers."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    agent: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookFailed(Event):
+    """The answer was given all the same. `error` is a class name."""
+
+    level: ClassVar[Level] = "error"
+    session_id: str
+    error: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeFailed(Event):
+    """The memo stays as it was, and so does the window. `error` is a class name."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogRepaired(Event):
     """A torn last line was cut off before the next append."""
 

@@ -40,6 +40,13 @@ class Sessions:
         self._keep(session)
         return session
 
+    async def named(self, session_id: str, *, agent: str | None = None) -> Session:
+        """The session with this id; a new one where there is none, or it expired."""
+        try:
+            return await self.open(session_id)
+        except SessionNotFound:
+            return await self._create(session_id, session_id, agent)
+
     async def current(self, key: str, *, agent: str | None = None) -> Session:
         """The session that this chat has now; a new one where it has none, or it expired."""
         session_id = await self.current_id(key)

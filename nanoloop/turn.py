@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import anyio
 
-from nanoloop.errors import BadAnswer, ContextTooLong
+from nanoloop.errors import ContextTooLong, EmptyAnswer
 from nanoloop.events import (
     Announce,
     ContextShrunk,
@@ -151,7 +151,7 @@ class Turn:
 
     def _answer(self, reply: Reply, step: int) -> Answer:
         if not reply.text.strip():
-            raise BadAnswer(_empty_because(reply.finish_reason))
+            raise EmptyAnswer(_empty_because(reply.finish_reason))
         return Answer(
             text=reply.text,
             entries=tuple(_words(reply)),
