@@ -1,4 +1,4 @@
-"""What a chat can tell the loop itself: /help /new /stop /status /summary /compact /history."""
+"""What a chat can tell the loop itself: /help, /new, /stop, /status, /agent and the like."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from nanoloop.agents import Agents
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import MESSAGE
@@ -57,12 +58,14 @@ class Commands:
         self,
         *,
         sessions: Sessions,
+        agents: Agents,
         summarizer: Summarizer,
         runner: Runner,
         buffer_limit: int,
         buffer_min: int,
     ) -> None:
         self._sessions = sessions
+        self._agents = agents
         self._summarizer = summarizer
         self._runner = runner
         self._limit = buffer_limit
@@ -75,6 +78,7 @@ class Commands:
             Command(name="summary", usage="what stands for older messages", run=self._summary),
             Command(name="compact", usage="summarise older messages now", run=self._compact),
             Command(name="history", usage="the last messages, /history 20", run=self._history),
+            Command(name="agent", usage="who there is to talk to, /agent NAME", run=self._agent),
         )
         self._commands = {command.name: command for command in known}
 
@@ -116,7 +120,7 @@ class Commands:
         key = message.session_key
         rows = {
             "session": session.id,
-            "agent": session.agent or "default",
+            "agent": self._agents.of(session).name,
             "messages": f"{message_count(session.window)} in the window (at most {self._limit}), "
             f"{session.entry_count} entries in the log",
             "tokens": f"about {session.context_size()} in the window",
@@ -160,6 +164,20 @@ class Commands:
         said = [e for e in entries if e.type == MESSAGE and e.content.get("text")]
         lines = [f"{e.role}: {e.content['text']}" for e in said[-shown:]] if shown else []
         return "\n".join(lines) or "Nothing has been said yet."
+
+    async def _agent(self, message: Inbound, name: str) -> str:
+        session = await self._sessions.current(message.session_key, agent=message.agent)
+        if not name:
+            here = self._agents.of(session).name
+            marks = {agent: " (here)" if agent == here else "" for agent in self._agents}
+            return "\n".join(f"{agent}{mark}" for agent, mark in marks.items())
+        if name not in self._agents:
+            near = self._agents.nearest(name)
+            hint = f"did you mean {near}?" if near else "/agent lists who there is."
+            return f"There is no agent {name!r}: {hint}"
+        session.agent = name
+        await self._sessions.store.save(session)
+        return f"From now on {name} answers here."
 
 
 def _messages(count: int) -> str:

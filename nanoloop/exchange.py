@@ -6,10 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nanoloop.agents import Agent
+from nanoloop.agents import Agent, Outcome
 from nanoloop.context import build_messages
+from nanoloop.errors import place_of
 from nanoloop.events import (
     Announce,
+    HookFailed,
     TextStreamed,
     TurnFinished,
     TurnStarted,
@@ -52,12 +54,13 @@ class Exchange:
         self._store = store
         self._bus = bus
         self._summarizer = summarizer
-        self._buffer = (buffer_limit, buffer_min)
+        own = (agent.message_buffer_limit, agent.message_buffer_min)
+        self._buffer = (own[0] or buffer_limit, own[1] or buffer_min)
         self._with_time = with_time
         self._announce = announce
         self._started = time.monotonic()
         self._turn = Turn(
-            provider=agent.provider or provider,
+            provider=agent.hooks.before(agent.provider or provider, agent),
             toolbox=agent.toolbox,
             model=agent.model,
             max_steps=agent.max_steps,
@@ -102,7 +105,11 @@ class Exchange:
         self._announce(
             TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed)
         )
-        return await self._turn.run(self)
+        try:
+            return await self._turn.run(self)
+        except Exception as error:
+            await self._tell_hooks(Outcome(given=self._message.text, error=error))
+            raise
 
     async def deliver(self, answer: Answer) -> None:
         """Keep the answer, then send it."""
@@ -111,6 +118,14 @@ class Exchange:
         await self.record(answer.entries)
         await self.say(answer.text)
         self._announce(self._receipt(answer))
+        await self._tell_hooks(Outcome(given=self._message.text, answer=answer))
+
+    async def _tell_hooks(self, outcome: Outcome) -> None:
+        try:
+            await self._agent.hooks.after(outcome, self._agent)
+        except Exception as error:  # noqa: BLE001 - a hook's bug must not cost the answer
+            name, where = type(error).__name__, place_of(error)
+            self._announce(HookFailed(session_id=self.session.id, error=name, where=where))
 
     def _receipt(self, answer: Answer) -> TurnFinished:
         return TurnFinished(
@@ -162,6 +177,7 @@ class Exchange:
             self._agent.prompt,
             self.session.window,
             summary=self.session.summary,
+            memo=self.session.memo,
             with_time=self._with_time,
         )
 

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import anyio
 from anyio.abc import TaskStatus
 
-from nanoloop.agents import Agent
+from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
 from nanoloop.commands import Commands, is_command
 from nanoloop.errors import LaneFull, NanoloopError, ProviderError, SessionNotFound, place_of
@@ -75,8 +75,8 @@ class AgentLoop:
         announce: Announce = silent,
     ) -> None:
         self._provider = provider
-        self._agent = agent or Agent(tools=tools)
-        self._agents = dict(agents or {})
+        default = agent or Agent(tools=tools)
+        self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.bus = bus or InProcessBus(announce=announce)
         self.sessions = Sessions(store or InMemoryStore(), limit=open_sessions, announce=announce)
         self.summarizer = summarizer or Summarizer(
@@ -91,7 +91,11 @@ class AgentLoop:
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         self._announce = announce
         self._commands = Commands(
-            sessions=self.sessions, summarizer=self.summarizer, runner=self, **self._buffer
+            sessions=self.sessions,
+            agents=self.agents,
+            summarizer=self.summarizer,
+            runner=self,
+            **self._buffer,
         )
         self._lanes: Lanes[str, Delivery | _Unanswered] = Lanes(self._handle, limit=lane_limit)
         self._asides: Lanes[str, Delivery] = Lanes(
@@ -215,10 +219,13 @@ class AgentLoop:
             await exchange.stop(waiting=self.waiting(key))
 
     def _exchange(self, session: Session, message: Inbound) -> Exchange:
+        agent = self.agents.choose(
+            session, wanted=message.agent, channel=message.channel, announce=self._announce
+        )
         return Exchange(
             session=session,
             message=message,
-            agent=self._agents.get(session.agent or "", self._agent),
+            agent=agent,
             provider=self._provider,
             store=self.sessions.store,
             bus=self.bus,
