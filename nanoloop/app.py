@@ -54,13 +54,20 @@ class App:
 
     @classmethod
     def of(
-        cls, settings: Settings, *, provider: Provider | None = None, chat: str | None = None
+        cls,
+        settings: Settings,
+        *,
+        provider: Provider | None = None,
+        chat: str | None = None,
+        telemetry: Telemetry | None = None,
     ) -> Self:
         """The app that these settings describe.
 
-        With `chat`, the key of one chat, it serves that one and ends when its channels do.
+        With `chat`, the key of one chat, it serves that one and ends when its channels do. Left
+        out, `telemetry` writes to standard error.
         """
-        telemetry = Telemetry(level=settings.log.level, format=settings.log.format)
+        log = settings.log
+        telemetry = telemetry or Telemetry(level=log.level, format=log.format)
         store = make_store(settings, telemetry)
         provider = provider or make_provider(settings)
         loop = make_loop(settings, provider, store, telemetry)
