@@ -1,0 +1,128 @@
+"""The prompt of `chat` and `run`: a welcome, and a line that says where the conversation stands."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import metadata
+
+from nanoloop.app import App
+from nanoloop.channels.screen import printable, rendered
+from nanoloop.channels.terminal import TerminalChannel
+from nanoloop.errors import SessionNotFound
+from nanoloop.events import TextStreamed
+from nanoloop.messages import Outbound
+from nanoloop.protocols import Bus
+from nanoloop.session.entry import MESSAGE, Entry
+from nanoloop.session.session import Session
+from nanoloop.session.window import message_count
+from nanoloop.settings import Settings
+
+CHANNEL = TerminalChannel.name
+_HISTORY = "input_history"
+_ASKED_SHOWN = 200
+_ANSWER_SHOWN = 600
+"""Characters of the last exchange that a welcome shows."""
+_THOUSAND = 1000
+_MILLION = 1_000_000
+_DIM, _BOLD, _PLAIN = "\x1b[90m", "\x1b[1m", "\x1b[0m"
+
+
+class Prompt(TerminalChannel):
+    """The terminal, where the person sees which conversation it is and how it stands."""
+
+    def __init__(self, *, app: App, settings: Settings, chat: str) -> None:
+        super().__init__(chat=chat, history=settings.data / _HISTORY, status=self._status_line)
+        self._app = app
+        self._key = f"{CHANNEL}:{chat}"
+        self._model = settings.model
+        self._limit = settings.message_buffer_limit
+        self._session: Session | None = None
+
+    async def run(self, bus: Bus) -> None:
+        """Say where the conversation stands, and go on with it."""
+        await self._look()
+        print(self._welcome(), flush=True)
+        await super().run(bus)
+        self._app.stop()  # leaving the prompt ends a daemon too: there is no other way to tell it
+
+    async def send(self, item: Outbound | TextStreamed) -> None:
+        """Show one item, and below it how things stand after it."""
+        await self._look()
+        await super().send(item)
+
+    async def _look(self) -> None:
+        """See which session the chat has now: `/new` changes that, the first message too."""
+        sessions = self._app.loop.sessions
+        session_id = await sessions.current_id(self._key)
+        if self._session is None or self._session.id != session_id:
+            self._session = None
+            with suppress(SessionNotFound):
+                self._session = await sessions.open(session_id)
+
+    def _welcome(self) -> str:
+        session = self._session
+        answers = session.turns if session else 0
+        so_far = f"{answers} answer{'s'[: answers != 1]} so far" if answers else "new"
+        facts = (
+            f"{_BOLD}nanoloop{_version()}{_PLAIN}",
+            self._model,
+            f"conversation {self.chat!r}, {so_far}",
+        )
+        hint = f"{_DIM}/help lists commands · Esc Enter begins a new line · Ctrl-D leaves{_PLAIN}"
+        return "\n".join((" · ".join(facts), hint, "", *self._last_exchange()))
+
+    def _last_exchange(self) -> list[str]:
+        """What was said last, so that a person who comes back knows where they were."""
+        window = self._session.window if self._session else ()
+        said = [entry for entry in window if entry.type == MESSAGE]
+        asked = next((i for i in reversed(range(len(said))) if said[i].role == "user"), None)
+        if asked is None:
+            return []
+        lines = [f"{_BOLD}› {_text(said[asked], _ASKED_SHOWN)}{_PLAIN}", ""]  # noqa: RUF001 - the prompt's mark
+        if answers := [entry for entry in said[asked:] if entry.role == "assistant"]:
+            lines += [rendered(_text(answers[-1], _ANSWER_SHOWN), self._columns), ""]
+        return lines
+
+    def _status_line(self) -> str:
+        return f"{self._model} · {self._window()} · {self._tokens()} · {self._summary()}"
+
+    def _window(self) -> str:
+        if self._session is None:
+            return f"window 0/{self._limit}"
+        size = short(self._session.context_size())
+        return f"window {message_count(self._session.window)}/{self._limit}, about {size} tokens"
+
+    def _tokens(self) -> str:
+        sums = self._app.telemetry.sums
+        ways = (sums["turn_finished.tokens_in"], sums["turn_finished.tokens_out"])
+        return "used {} in, {} out".format(*map(short, ways))
+
+    def _summary(self) -> str:
+        session = self._session
+        if session is None:
+            return "no summary"
+        reach = f"summary covers {session.covered_seq}" if session.summary else "no summary"
+        pending = max(0, session.pending_seq - session.covered_seq)
+        if not pending:
+            return reach
+        return f"{reach}, {'folding' if session.summary_in_progress else 'waiting'} {pending}"
+
+
+def _version() -> str:
+    with suppress(metadata.PackageNotFoundError):  # run from a checkout that is not installed
+        return f" {metadata.version('nanoloop')}"
+    return ""
+
+
+def _text(entry: Entry, most: int) -> str:
+    text = printable(str(entry.content.get("text") or "")).strip()
+    return text if len(text) <= most else f"{text[:most].rstrip()} …"
+
+
+def short(number: float) -> str:
+    """A number as one says it: 950, 1.2k, 3.4M."""
+    if number < _THOUSAND:
+        return f"{number:.0f}"
+    if number < _MILLION:
+        return f"{number / _THOUSAND:.1f}k"
+    return f"{number / _MILLION:.1f}M"
