@@ -1,0 +1,97 @@
+"""`nanoloop run`: the daemon, on all channels, until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from argparse import ArgumentParser, Namespace
+from io import TextIOBase
+from typing import TextIO, cast
+
+import anyio
+
+from nanoloop.app import App
+from nanoloop.channels.pipe import PipeChannel
+from nanoloop.cli import Exit, load_settings, model
+from nanoloop.protocols import Channel
+from nanoloop.settings import Settings
+from nanoloop.telemetry import Telemetry
+
+CHAT = "default"
+"""The conversation of standard input; plain `nanoloop chat` has the same one."""
+
+_HOW = """
+Standard input is a chat too, unless channels.terminal.enabled is false: a prompt in a terminal,
+where leaving it stops the daemon, and a message a line from a pipe or a file, whose end stops
+nothing. In the background and as a service (/dev/null) only the other channels are served.
+SIGTERM and SIGINT let running turns finish; a second one ends at once. Both lose nothing."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What `nanoloop run` takes: nothing but settings."""
+    parser.description = f"{parser.description}\n{_HOW}"
+
+
+def run(args: Namespace) -> int:
+    """Serve until told to stop."""
+    settings = load_settings(args)
+    if (code := model.missing(settings)) is not None:
+        return code
+    anyio.run(_serve, settings)
+    return Exit.DONE
+
+
+async def _serve(settings: Settings) -> None:
+    stream = cast("TextIO", _StandardError())
+    log = settings.log
+    app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format, stream=stream))
+    channels = [channel for channel in (_standard_input(app, settings),) if channel is not None]
+    for channel in channels:
+        app.add(channel)
+    if stream.isatty():  # otherwise every line of it is JSON, and `loop_started` says the same
+        names = ", ".join(channel.name for channel in channels) or "no channel: none is set up"
+        print(f"nanoloop serves {names}; its data is in {settings.data}", file=sys.stderr)
+    await app.run()
+
+
+def _standard_input(app: App, settings: Settings) -> Channel | None:
+    """The chat at the other end of standard input, if anyone can be there."""
+    if not settings.channels.terminal.enabled:
+        return None
+    if _is_in_foreground():
+        from nanoloop.cli.prompt import Prompt  # noqa: PLC0415 - a service needs no prompt
+
+        return Prompt(app=app, settings=settings, chat=CHAT)
+    return PipeChannel(chat=CHAT) if _is_fed() else None
+
+
+def _is_in_foreground() -> bool:
+    """Whether this process has a terminal and may read it; in the background that would halt it."""
+    if not (os.isatty(0) and os.isatty(1)):
+        return False
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal that controls jobs: nothing is in its background
+        return True
+
+
+def _is_fed() -> bool:
+    """Whether standard input is a pipe or a file, and no device such as /dev/null."""
+    try:
+        return not stat.S_ISCHR(os.fstat(0).st_mode)
+    except OSError:  # it is closed
+        return False
+
+
+class _StandardError(TextIOBase):
+    """Standard error as it is at each moment: above the prompt while there is one."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr.isatty()

@@ -1,0 +1,88 @@
+"""`nanoloop run` as a supervisor uses it: signals, logs, and who talks to it."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.command_line import CommandLine, Terminal, ended, line_with
+from tests.openai_server import Answer, OpenAIServer
+
+
+@pytest.fixture
+async def server():
+    async with OpenAIServer(otherwise="Here you are.") as server:
+        yield server
+
+
+@pytest.fixture
+def nanoloop(tmp_path, server):
+    return CommandLine(tmp_path, server.url)
+
+
+async def rest(stream):
+    return b"".join([piece async for piece in stream]).decode()
+
+
+async def test_a_service_without_input_serves_on_until_it_is_told_to_stop(nanoloop):
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == []
+        process.terminate()
+        assert await ended(process) == 0
+        assert "loop_stopped" in await rest(process.stderr)
+
+
+async def test_a_pipe_is_a_chat_and_its_end_stops_nothing(nanoloop):
+    async with nanoloop.started("run") as process:
+        await process.stdin.send(b"hello\n")
+        await process.stdin.aclose()
+        assert await line_with(process.stdout, "Here") == "Here you are."
+        assert process.returncode is None
+        process.terminate()
+        assert await ended(process) == 0
+
+
+async def test_sigterm_lets_a_running_turn_finish(nanoloop, server):
+    server.otherwise = Answer(text="Here you are.", held=True)
+    async with nanoloop.started("run") as process:
+        await process.stdin.send(b"hello\n")
+        await server.arrived(1)
+        process.terminate()
+        server.release()
+        assert await ended(process) == 0
+        assert await rest(process.stdout) == "Here you are.\n"
+        logged = [json.loads(line) for line in (await rest(process.stderr)).splitlines()]
+    assert logged[-1]["event"] == "loop_stopped"
+    assert logged[-1]["unfinished_turns"] == 0
+
+
+async def test_a_second_signal_ends_at_once_and_the_message_is_answered_at_the_next_start(
+    nanoloop, server
+):
+    server.answers.append(Answer(held=True))
+    async with nanoloop.started("run") as process:
+        await process.stdin.send(b"hello\n")
+        await server.arrived(1)
+        await ended(process, pressing=signal.SIGTERM)
+    async with nanoloop.started("run") as process:
+        assert await line_with(process.stdout, "Here") == "Here you are."
+        process.terminate()
+        assert await ended(process) == 0
+    assert server.count == 2
+
+
+async def test_settings_can_leave_standard_input_alone(nanoloop, tmp_path):
+    (tmp_path / "nanoloop.toml").write_text("channels.terminal.enabled = false\n")
+    async with nanoloop.started("run") as process:
+        assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == []
+
+
+async def test_in_a_terminal_it_has_a_prompt_and_leaving_that_stops_it(nanoloop):
+    with Terminal() as terminal:
+        async with nanoloop.started("run", terminal=terminal) as process:
+            await terminal.shows("/help")
+            terminal.type("hello\r")
+            await terminal.shows("Here you are.")
+            terminal.type("\x04")
+            assert await ended(process) == 0
