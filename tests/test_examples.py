@@ -1,0 +1,41 @@
+"""Each example runs offline and shows its one idea."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHOWN = {
+    "bot.py": "bot: Ada, you told me just now.",
+    "custom_tool.py": "answer: We have 12 apples.",
+    "custom_channel.py": "answer: You said: Hello over TCP",
+    "custom_store.py": "stored: 4 messages in ['direct:ada']",
+    "summary_seen.py": "answered, while the summary waits: True",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_example_shows_its_idea(name):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", ROOT / "examples" / name],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SHOWN[name] in done.stdout.splitlines()
+
+
+def test_every_example_is_tested():
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == SHOWN.keys()
+
+
+def test_a_bot_takes_fifteen_lines():
+    source = (ROOT / "examples" / "bot.py").read_text().splitlines()
+    code = [line for line in source if line.strip() and not line.strip().startswith(('"""', "#"))]
+    assert len(code) <= 16
