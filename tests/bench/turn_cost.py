@@ -1,0 +1,183 @@
+"""The time of one durable turn beside a bare loop that asks the SDK and keeps a list.
+
+    python -m tests.bench.turn_cost [--short]
+
+All kinds take turns in one run, against one server without latency in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import openai
+
+from nanoloop.channels.direct import DirectChannel
+from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.stores.jsonl import JsonlStore
+from tests.bench.living import ANSWERED, SAID, running, server
+from tests.bench.report import Report, say
+from tests.bench.samples import CELLS, Samples
+
+MODEL = "test-model"
+WINDOW = 50
+GOAL = 0.4
+LATER_GOAL = 0.25
+
+BARE = "bare loop"
+APPENDING = "bare loop that appends JSONL"
+BLOCKING = "bare loop, blocking client"
+DURABLE = "nanoloop, durable"
+FULL = "nanoloop, durable, window of 40 and more"
+BARE_STREAM = "bare loop, streaming"
+STREAM = "nanoloop, durable, streaming"
+
+Turn = Callable[[], Awaitable[Any]]
+
+
+class Whole(DirectChannel):
+    """A channel for code that wants no pieces."""
+
+    name = "whole"
+    streams = False
+
+
+class BareLoop:
+    """What one writes by hand: a list, the SDK, and perhaps a file."""
+
+    def __init__(self, url: str, file: Path | None = None) -> None:
+        settings = {"base_url": url, "api_key": "none", "max_retries": 0}
+        self._client = openai.AsyncOpenAI(**settings)
+        self._blocking = openai.OpenAI(**settings)
+        self._file = file.open("a") if file else None
+        self._messages = [
+            {"role": "user" if number % 2 == 0 else "assistant", "content": SAID}
+            for number in range(WINDOW)
+        ]
+
+    async def turn(self) -> None:
+        request = self._hear()
+        reply = await self._client.chat.completions.create(model=MODEL, messages=request)
+        self._say(reply.choices[0].message.content)
+
+    async def blocking_turn(self) -> None:
+        request = self._hear()
+        reply = self._blocking.chat.completions.create(model=MODEL, messages=request)
+        self._say(reply.choices[0].message.content)
+
+    async def streaming_turn(self) -> None:
+        request = self._hear()
+        pieces = await self._client.chat.completions.create(
+            model=MODEL, messages=request, stream=True, stream_options={"include_usage": True}
+        )
+        text = ""
+        async for piece in pieces:
+            if piece.choices:
+                text += piece.choices[0].delta.content or ""
+        self._say(text)
+
+    def _hear(self) -> list[Any]:
+        self._keep({"role": "user", "content": SAID})
+        return self._messages[-WINDOW:]
+
+    def _say(self, text: str) -> None:
+        assert text == ANSWERED
+        self._keep({"role": "assistant", "content": text})
+
+    def _keep(self, message: dict[str, str]) -> None:
+        self._messages.append(message)
+        if self._file is not None:
+            self._file.write(json.dumps(message) + "\n")
+            self._file.flush()
+
+    async def close(self) -> None:
+        await self._client.close()
+        self._blocking.close()
+        if self._file is not None:
+            self._file.close()
+
+
+async def measure(url: str, rounds: int) -> dict[str, Samples]:
+    provider = OpenAIProvider(model=MODEL, api_key="none", base_url=url)
+    with tempfile.TemporaryDirectory() as folder:
+        bare = BareLoop(url)
+        appending = BareLoop(url, Path(folder) / "bare.jsonl")
+        async with running(provider, JsonlStore(Path(folder) / "sessions")) as loop:
+            whole, pieces = Whole(loop.bus), DirectChannel(loop.bus)
+
+            async def durable() -> None:
+                assert (await whole.ask(SAID)).text == ANSWERED
+
+            async def streaming() -> None:
+                assert (await pieces.ask(SAID, on_text=len)).text == ANSWERED
+
+            turns: dict[str, Turn] = {
+                BARE: bare.turn,
+                DURABLE: durable,
+                APPENDING: appending.turn,
+                STREAM: streaming,
+                BARE_STREAM: bare.streaming_turn,
+                BLOCKING: bare.blocking_turn,
+            }
+            samples = await interleaved(turns, rounds, lambda: loop.sessions)
+        await bare.close()
+        await appending.close()
+    await provider.close()
+    return samples
+
+
+async def interleaved(
+    turns: dict[str, Turn], rounds: int, sessions: Callable[[], Any]
+) -> dict[str, Samples]:
+    """Each kind in each round, the order moving on by one."""
+    samples = {name: Samples() for name in (*turns, FULL)}
+    names = list(turns)
+    for number in range(-rounds // 10, rounds):  # the first ones warm up
+        if number == 0:
+            gc.collect()
+            for kind in samples.values():
+                kind.seconds.clear()
+        for name in names:
+            with samples[name].timed():
+                await turns[name]()
+            if name == DURABLE:
+                session = await sessions().current("whole:default")
+                if len(session.window) >= WINDOW * 0.8:
+                    samples[FULL].seconds.append(samples[name].seconds[-1])
+        names.append(names.pop(0))
+    return samples
+
+
+def tell(samples: dict[str, Samples]) -> None:
+    report = Report("One durable turn beside a bare loop over the last 50 messages")
+    base = samples[BARE].median
+    shown = [BARE, APPENDING, BLOCKING, DURABLE, FULL, BARE_STREAM, STREAM]
+    report.table(
+        f"{len(samples[BARE].seconds)} turns of each, taking turns",
+        ("", *CELLS, "of bare"),
+        [(name, *samples[name].cells(), f"{samples[name].median / base:.2f}") for name in shown],
+    )
+    share = samples[DURABLE].median / base
+    report.goal("a durable turn, in bare turns", share, GOAL)
+    streamed = samples[STREAM].median / samples[BARE_STREAM].median
+    report.goal("streaming, in bare streaming turns", streamed, GOAL)
+    say(f"       the later goal of {LATER_GOAL}: {'met' if share <= LATER_GOAL else 'no'}")
+    report.end()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--short", action="store_true", help="a few seconds, for CI")
+    rounds = 100 if parser.parse_args().short else 1000
+    with server() as url:
+        tell(anyio.run(measure, url, rounds))
+
+
+if __name__ == "__main__":
+    main()
