@@ -1,0 +1,41 @@
+"""A turn beside a bare loop over the SDK, in calls and not in seconds: no busy machine matters."""
+
+import anyio
+
+from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.stores.jsonl import JsonlStore
+from tests.bench.calls import Calls
+from tests.bench.living import SAID, running, server
+from tests.bench.turn_cost import MODEL, BareLoop, Whole
+
+TURNS = 20
+"""From one trim to the next: windows of every length."""
+
+
+async def calls_a_turn(calls, turn):
+    for _ in range(TURNS + 7):  # until the window was cut for the first time
+        await turn()
+    before = calls.count
+    for _ in range(TURNS):
+        await turn()
+    return (calls.count - before) / TURNS
+
+
+def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(tmp_path):
+    calls = Calls()
+    made = {}
+
+    async def measure(url):
+        bare = BareLoop(url)
+        provider = OpenAIProvider(model=MODEL, api_key="none", base_url=url)
+        async with running(provider, JsonlStore(tmp_path)) as loop:
+            whole = Whole(loop.bus)
+            made["durable"] = await calls_a_turn(calls, lambda: whole.ask(SAID))
+            made["bare"] = await calls_a_turn(calls, bare.turn)
+        await provider.close()
+        await bare.close()
+
+    with server() as url, calls.listening():
+        anyio.run(measure, url)
+    assert made["durable"] < 0.2 * made["bare"], made
+    assert made["durable"] < 9000, made
