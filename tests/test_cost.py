@@ -124,10 +124,10 @@ def test_a_turn_and_opening_make_as_many_calls_after_any_history(tmp_path):
     opening, turns = [], []
 
     async def measure():
-        await with_histories(tmp_path, SIZES[1:])
+        await with_histories(tmp_path)
         async with talking(tmp_path) as loop:
             await loop.turn("warm")
-            for messages in SIZES[1:]:
+            for messages in SIZES:
                 before = calls.count
                 await loop.turn(messages)
                 opened = calls.count
@@ -139,7 +139,7 @@ def test_a_turn_and_opening_make_as_many_calls_after_any_history(tmp_path):
     with calls.listening():
         anyio.run(measure)
     assert_flat(turns)
-    assert_flat(opening)
+    assert_flat(opening[1:])  # a file of ten messages is smaller than one read
 
 
 def size_of(entry):
