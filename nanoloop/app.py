@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Self
 
 import anyio
 from anyio.abc import TaskStatus
 
-from nanoloop.agents import Agent
+from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
 from nanoloop.errors import SettingsError, place_of
 from nanoloop.events import ChannelFailed, ChannelStarted
@@ -20,6 +21,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Channel, Provider, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
+from nanoloop.settings_problems import DEFAULT_AGENT
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.sweep import sweep
@@ -169,8 +171,7 @@ def make_loop(
     """The loop with its bus, its summariser and its agents."""
     return AgentLoop(
         provider=provider,
-        agent=make_agent(settings, AgentSettings()),
-        agents={name: make_agent(settings, own, name) for name, own in settings.agents.items()},
+        agents=make_agents(settings),
         store=store,
         bus=InProcessBus(
             inbound_limit=settings.bus.inbound_limit,
@@ -209,20 +210,35 @@ def make_summarizer(
     )
 
 
-def make_agent(settings: Settings, own: AgentSettings, name: str = "assistant") -> Agent:
+def make_agents(settings: Settings) -> Agents:
+    """The agents that these settings describe, the one for all among them."""
+    terminal = settings.channels.terminal.agent
+    return Agents(
+        make_agent(settings, AgentSettings()),
+        {name: make_agent(settings, own, name) for name, own in settings.agents.items()},
+        by_channel={} if terminal is None else {"terminal": terminal},
+    )
+
+
+def make_agent(settings: Settings, own: AgentSettings, name: str = DEFAULT_AGENT) -> Agent:
     """An agent; what its own settings leave out is as for all."""
     return Agent(
         name,
         prompt=settings.prompt if own.prompt is None else own.prompt,
         model=own.model,
-        tools=[_tool(tool) for tool in (TOOLS if own.tools is None else own.tools)],
-        max_steps=settings.turn.max_steps,
-        tool_timeout_seconds=settings.tools.timeout_seconds,
+        tools=[_tool(settings, name, tool) for tool in (TOOLS if own.tools is None else own.tools)],
+        max_steps=own.max_steps or settings.turn.max_steps,
+        tool_timeout_seconds=own.tool_timeout_seconds or settings.tools.timeout_seconds,
         tool_result_chars=settings.tools.result_chars,
+        message_buffer_limit=own.message_buffer_limit,
+        message_buffer_min=own.message_buffer_min,
     )
 
 
-def _tool(name: str) -> Tool:
-    if name not in TOOLS:
-        raise SettingsError(f"there is no tool {name!r}: the tools are {', '.join(TOOLS)}")
-    return TOOLS[name]
+def _tool(settings: Settings, agent: str, name: str) -> Tool:
+    if name in TOOLS:
+        return TOOLS[name]
+    key = f"agents.{agent}.tools"
+    near = get_close_matches(name, TOOLS, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(TOOLS)}"
+    raise SettingsError(f"{settings.origin(key)}: {key} names no tool with {name!r}: {advice}")

@@ -142,6 +142,8 @@ class TerminalSettings(Section):
 
     enabled: bool = True
     """Whether `nanoloop run` reads standard input too; `nanoloop chat` always does."""
+    agent: str | None = Field(default=None, examples=["cook"])
+    """The agent for new conversations here; left out, it is the one for all."""
 
 
 class ChannelSettings(Section):
@@ -151,14 +153,24 @@ class ChannelSettings(Section):
 
 
 class AgentSettings(Section):
-    """An agent with a name; what it leaves out is as above."""
+    """An agent with a name; what it leaves out is as above. Or a file: agents/cook.md."""
 
-    prompt: str | None = Field(None, examples=["You are a patient cook."])
+    prompt: str | None = Field(default=None, examples=["You are a patient cook."])
     """Its system prompt."""
-    model: str | None = Field(None, examples=["gpt-5.4"])
+    model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The model that answers for it."""
-    tools: Names | None = Field(None, examples=[["clock"]])
+    tools: Names | None = Field(default=None, examples=[["clock"]])
     """The tools it may call; left out, it may call all of them."""
+    max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
+        default=None, examples=[20]
+    )
+    """How often its model may be asked in one turn."""
+    tool_timeout_seconds: Seconds | None = Field(default=None, examples=[60])
+    """How many seconds one of its tool calls may take."""
+    message_buffer_limit: Messages | None = Field(default=None, examples=[50])
+    """With more messages than this its window is cut."""
+    message_buffer_min: Messages | None = Field(default=None, examples=[10])
+    """How many of the newest messages stay in it after a cut."""
 
 
 class Settings(BaseSettings):

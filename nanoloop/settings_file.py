@@ -37,15 +37,25 @@ def find(cwd: Path, user_folder: Path) -> Path | None:
 
 def read(path: Path) -> SettingsFile:
     """What the file says; raises `Unreadable`."""
+    return parse(text_of(path))
+
+
+def text_of(path: Path) -> str:
+    """The file's text; raises `Unreadable`."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        return SettingsFile(table=tomllib.loads(text), lines=_lines(text))
-    except tomllib.TOMLDecodeError as error:
-        raise _no_toml(str(error), text) from None
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise Unreadable("not a text file in UTF-8") from None
     except OSError as error:
         raise Unreadable(f"can't be read: {error.strerror}") from None
+
+
+def parse(text: str) -> SettingsFile:
+    """What the TOML says; raises `Unreadable`."""
+    try:
+        return SettingsFile(table=tomllib.loads(text), lines=_lines(text))
+    except tomllib.TOMLDecodeError as error:
+        raise _no_toml(str(error), text) from None
 
 
 def _no_toml(reason: str, text: str) -> Unreadable:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nanoloop.settings_sources import Origin
 
 MASK = "********"
+DEFAULT_AGENT = "assistant"
+"""The agent that the settings above all tables describe."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"^(sk|pk|gh[a-z]|xox[a-z])[-_]|[A-Za-z0-9+_-]{32,}")
 _LOGIN = re.compile(r"//[^/@\s]*@")
@@ -182,7 +184,32 @@ def conflicts(settings: Settings) -> list[Problem]:
         keys = ("store.durability", "store.kind")
         text = '{} is "fsync", but {} "memory" writes nothing: choose "jsonl"'.format(*keys)
         found.append(Problem(text=text, keys=keys))
+    found += [_no_agent(settings), *(_agent_window(settings, name) for name in settings.agents)]
     return [problem for problem in found if problem]
+
+
+def _no_agent(settings: Settings) -> Problem | None:
+    name = settings.channels.terminal.agent
+    if name is None or name == DEFAULT_AGENT or name in settings.agents:
+        return None
+    near = get_close_matches(name, settings.agents, n=1)
+    advice = f"did you mean {shown(near[0])}?" if near else f"add [agents.{name}]"
+    key = "channels.terminal.agent"
+    text = f"{key} is {shown(name)}, but there is no such agent: {advice}"
+    return Problem(text=text, keys=(key,))
+
+
+def _agent_window(settings: Settings, name: str) -> Problem | None:
+    """What an agent leaves out is as for all, and still has to go with the rest."""
+    own = settings.agents[name]
+    low, high = f"agents.{name}.message_buffer_min", f"agents.{name}.message_buffer_limit"
+    keep = own.message_buffer_min or settings.message_buffer_min
+    limit = own.message_buffer_limit or settings.message_buffer_limit
+    if own.message_buffer_min == own.message_buffer_limit is None or keep < limit:
+        return None
+    how = "as much as" if keep == limit else "more than"
+    text = f"{low} is {keep}, {how} {high} {limit}: lower it"
+    return Problem(text=text, keys=(low, high))
 
 
 def _too_high(settings: Settings, low: str, high: str, *, or_equal: bool) -> Problem | None:

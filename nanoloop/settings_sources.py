@@ -1,4 +1,4 @@
-"""Where settings come from: the file, the environment, flags, each value with its origin."""
+"""Where settings come from: files, the environment, flags, each value with its origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from nanoloop import settings_file
+from nanoloop import settings_agents, settings_file
 from nanoloop.settings_keys import (
     PREFIX,
     flag,
@@ -140,16 +140,18 @@ def read_layers(
     """Read every source; what is wrong with them is in `problems`, nothing is raised."""
     path = Path(config) if config else settings_file.find(cwd, user_folder("config", env))
     said, unreadable = _read(path)
+    agents, odd = _read_agents(path.parent if path else user_folder("config", env))
     sources = (
         [*_from_flags(flags)],
         [*_from_env(env)],
         [*_from_table(model, said.table, (), said.lines, str(path))],
+        agents,
         [Given(path=("data",), value=user_folder("data", env), origin=DEFAULT)],
     )
     found = tuple(Layer(model, given) for given in sources)
     origins = {key: value for layer in reversed(found) for key, value in layer.origins.items()}
     problems = [problem for layer in reversed(found) for problem in layer.problems]
-    return Layers(layers=found, origins=origins, problems=unreadable + problems, file=path)
+    return Layers(layers=found, origins=origins, problems=unreadable + odd + problems, file=path)
 
 
 def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path:
@@ -182,6 +184,21 @@ def _read(path: Path | None) -> tuple[settings_file.SettingsFile, list[Problem]]
     except settings_file.Unreadable as error:
         origin = Origin(kind="file", name=str(path), line=error.line)
         return settings_file.SettingsFile(), [Problem(text=str(error), origin=origin)]
+
+
+def _read_agents(folder: Path) -> tuple[list[Given], list[Problem]]:
+    """What the files of agents say; the settings file, in whose folder they stand, is stronger."""
+    given: list[Given] = []
+    problems: list[Problem] = []
+    for file in settings_agents.read(folder / "agents"):
+        name = str(file.path)
+        if file.unreadable:
+            origin = Origin(kind="file", name=name, line=file.unreadable.line)
+            problems.append(Problem(text=str(file.unreadable), origin=origin))
+        for key, value in file.said.table.items():
+            origin = Origin(kind="file", name=name, line=file.said.lines.get(key))
+            given.append(Given(path=("agents", file.name, key), value=value, origin=origin))
+    return given, problems
 
 
 def _from_table(

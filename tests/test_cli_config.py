@@ -93,6 +93,7 @@ def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     assert shown == {key for key, _ in known_settings(Settings)}
     assert all(settings.origin(key).kind == "file" for key, _ in values(settings))
     optional = {"summary_model": None, "api_key": None, "base_url": None, "agents": {}}
+    optional["channels"] = Settings().channels  # its agent is an example
     calls = settings.provider.model_copy(update={"options": {}})
     plain = settings.model_copy(update=optional | {"provider": calls})
     assert plain.model_dump() == Settings().model_dump()
