@@ -1,0 +1,110 @@
+"""What a store keeps of a session: its head, its sections and entries, and what they tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from nanoloop.errors import StoreError
+from nanoloop.protocols import SessionInfo
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry, copied, from_rfc3339
+from nanoloop.session.seen import MESSAGE_ID
+from nanoloop.session.session import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A session as a store has it, with all entries whose number is above `after`."""
+
+    head: Mapping[str, Any]
+    sections: Mapping[str, Any]
+    entries: Sequence[Entry]
+    after: int = 0
+    seen: Sequence[str] = ()
+    """Ids of messages before that, so that a repeated delivery is known."""
+
+    def to_session(self, clock: Callable[[], datetime]) -> Session:
+        """A new session object, which shares nothing that changes with any other."""
+        try:
+            return Session.restored(
+                head=self.head,
+                sections=copied(self.sections),
+                entries=self.entries,
+                after=self.after,
+                seen=self.seen,
+                clock=clock,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            name = self.sections[ABOUT].get("id")
+            raise StoreError(
+                f"what is stored of session {name!r} makes no sense ({error}): see its file"
+            ) from error
+
+
+def message_ids(entries: Iterable[Entry]) -> list[str]:
+    """The channels' ids of the users' messages among these."""
+    ids = (entry.metadata.get(MESSAGE_ID) for entry in entries if entry.role == "user")
+    return [message_id for message_id in ids if message_id]
+
+
+def window_start(head: Mapping[str, Any]) -> int:
+    """The lowest number that the window shows."""
+    shown = [seq for seq in head.get("shown") or () if isinstance(seq, int)]
+    start = int(head.get("window", 1))
+    return start if head.get("shown") is None else min([*shown, int(head.get("last", 0)) + 1])
+
+
+def pending_start(head: Mapping[str, Any]) -> int:
+    """The lowest number that no summary covers."""
+    return max(int(head.get("covered", 0)), int(head.get("start", 1)) - 1) + 1
+
+
+def is_visible(head: Mapping[str, Any], seq: int) -> bool:
+    """Whether an entry belongs to the present history and was not taken back."""
+    if seq < int(head.get("start", 1)):
+        return False
+    return not any(first <= seq <= last for first, last in head.get("hidden") or ())
+
+
+def expiry(head: Mapping[str, Any]) -> datetime | None:
+    """The moment after which the session is gone; None for never."""
+    text = head.get("expires_at")
+    return from_rfc3339(text) if text else None
+
+
+def has_expired(head: Mapping[str, Any], now: datetime) -> bool:
+    """Whether its time is over, strictly after the moment it was given."""
+    moment = expiry(head)
+    return moment is not None and now > moment
+
+
+def info_of(
+    head: Mapping[str, Any], about: Mapping[str, Any], *, size: int, newer: int = 0
+) -> SessionInfo:
+    """The session at a glance; `newer` entries stand behind the head."""
+    return SessionInfo(
+        id=about["id"],
+        key=about.get("key"),
+        title=about.get("title", ""),
+        agent=about.get("agent"),
+        entries=int(head.get("count", 0)) + newer,
+        created_at=from_rfc3339(about.get("created_at")),
+        updated_at=from_rfc3339(head.get("updated_at")),
+        expires_at=expiry(head),
+        awaiting=int(head.get("awaiting", 0)),
+        pending=_pending(head),
+        size=size,
+    )
+
+
+def _pending(head: Mapping[str, Any]) -> int:
+    first, last = pending_start(head), int(head.get("last", 0))
+    if head.get("shown") is None:
+        last = int(head.get("window", 1)) - 1
+    shown = {s for s in head.get("shown") or () if isinstance(s, int) and first <= s <= last}
+    hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
+    count: int = last - first + 1 - sum(hidden) - len(shown)
+    return max(0, count)
