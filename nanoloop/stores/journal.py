@@ -1,0 +1,161 @@
+"""One session on disk: made, read, added to, removed.
+
+Every method runs in a worker thread from beginning to end, so that a cancelled task never leaves
+the file and the session of different minds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from threading import RLock
+
+from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.events import Event
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.session import Session
+from nanoloop.stores.commit import new_file
+from nanoloop.stores.history import History
+from nanoloop.stores.lines import Line
+from nanoloop.stores.log_file import LogFile
+from nanoloop.stores.marks import Marks
+from nanoloop.stores.set_aside import SetAside, removed_copy
+from nanoloop.stores.snapshot import has_expired
+from nanoloop.stores.writing import replace_file, sync_folder
+
+
+class Journal:
+    """The file of one id, opened when it is needed."""
+
+    def __init__(
+        self,
+        path: Path,
+        session_id: str,
+        *,
+        clock: Callable[[], datetime],
+        durable: bool = False,
+        read_only: bool = False,
+    ) -> None:
+        self.id = session_id
+        self._path = path
+        self._clock = clock
+        self._durable = durable
+        self._read_only = read_only
+        self._lock = RLock()
+        self._file: LogFile | None = None
+        self._unreadable = SetAside(path, session_id=session_id, read_only=read_only)
+        self._heard: list[Event] = []
+
+    def take_heard(self) -> list[Event]:
+        """What happened since the last time."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _opened(self) -> LogFile:
+        """The file, and it knows where it stands; raises `SessionNotFound`, also when expired."""
+        if self._file is not None and self._file.is_gone:
+            self._forget()
+        if self._file is None:
+            self._file = LogFile(
+                self._path, self.id, durable=self._durable, read_only=self._read_only
+            )
+        self._file.catch_up()
+        if has_expired(self._file.standing.head, self._clock()):
+            raise SessionNotFound(self.id)
+        return self._file
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    @contextmanager
+    def history(self) -> Iterator[History]:
+        """Read what is durable now; a commit meanwhile waits for nothing and is not seen."""
+        with self._lock:
+            file = self._opened()
+            fd, standing, marks = os.dup(file.fd), file.standing, file.marks
+        unreadable: list[Line] = []
+        try:
+            yield History(fd, standing, session_id=self.id, marks=marks, report=unreadable.append)
+            with self._lock:
+                self._heard += self._unreadable.settle(fd, unreadable)
+        finally:
+            os.close(fd)
+
+    def commit(self, session: Session) -> None:
+        """Write what is new in the session and tell it so; or raise, and nothing was written."""
+        with self._lock:
+            file = self._opened()
+            changes = session.changes()
+            if changes is None:
+                return
+            mine, theirs = changes.revision, file.standing.revision
+            if mine != theirs:
+                raise StoreConflict(self.id, mine=mine, theirs=theirs)
+            self._heard += file.repair()
+            file.append(file.commit_of(changes))
+            session.committed(changes)
+            file.renew_first_line(changes)
+
+    def create(self, session: Session, *, may_replace: bool = False) -> None:
+        """Make the file of a session, whole or not at all; raises `SessionExists`."""
+        with self._lock:
+            old = self._revision()
+            if old is not None and not may_replace:
+                raise SessionExists(self.id)
+            changes = session.changes()
+            if changes is None or ABOUT not in changes.sections or changes.revision:
+                raise StoreError(f"session {self.id!r} is kept by a store already: fork it")
+            # A replacement counts on, so that an object of the replaced one can't commit.
+            changes = replace(changes, revision=old or 0)
+            head = {**changes.head, "rev": changes.revision + 1}
+            data = new_file(changes, head=head, marks=Marks()).data
+            replace_file(self._path, data, durable=self._durable)
+            self._forget()
+            session.committed(changes)
+
+    def _revision(self) -> int | None:
+        """Where the session stands that has this id; None for none, or one that expired."""
+        try:
+            return self._opened().standing.revision
+        except SessionNotFound:
+            return None
+
+    def remove(self) -> None:
+        """Remove the file and its copies; a missing one is fine."""
+        with self._lock:
+            self._forget()
+            self._path.unlink(missing_ok=True)
+            removed_copy(self._path)
+            if self._durable:
+                sync_folder(self._path.parent)
+
+    def remove_if_expired(self) -> bool:
+        """Remove the file if the session's time is over; whether it was."""
+        with self._lock:
+            if self._revision() is not None or not self._path.exists():
+                return False
+            self.remove()
+            return True
+
+    def close_if_idle(self) -> bool:
+        """Let go of the file unless it is in use or has to be cut back; whether it did."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._file is not None and self._file.is_dirty:
+                return False
+            self._forget()
+            return True
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Let go of the file, as soon as no thread writes to it."""
+        with self._lock:
+            self._forget()

@@ -1,0 +1,243 @@
+"""Sessions as files that a pager can show: one a session, one line an entry, only ever added to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import anyio
+from aiofiles.os import wrap
+
+from nanoloop.errors import SessionNotFound, StoreError
+from nanoloop.events import Announce, silent
+from nanoloop.protocols import SessionInfo
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.session import Session
+from nanoloop.stores.bindings import Bindings
+from nanoloop.stores.file_names import file_name
+from nanoloop.stores.folder_lock import FolderLock
+from nanoloop.stores.journal import Journal
+from nanoloop.stores.listing import Listing
+from nanoloop.stores.open_files import OpenFiles
+
+SUFFIX = ".jsonl"
+KEYS = "keys"
+"""The folder of bindings, in the folder of sessions."""
+
+Durability = Literal["flush", "fsync"]
+T = TypeVar("T")
+
+
+class JsonlStore:
+    """A folder of sessions, owned by one process at a time."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        durability: Durability = "flush",
+        clock: Callable[[], datetime] = utc_now,
+        announce: Announce = silent,
+        open_files: int = 64,
+        read_only: bool = False,
+    ) -> None:
+        self._folder = Path(folder)
+        self._durable = durability == "fsync"
+        self._clock = clock
+        self._announce = announce
+        self._read_only = read_only
+        self._lock = FolderLock(self._folder, clock=clock)
+        self._bindings = Bindings(self._folder / KEYS, durable=self._durable)
+        self._files = OpenFiles(self._journal, limit=open_files)
+        self._closed = anyio.Event()
+
+    def _journal(self, session_id: str) -> Journal:
+        return Journal(
+            self._folder / f"{file_name(session_id)}{SUFFIX}",
+            session_id,
+            clock=self._clock,
+            durable=self._durable,
+            read_only=self._read_only,
+        )
+
+    # Sessions
+
+    async def create(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        key: str | None = None,
+        ttl: float | None = None,
+        sliding: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        replace: bool = False,
+    ) -> Session:
+        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
+        session = Session(
+            id=id,
+            key=key,
+            ttl=ttl,
+            sliding=sliding,
+            metadata=metadata,
+            agent=agent,
+            clock=self._clock,
+        )
+        await self.add(session, replace=replace)
+        return session
+
+    async def add(self, session: Session, *, replace: bool = False) -> None:
+        """Make a session that was made elsewhere durable here; raises `SessionExists`."""
+        await self._write(session.id, lambda journal: journal.create(session, may_replace=replace))
+
+    async def get(self, session_id: str) -> Session:
+        """The session with its whole history; raises `SessionNotFound`, also when it expired."""
+
+        def read(journal: Journal) -> Session:
+            with journal.history() as history:
+                return history.whole().to_session(self._clock)
+
+        return await self._read(session_id, read)
+
+    async def load(self, session_id: str) -> Session:
+        """The session with its window only, at a cost that history doesn't raise; as `get`."""
+
+        def read(journal: Journal) -> Session:
+            with journal.history() as history:
+                return history.window().to_session(self._clock)
+
+        return await self._read(session_id, read)
+
+    async def save(self, session: Session) -> None:
+        """Make all that is new in it durable at once, or nothing.
+
+        Raises `SessionNotFound` after a delete or expiry and `StoreConflict` when another writer
+        was first.
+        """
+        await self._write(session.id, lambda journal: journal.commit(session))
+
+    async def entries(
+        self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+
+        def read(journal: Journal) -> list[Entry]:
+            with journal.history() as history:
+                return history.between(after, upto, limit)
+
+        return await self._read(session_id, read)
+
+    async def delete(self, session_id: str) -> None:
+        """Remove it for good; a missing one is fine."""
+        await self._write(session_id, Journal.remove)
+
+    # All of them
+
+    async def list(self) -> AsyncIterator[SessionInfo]:
+        """Every session that has not expired, the last active first."""
+        self._check_open()
+        async for infos in self._glances():
+            for info in sorted(infos, key=lambda info: info.updated_at, reverse=True):
+                if not self._is_over(info):
+                    yield info
+
+    async def delete_expired(self) -> int:
+        """Remove what expired; returns how many."""
+        await self._own()
+        count = 0
+        async for infos in self._glances():
+            for info in filter(self._is_over, infos):
+                count += await self._write(info.id, Journal.remove_if_expired)
+        return count
+
+    async def _glances(self) -> AsyncIterator[Sequence[SessionInfo]]:
+        """What all files tell, a few files at a time; each that can't be read is reported."""
+        listing = Listing(self._folder, suffix=SUFFIX)
+        for paths in await self._in_thread(listing.batches):
+            yield await self._in_thread(listing.glances, paths)
+            for event in listing.take_heard():
+                self._announce(event)
+
+    def _is_over(self, info: SessionInfo) -> bool:
+        return info.expires_at is not None and self._clock() > info.expires_at
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        """From now on this key means that session; durable when this returns."""
+        await self._own()
+        with anyio.CancelScope(shield=True):
+            await self._in_thread(self._bindings.bind, key, session_id)
+
+    async def bound(self, key: str) -> str | None:
+        """The session bound to this key, or None."""
+        self._check_open()
+        return await self._in_thread(self._bindings.bound, key)
+
+    # The end
+
+    async def close(self) -> None:
+        """Let go of files and of the folder; closing twice is fine."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(self._let_go)
+
+    def _let_go(self) -> None:
+        self._files.close()
+        self._lock.release()
+
+    async def wait_closed(self) -> None:
+        """Return once the store is closed."""
+        await self._closed.wait()
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise StoreError(f"the store in {self._folder} is closed: open another")
+
+    # Threads
+
+    async def _own(self) -> None:
+        """Be the one who may write; raises `StoreLocked`."""
+        self._check_open()
+        if self._read_only:
+            raise StoreError(f"{self._folder} is open for reading only: nothing was written")
+        if not self._lock.is_held:
+            await self._in_thread(self._lock.take)
+
+    async def _write(self, session_id: str, work: Callable[[Journal], T]) -> T:
+        await self._own()
+        with anyio.CancelScope(shield=True):  # what has begun is finished, and heard of
+            result = await self._on_journal(session_id, work)
+        return result  # noqa: RET504 - behind the scope, which for all mypy knows may swallow
+
+    async def _read(self, session_id: str, work: Callable[[Journal], T]) -> T:
+        self._check_open()
+        return await self._on_journal(session_id, work)
+
+    async def _on_journal(self, session_id: str, work: Callable[[Journal], T]) -> T:
+        journal = self._files.journal(session_id)
+        done = self._files.used
+        try:
+            return await self._in_thread(work, journal)
+        except SessionNotFound:
+            done = self._files.gone
+            raise
+        finally:
+            done(journal)
+            for event in journal.take_heard():
+                self._announce(event)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """One hop to a worker thread and back; what the disk refuses is a `StoreError`."""
+        try:
+            result: T = await wrap(work)(*args)
+        except OSError as error:
+            raise StoreError(
+                f"the store in {self._folder} failed: {error.strerror or error}: free some space "
+                "or check the disk; what was saved before still is"
+            ) from error
+        return result

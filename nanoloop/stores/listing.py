@@ -1,0 +1,68 @@
+"""A folder of sessions at a glance, a few files at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from nanoloop.events import Event, FileUnreadable
+from nanoloop.protocols import SessionInfo
+from nanoloop.stores.file_names import name_of
+from nanoloop.stores.history import glance
+
+BATCH = 64
+"""Files that one visit of a thread looks at."""
+
+
+class Listing:
+    """The session files of one folder."""
+
+    def __init__(self, folder: Path, *, suffix: str) -> None:
+        self._folder = folder
+        self._suffix = suffix
+        self._heard: list[Event] = []
+
+    def take_heard(self) -> list[Event]:
+        """What there is to tell since the last time."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def batches(self) -> list[Sequence[Path]]:
+        """The files, the last written first, in small groups."""
+        try:
+            with os.scandir(self._folder) as items:
+                files = [item for item in items if item.name.endswith(self._suffix)]
+        except FileNotFoundError:
+            return []
+        files.sort(key=_written, reverse=True)
+        paths = [Path(file.path) for file in files]
+        return [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
+
+    def glances(self, paths: Sequence[Path]) -> list[SessionInfo]:
+        """What these files tell; one that is gone or can't be opened is passed over."""
+        infos = []
+        for path in paths:
+            try:
+                infos.append(self._glance(path))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                self._heard.append(FileUnreadable(file=path.name, error=type(error).__name__))
+        return infos
+
+    def _glance(self, path: Path) -> SessionInfo:
+        name = path.name.removesuffix(self._suffix)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            return glance(fd, size, session_id=name_of(name) or name)
+        finally:
+            os.close(fd)
+
+
+def _written(item: os.DirEntry[str]) -> int:
+    try:
+        return item.stat().st_mtime_ns
+    except OSError:
+        return 0

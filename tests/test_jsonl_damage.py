@@ -1,0 +1,350 @@
+"""Whatever happens to a file, what was acknowledged is there and the next message can be stored."""
+
+import json
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+
+from nanoloop.errors import SessionExists, StoreError
+from nanoloop.events import FileUnreadable, LineSetAside, LogRepaired
+from nanoloop.stores.jsonl import JsonlStore
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+async def store(tmp_path, heard):
+    opened = JsonlStore(tmp_path, announce=heard.append)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "s.jsonl"
+
+
+@pytest.fixture(params=[False, True], ids=["running", "restarted"])
+async def later(request, store, tmp_path, heard):
+    """The store after the damage: the same one, or one that knows nothing yet."""
+    opened = []
+
+    async def now():
+        if not request.param:
+            return store
+        await store.close()
+        opened.append(JsonlStore(tmp_path, announce=heard.append))
+        return opened[0]
+
+    yield now
+    for each in opened:
+        await each.close()
+
+
+async def said(store, *texts):
+    session = await store.create(id="s")
+    for text in texts:
+        session.add_message("user", text)
+        await store.save(session)
+    return session
+
+
+async def goes_on(store, expected, text="next"):
+    """Load, add, get: all expected texts and the new one are there, each line is whole."""
+    session = await store.load("s")
+    session.add_message("user", text)
+    await store.save(session)
+    whole = await store.get("s")
+    assert [entry.content["text"] for entry in whole.window] == [*expected, text]
+
+
+def lines(file):
+    return file.read_bytes().split(b"\n")
+
+
+@contextmanager
+def files_up_to(size):
+    """No file may grow beyond this; what doesn't fit is half written, as on a full disk."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+async def test_a_commit_torn_at_any_byte_takes_nothing_with_it(store, file):
+    session = await said(store, "one", "two")
+    before = file.stat().st_size
+    session.add_message("user", "three ✓")
+    session.update_summary("about one", seq=0)
+    await store.save(session)
+    whole = file.read_bytes()
+    for cut in range(before, len(whole)):
+        file.unlink()
+        file.write_bytes(whole[:cut])
+        entry_is_whole = (
+            b'"three' in whole[before : cut + 1] and b'"metadata":{}}' in whole[before:cut]
+        )
+        await goes_on(store, ["one", "two", "three ✓"] if entry_is_whole else ["one", "two"])
+        assert all(json.loads(line) for line in lines(file)[:-1])
+
+
+async def test_a_torn_line_is_cut_off_and_told(store, file, heard):
+    await said(store, "one")
+    with file.open("ab") as torn:
+        torn.write(b'{"_type":"entry","se')
+    await goes_on(store, ["one"])
+    assert heard == [LogRepaired(session_id="s", bytes_cut=20)]
+
+
+async def test_a_torn_line_longer_than_a_chunk_is_cut_off(store, file):
+    await said(store, "one")
+    with file.open("ab") as torn:
+        torn.write(b'{"_type":"entry","seq":2,"content":"' + b"x" * 300_000)
+    await goes_on(store, ["one"])
+
+
+async def test_an_end_full_of_zeros_is_cut_off(store, file):
+    await said(store, "one")
+    with file.open("ab") as torn:
+        torn.write(b"\0" * 10_000)
+    await goes_on(store, ["one"])
+    assert b"\0" not in file.read_bytes()
+
+
+async def test_a_last_line_without_its_newline_is_kept(store, file):
+    await said(store, "one")
+    os.truncate(file, file.stat().st_size - 1)
+    await goes_on(store, ["one"])
+    assert all(json.loads(line) for line in lines(file)[:-1])
+
+
+@pytest.mark.parametrize("long", [1, 300_000])
+async def test_what_stands_behind_the_last_head_is_taken_in(store, file, later, long):
+    session = await said(store, "one")
+    session.add_message("user", "x" * long)
+    session.update_summary("words", seq=0)
+    await store.save(session)
+    os.truncate(file, file.stat().st_size - len(lines(file)[-2]) - 1)
+    store = await later()
+    back = await store.load("s")
+    assert ([e.content["text"] for e in back.window], back.summary) == (
+        ["one", "x" * long],
+        "words",
+    )
+    assert back.revision == session.revision - 1
+    assert [info.entries async for info in store.list()] == [2]
+    await goes_on(store, ["one", "x" * long])
+
+
+async def test_a_corrupt_line_is_set_aside_once_and_left_where_it_is(store, file, heard, tmp_path):
+    await said(store, "one", "two", "three")
+    data = file.read_bytes().replace(b'"text":"two"', b'"text":"t\xffo"')
+    file.write_bytes(data)
+    for read in (store.load, store.get, store.get):
+        assert [e.content["text"] for e in (await read("s")).window] == ["one", "three"]
+    bad = next(line for line in data.split(b"\n") if b"\xff" in line)
+    assert heard == [LineSetAside(session_id="s", line=7, file="s.jsonl.corrupt")]
+    assert (tmp_path / "s.jsonl.corrupt").read_bytes() == bad + b"\n"
+    await goes_on(store, ["one", "three"])
+    assert bad in lines(file)
+    assert [entry.seq for entry in await store.entries("s")] == [1, 3, 4]
+
+
+async def test_a_corrupt_line_is_told_once_over_restarts_too(store, file, heard, tmp_path):
+    await said(store, "one", "two")
+    file.write_bytes(file.read_bytes().replace(b'"text":"one"', b'"text":one"'))
+    await store.get("s")
+    await store.close()
+    again = JsonlStore(tmp_path, announce=heard.append)
+    await again.get("s")
+    await again.close()
+    assert len(heard) == 1
+
+
+async def test_a_corrupt_line_is_told_once_where_nothing_may_be_written(
+    store, file, heard, tmp_path
+):
+    await said(store, "one")
+    file.write_bytes(file.read_bytes().replace(b'"text":"one"', b'"text":one"'))
+    reader = JsonlStore(tmp_path, announce=heard.append, read_only=True)
+    for _ in range(3):
+        await reader.load("s")
+    assert len(heard) == 1
+    assert not (tmp_path / "s.jsonl.corrupt").exists()
+    await reader.close()
+
+
+@pytest.mark.parametrize("garbage", [b"", b"[]", b"12", b'{"_type":7}', b"{" * 5000, b'{"a":1}'])
+async def test_garbage_between_lines_does_no_harm(store, file, later, garbage):
+    await said(store, "one", "two")
+    with file.open("ab") as grown:
+        grown.write(garbage + b"\n")
+    await goes_on(await later(), ["one", "two"])
+
+
+async def test_a_corrupt_head_falls_back_on_the_one_before(store, file, later):
+    await said(store, "one", "two")
+    data = file.read_bytes()
+    place = data.rindex(b'"_type":"head"')
+    file.write_bytes(data[:place] + b"#" + data[place + 1 :])
+    await goes_on(await later(), ["one", "two"])
+
+
+async def test_without_any_head_everything_else_is_there(store, file, later):
+    session = await said(store, "one", "two")
+    session.set("k", "v")
+    session.update_summary("words")
+    await store.save(session)
+    file.write_bytes(file.read_bytes().replace(b'"_type":"head"', b'"_type:"head"'))
+    now = await later()
+    back = await now.load("s")
+    assert (back.state, back.summary) == ({"k": "v"}, "words")
+    await goes_on(now, ["one", "two"])
+
+
+@pytest.mark.parametrize("first", [b"", b"x" * 9000, b"{}", b"\0" * 4095], ids=ascii)
+async def test_without_its_first_line_a_session_is_the_same(store, file, later, first):
+    session = await store.create(id="s", metadata={"a": 1}, key="k")
+    file.write_bytes(first + file.read_bytes()[4095:])
+    store = await later()
+    back = await store.load("s")
+    assert (back.metadata, back.key, back.created_at) == ({"a": 1}, "k", session.created_at)
+    assert [info.id async for info in store.list()] == ["s"]
+    await goes_on(store, [])
+    assert file.read_bytes().startswith(first)
+
+
+@pytest.mark.parametrize("edit", ["longer", "shorter", "one commit less", "a state"])
+async def test_a_file_that_was_edited_by_hand_is_read_anew(store, file, later, heard, edit):
+    texts = [f"m{number} {'x' * 50_000}" for number in range(9)]
+    session = await said(store, *texts)
+    if edit == "a state":
+        session.set("k", "v")
+    session.trim_if_needed(2, 2)
+    await store.save(session)
+    file.write_bytes(edited(file.read_bytes(), edit))
+    back = await (await later()).load("s")
+    assert [entry.content["text"] for entry in back.window] == texts[7:]
+    assert (back.state, back.title[:2]) == ({"k": "v"} if edit == "a state" else {}, "m0")
+    assert heard == []
+
+
+def edited(data, edit):
+    if edit == "one commit less":  # what comes after it stands exactly one commit earlier
+        parts = data.split(b"\n")
+        place = next(i for i, line in enumerate(parts) if b'"text":"m3 ' in line)
+        return b"\n".join(parts[:place] + parts[place + 2 :])
+    return data.replace(b'"text":"m1 ', b'"text":"' if edit == "shorter" else b'"text":"m1 longer')
+
+
+async def test_an_empty_file_is_an_empty_session(store, file):
+    file.touch()
+    assert [info.id async for info in store.list()] == ["s"]
+    with pytest.raises(SessionExists):
+        await store.create(id="s")
+    await goes_on(store, [])
+
+
+async def test_a_file_that_can_not_be_read_stops_no_list(store, tmp_path, heard):
+    await said(store, "one")
+    (tmp_path / "folder.jsonl").mkdir()
+    assert [info.id async for info in store.list()] == ["s"]
+    assert heard == [FileUnreadable(file="folder.jsonl", error="IsADirectoryError")]
+
+
+async def test_a_full_disk_leaves_nothing_half_written(store, file):
+    session = await said(store, "one")
+    size = file.stat().st_size
+    session.add_message("user", "x" * 1000)
+    with files_up_to(size + 500), pytest.raises(StoreError, match="failed"):
+        await store.save(session)
+    assert file.stat().st_size == size
+    await store.save(session)
+    await goes_on(store, ["one", "x" * 1000])
+
+
+async def test_a_full_disk_at_creation_leaves_no_session(store, file):
+    with files_up_to(100), pytest.raises(StoreError):
+        await store.create(id="s")
+    assert not file.exists()
+    await said(store, "one")
+
+
+async def test_what_a_failed_write_left_is_cut_off_before_the_next(store, file, monkeypatch):
+    session = await said(store, "one")
+    real = os.ftruncate
+    monkeypatch.setattr(os, "ftruncate", _fails)
+    session.add_message("user", "two")
+    session.set("k", "x" * 1000)
+    with files_up_to(file.stat().st_size + 500), pytest.raises(StoreError):
+        await store.save(session)
+    assert b'"two"' in file.read_bytes()
+    assert [e.content["text"] for e in (await store.get("s")).window] == ["one"]
+    monkeypatch.setattr(os, "ftruncate", real)
+    await store.save(session)
+    await goes_on(store, ["one", "two"])
+    assert all(json.loads(line) for line in lines(file)[:-1])
+
+
+async def test_a_failed_sync_is_a_failed_save(tmp_path, monkeypatch):
+    store = JsonlStore(tmp_path, durability="fsync")
+    session = await said(store, "one")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _fails)
+        session.add_message("user", "two")
+        with pytest.raises(StoreError):
+            await store.save(session)
+    await store.save(session)
+    await goes_on(store, ["one", "two"])
+    await store.close()
+
+
+async def test_a_first_line_that_can_not_be_renewed_fails_no_save(store, file, monkeypatch):
+    session = await said(store, "one")
+    session.title = "new"
+    monkeypatch.setattr(os, "pwrite", _fails)
+    await store.save(session)
+    assert (await store.load("s")).title == "new"
+
+
+@pytest.mark.parametrize("failure", ["full", "no json"])
+async def test_a_failed_save_leaves_no_trace_in_what_is_known_of_places(store, file, failure):
+    session, other = await said(store, "one"), await store.load("s")
+    for text in ("x" * 9000, "y"):
+        session.add_message("user", text)
+    if failure == "no json":
+        session.set("k", {("no", "key"): 1})
+    with files_up_to(file.stat().st_size + 9500), pytest.raises(StoreError):
+        await store.save(session)
+    for text in ("two", "three"):
+        other.add_message("user", text)
+        await store.save(other)
+    assert [e.content["text"] for e in await store.entries("s", after=2)] == ["three"]
+
+
+async def test_a_value_that_is_no_json_is_refused_and_the_next_save_works(store):
+    session = await said(store, "one")
+    session.set("k", {("no", "key"): 1})
+    with pytest.raises(StoreError, match="JSON"):
+        await store.save(session)
+    session.delete("k")
+    await store.save(session)
+    await goes_on(store, ["one"])
+
+
+async def test_a_file_that_makes_no_sense_is_a_store_error(store, file):
+    await said(store, "one")
+    file.write_bytes(file.read_bytes().replace(b'"created_at":"', b'"created_at":"no'))
+    with pytest.raises(StoreError, match="sense"):
+        await store.load("s")
+
+
+def _fails(*_):
+    raise OSError(5, "Input/output error")

@@ -1,0 +1,207 @@
+"""What the files look like, how they are named, and that reading alone changes none."""
+
+import json
+from string import printable
+
+import anyio
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nanoloop.errors import StoreError, StoreLocked
+from nanoloop.stores.file_names import NAME_LIMIT, file_name, name_of
+from nanoloop.stores.jsonl import JsonlStore
+
+
+@pytest.fixture
+async def store(tmp_path):
+    opened = JsonlStore(tmp_path)
+    yield opened
+    await opened.close()
+
+
+def records(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+async def test_the_first_line_tells_who_it_is_and_the_summary(store, tmp_path):
+    session = await store.create(id="a:b", key="k", agent="poet")
+    session.add_message("user", "hello")
+    session.update_summary("so far")
+    await store.save(session)
+    first = records(tmp_path / "a%3Ab.jsonl")[0]
+    assert (first["_type"], first["id"], first["summary"]) == ("metadata", "a:b", "so far")
+    assert (first["title"], first["agent"], first["format"]) == ("hello", "poet", 1)
+    assert first["created_at"]
+
+
+async def test_each_entry_is_one_line_with_its_five_fields(store, tmp_path):
+    session = await store.create(id="s")
+    session.add_message("user", "hello")
+    await store.save(session)
+    entry = next(r for r in records(tmp_path / "s.jsonl") if r["_type"] == "entry")
+    assert {k: v for k, v in entry.items() if k not in {"_type", "seq"}} == session.window[
+        0
+    ].to_dict()
+    assert entry["seq"] == 1
+
+
+async def test_a_summary_that_is_too_long_is_cut_in_the_first_line_only(store, tmp_path):
+    session = await store.create(id="s")
+    for text in ("short", "żółw 🙂" * 3000, "short again"):
+        session.update_summary(text)
+        await store.save(session)
+        first = records(tmp_path / "s.jsonl")[0]
+        assert text.startswith(first["summary"].rstrip("…"))
+        assert (await store.load("s")).summary == text
+    assert first["summary"] == "short again"
+
+
+async def test_much_metadata_gets_more_room(store, tmp_path):
+    session = await store.create(id="s", metadata={"note": "x" * 20_000})
+    session.update_summary("words")
+    session.title = "y" * 40_000
+    await store.save(session)
+    first = records(tmp_path / "s.jsonl")[0]
+    assert first["id"] == "s"
+    back = await store.load("s")
+    assert (back.title, len(back.metadata["note"])) == ("y" * 40_000, 20_000)
+
+
+async def test_only_what_is_new_is_written(store, tmp_path):
+    session = await store.create(id="s")
+    session.add_message("user", "x" * 100_000)
+    await store.save(session)
+    size = (tmp_path / "s.jsonl").stat().st_size
+    session.add_message("assistant", "ok")
+    await store.save(session)
+    assert (tmp_path / "s.jsonl").stat().st_size - size < 650
+
+
+async def test_files_stay_private(store, tmp_path):
+    await store.create(id="s")
+    assert (tmp_path / "s.jsonl").stat().st_mode & 0o077 == 0
+
+
+async def test_open_files_are_bounded(tmp_path):
+    async with anyio.create_task_group() as group:
+        store = JsonlStore(tmp_path, open_files=3)
+
+        async def write(number):
+            session = await store.create(id=f"s{number}")
+            for _ in range(3):
+                session.add_message("user", "hi")
+                await store.save(session)
+
+        for number in range(40):
+            group.start_soon(write, number)
+    assert len(store._files) <= 3
+    assert len(store._files._known) <= 3
+    assert [info.entries async for info in store.list()] == [3] * 40
+    await store.close()
+
+
+async def test_reading_only_needs_no_lock_and_changes_nothing(store, tmp_path):
+    session = await store.create(id="s")
+    session.add_message("user", "hello")
+    await store.save(session)
+    with (tmp_path / "s.jsonl").open("ab") as torn:
+        torn.write(b'broken\n{"_type":"en')
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    reader = JsonlStore(tmp_path, read_only=True)
+    back = await reader.load("s")
+    assert [info.id async for info in reader.list()] == ["s"]
+    back.add_message("user", "no")
+    for call in (reader.save(back), reader.create(), reader.delete("s"), reader.bind("k", "s")):
+        with pytest.raises(StoreError, match="reading only"):
+            await call
+    await reader.close()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+async def test_a_reader_sees_what_a_writer_adds(store, tmp_path):
+    session = await store.create(id="s")
+    reader = JsonlStore(tmp_path, read_only=True)
+    for count in range(1, 4):
+        session.add_message("user", "hi")
+        await store.save(session)
+        assert (await reader.load("s")).entry_count == count
+        assert len(await reader.entries("s")) == count
+    await reader.close()
+
+
+async def test_a_folder_that_is_not_there_is_an_empty_one(tmp_path):
+    reader = JsonlStore(tmp_path / "none", read_only=True)
+    assert [info async for info in reader.list()] == []
+    assert not (tmp_path / "none").exists()
+    await reader.close()
+
+
+async def test_a_second_store_on_the_folder_is_refused_until_the_first_is_closed(store, tmp_path):
+    await store.create(id="s")
+    second = JsonlStore(tmp_path)
+    with pytest.raises(StoreLocked, match=r"process \d+ on .+ since"):
+        await second.create(id="t")
+    await store.close()
+    await second.create(id="t")
+    await second.close()
+
+
+async def test_two_names_that_the_file_system_takes_for_one_are_told_apart(store, tmp_path):
+    await store.create(id="Chat")
+    (tmp_path / "Chat.jsonl").rename(tmp_path / "chat.jsonl")
+    with pytest.raises(StoreError, match="takes both names for one"):
+        await store.load("chat")
+    with pytest.raises(StoreError, match="takes both names for one"):
+        await store.create(id="chat")
+
+
+async def test_a_file_removed_by_hand_is_not_revived(store, tmp_path):
+    session = await store.create(id="s")
+    (tmp_path / "s.jsonl").unlink()
+    session.add_message("user", "late")
+    with pytest.raises(KeyError):
+        await store.save(session)
+    assert not (tmp_path / "s.jsonl").exists()
+
+
+async def test_a_save_that_has_begun_is_finished(store):
+    session = await store.create(id="s")
+    session.add_message("user", "hi")
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await store.save(session)
+    assert not scope.cancelled_caught
+    assert (await store.get("s")).entry_count == 1
+    session.add_message("user", "there")
+    await store.save(session)
+    assert (await store.get("s")).entry_count == 2
+
+
+async def test_every_place_is_found_by_a_store_that_knows_none(store, tmp_path):
+    session = await store.create(id="s")
+    for number in range(2000):
+        session.add_message("user", "x" * (number * 37 % 900))
+        if number % 50 == 0:
+            session.set("k", "y" * (number * 7))
+            await store.save(session)
+    await store.save(session)
+    for after in range(0, 2000, 7):
+        reader = JsonlStore(tmp_path, read_only=True)
+        assert [e.seq for e in await reader.entries("s", after=after, limit=1)] == [after + 1]
+        await reader.close()
+
+
+@example("..")
+@given(st.text(printable + "é漢\ud800🙂", max_size=400))
+def test_a_file_name_is_safe_and_tells_its_id(name):
+    made = file_name(name)
+    assert set(made) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789%._@-")
+    assert not made.startswith(".")
+    assert len(made) <= NAME_LIMIT
+    assert name_of(made) in {name, None}
+
+
+@given(st.text(":ab/%", max_size=80), st.text(":ab/%", max_size=80))
+def test_two_ids_never_share_a_file_name(one, two):
+    assert (file_name(one) == file_name(two)) == (one == two)

@@ -1,0 +1,139 @@
+"""Whatever is done to a session, every store tells the same of it."""
+
+import tempfile
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nanoloop.errors import SessionNotFound
+from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.stores.jsonl import JsonlStore
+
+STEPS = st.one_of(
+    st.tuples(st.just("say"), st.integers(1, 8)),
+    st.tuples(st.just("trim"), st.integers(1, 5)),
+    st.tuples(st.just("summarise"), st.integers(0, 40)),
+    st.tuples(st.just("set"), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["save", "load", "get", "undo", "release"]), st.none()),
+    st.tuples(st.sampled_from(["reset", "clear", "replace", "delete", "reopen"]), st.none()),
+    st.tuples(st.just("wait"), st.integers(1, 6)),
+)
+
+
+class World:
+    """One store, one session in it, and a clock."""
+
+    def __init__(self, make):
+        self.now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+        self.make = lambda: make(lambda: self.now)
+        self.store = self.make()
+        self.session = None
+        self.words = 0
+
+    async def begin(self, *, replace=True):
+        self.session = await self.store.create(
+            id="s", ttl=10, sliding=True, replace=replace, metadata={"n": 1}
+        )
+
+    async def step(self, name, number):
+        try:
+            await getattr(self, name)(number)
+        except SessionNotFound:
+            await self.begin()
+
+    async def say(self, number):
+        for _ in range(number):
+            self.words += 1
+            self.session.add_message("user" if self.words % 3 else "assistant", str(self.words))
+
+    async def trim(self, number):
+        self.session.trim_if_needed(number, number)
+
+    async def summarise(self, number):
+        self.session.update_summary(f"summary {number}", seq=number)
+
+    async def set(self, number):
+        self.session.set(f"k{number}", self.words)
+
+    async def undo(self, _):
+        self.session.undo()
+
+    async def reset(self, _):
+        self.session.reset_history()
+
+    async def clear(self, _):
+        self.session.clear()
+
+    async def wait(self, number):
+        self.now += timedelta(seconds=number)
+
+    async def replace(self, _):
+        await self.begin()
+
+    async def delete(self, _):
+        await self.store.delete("s")
+
+    async def save(self, _):
+        await self.store.save(self.session)
+
+    async def release(self, _):
+        self.session.release()
+
+    async def load(self, _):
+        await self.save(_)
+        self.session = await self.store.load("s")
+
+    async def get(self, _):
+        await self.save(_)
+        self.session = await self.store.get("s")
+
+    async def reopen(self, _):
+        if isinstance(self.store, JsonlStore):
+            await self.store.close()
+            self.store = self.make()
+
+    async def told(self):
+        """Everything the store tells, but for ids and times of its own."""
+        infos = [replace(info, size=0) async for info in self.store.list()]
+        try:
+            whole, window = await self.store.get("s"), await self.store.load("s")
+        except SessionNotFound:
+            return infos
+        return [
+            infos,
+            seqs(whole.window),
+            seqs(window.window),
+            seqs(whole.pending),
+            seqs(whole.history()),
+            seqs(await self.store.entries("s")),
+            seqs(await self.store.entries("s", after=window.covered_seq, limit=3)),
+            [(each.summary, each.state, each.epoch, each.title) for each in (whole, window)],
+            [(each.covered_seq, each.pending_seq, each.revision) for each in (whole, window)],
+        ]
+
+
+def seqs(entries):
+    return [(entry.seq, entry.content["text"]) for entry in entries]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_a_folder_tells_what_memory_tells(steps):
+    async def run():
+        with tempfile.TemporaryDirectory() as folder:
+            worlds = [
+                World(lambda clock: InMemoryStore(clock=clock)),
+                World(lambda clock: JsonlStore(folder, clock=clock, open_files=1)),
+            ]
+            for world in worlds:
+                await world.begin(replace=False)
+            for name, number in steps:
+                for world in worlds:
+                    await world.step(name, number)
+                assert await worlds[0].told() == await worlds[1].told()
+            await worlds[1].store.close()
+
+    anyio.run(run)
