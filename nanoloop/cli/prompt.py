@@ -84,24 +84,24 @@ class Prompt(TerminalChannel):
         return lines
 
     def _status_line(self) -> str:
+        # Short: with the hint that the terminal adds, it has to fit 80 columns.
         return f"{self._model} · {self._window()} · {self._tokens()} · {self._summary()}"
 
     def _window(self) -> str:
         if self._session is None:
             return f"window 0/{self._limit}"
         size = short(self._session.context_size())
-        return f"window {message_count(self._session.window)}/{self._limit}, about {size} tokens"
+        return f"window {message_count(self._session.window)}/{self._limit}, ~{size} tokens"
 
     def _tokens(self) -> str:
         sums = self._app.telemetry.sums
-        ways = (sums["turn_finished.tokens_in"], sums["turn_finished.tokens_out"])
-        return "used {} in, {} out".format(*map(short, ways))
+        return f"{short(sums['turn_finished.tokens_in'] + sums['turn_finished.tokens_out'])} used"
 
     def _summary(self) -> str:
         session = self._session
         if session is None:
             return "no summary"
-        reach = f"summary covers {session.covered_seq}" if session.summary else "no summary"
+        reach = f"summary to {session.covered_seq}" if session.summary else "no summary"
         pending = max(0, session.pending_seq - session.covered_seq)
         if not pending:
             return reach
