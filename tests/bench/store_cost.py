@@ -15,7 +15,8 @@ from pathlib import Path
 import anyio
 
 from nanoloop.session.entry import Entry
-from nanoloop.stores.jsonl import Durability, JsonlStore
+from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import Durability
 
 SIZES = (10, 1_000, 10_000, 100_000)
 ROUNDS = 2_000

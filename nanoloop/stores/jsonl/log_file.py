@@ -10,14 +10,14 @@ from pathlib import Path
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Event, LogRepaired
 from nanoloop.session.changes import ABOUT, Changes
-from nanoloop.stores.commit import Commit, commit_of, summary_text
-from nanoloop.stores.first_line import renewed
-from nanoloop.stores.history import about_of
-from nanoloop.stores.lines import METADATA
-from nanoloop.stores.marks import Marks
-from nanoloop.stores.reading import PROBE, line_at, read_tail
-from nanoloop.stores.standing import PENDING, WINDOW, Standing, standing_of
-from nanoloop.stores.writing import write_all
+from nanoloop.stores.jsonl.commit import Commit, commit_of, summary_text
+from nanoloop.stores.jsonl.first_line import renewed
+from nanoloop.stores.jsonl.history import about_of
+from nanoloop.stores.jsonl.lines import METADATA
+from nanoloop.stores.jsonl.marks import Marks
+from nanoloop.stores.jsonl.reading import PROBE, line_at, read_tail
+from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
+from nanoloop.stores.jsonl.writing import write_all
 
 
 class LogFile:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nanoloop.stores.lines import ENTRY, HEAD, UNREADABLE, Line, decoded, lines_in
+from nanoloop.stores.jsonl.lines import ENTRY, HEAD, UNREADABLE, Line, decoded, lines_in
 
 CHUNK = 64 * 1024
 """Bytes that are read at once."""

@@ -18,14 +18,14 @@ from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, Store
 from nanoloop.events import Event
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.session import Session
-from nanoloop.stores.commit import new_file
-from nanoloop.stores.history import History
-from nanoloop.stores.lines import Line
-from nanoloop.stores.log_file import LogFile
-from nanoloop.stores.marks import Marks
-from nanoloop.stores.set_aside import SetAside, removed_copy
+from nanoloop.stores.jsonl.commit import new_file
+from nanoloop.stores.jsonl.history import History
+from nanoloop.stores.jsonl.lines import Line
+from nanoloop.stores.jsonl.log_file import LogFile
+from nanoloop.stores.jsonl.marks import Marks
+from nanoloop.stores.jsonl.set_aside import SetAside, removed_copy
+from nanoloop.stores.jsonl.writing import replace_file, sync_folder
 from nanoloop.stores.snapshot import has_expired
-from nanoloop.stores.writing import replace_file, sync_folder
 
 
 class Journal:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoloop.session.changes import ABOUT, SUMMARY, Changes
-from nanoloop.stores.first_line import first_line
-from nanoloop.stores.lines import entry_line, head_line, section_line
-from nanoloop.stores.marks import Marks
+from nanoloop.stores.jsonl.first_line import first_line
+from nanoloop.stores.jsonl.lines import entry_line, head_line, section_line
+from nanoloop.stores.jsonl.marks import Marks
+from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing
 from nanoloop.stores.snapshot import pending_start, window_start
-from nanoloop.stores.standing import PENDING, WINDOW, Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

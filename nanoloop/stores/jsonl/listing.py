@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nanoloop.events import Event, FileUnreadable
 from nanoloop.protocols import SessionInfo
-from nanoloop.stores.file_names import name_of
-from nanoloop.stores.history import glance
+from nanoloop.stores.jsonl.file_names import name_of
+from nanoloop.stores.jsonl.history import glance
 
 BATCH = 64
 """Files that one visit of a thread looks at."""

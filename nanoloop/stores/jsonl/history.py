@@ -8,10 +8,10 @@ from typing import Any
 from nanoloop.protocols import SessionInfo
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, rfc3339
-from nanoloop.stores.first_line import about_in
-from nanoloop.stores.lines import ENTRY, METADATA, SECTION, UNREADABLE, Line
-from nanoloop.stores.marks import Marks
-from nanoloop.stores.reading import (
+from nanoloop.stores.jsonl.first_line import about_in
+from nanoloop.stores.jsonl.lines import ENTRY, METADATA, SECTION, UNREADABLE, Line
+from nanoloop.stores.jsonl.marks import Marks
+from nanoloop.stores.jsonl.reading import (
     PROBE,
     Tail,
     begins_line,
@@ -20,8 +20,8 @@ from nanoloop.stores.reading import (
     read_tail,
     search,
 )
+from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
 from nanoloop.stores.snapshot import Snapshot, info_of, is_visible, message_ids, window_start
-from nanoloop.stores.standing import PENDING, WINDOW, Standing, standing_of
 
 Report = Callable[[Line], None]
 """Hears of lines that can't be read."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanoloop.stores.lines import ENTRY, SECTION, Line
-from nanoloop.stores.reading import Tail
+from nanoloop.stores.jsonl.lines import ENTRY, SECTION, Line
+from nanoloop.stores.jsonl.reading import Tail
 
 WINDOW, PENDING = "window", "pending"
 """The places of entries; every other name in `at` is a section's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanoloop.stores.lines import METADATA, encoded
+from nanoloop.stores.jsonl.lines import METADATA, encoded
 
 ROOM = 4096
 """Bytes of the first line, its newline included; more only when it is created large."""

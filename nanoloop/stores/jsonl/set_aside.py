@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from nanoloop.events import Event, LineSetAside
-from nanoloop.stores.lines import Line
-from nanoloop.stores.reading import CHUNK, read_span
+from nanoloop.stores.jsonl.lines import Line
+from nanoloop.stores.jsonl.reading import CHUNK, read_span
 
 
 class SetAside:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from weakref import WeakValueDictionary
 
-from nanoloop.stores.journal import Journal
+from nanoloop.stores.jsonl.journal import Journal
 
 
 class OpenFiles:

@@ -16,12 +16,12 @@ from nanoloop.events import Announce, silent
 from nanoloop.protocols import SessionInfo
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
-from nanoloop.stores.bindings import Bindings
-from nanoloop.stores.file_names import file_name
-from nanoloop.stores.folder_lock import FolderLock
-from nanoloop.stores.journal import Journal
-from nanoloop.stores.listing import Listing
-from nanoloop.stores.open_files import OpenFiles
+from nanoloop.stores.jsonl.bindings import Bindings
+from nanoloop.stores.jsonl.file_names import file_name
+from nanoloop.stores.jsonl.folder_lock import FolderLock
+from nanoloop.stores.jsonl.journal import Journal
+from nanoloop.stores.jsonl.listing import Listing
+from nanoloop.stores.jsonl.open_files import OpenFiles
 
 SUFFIX = ".jsonl"
 KEYS = "keys"
