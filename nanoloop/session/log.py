@@ -73,11 +73,14 @@ class Log:
 
     @property
     def evicted(self) -> int:
-        """The newest sequence number that is not in the window."""
+        """Entries up to here left the window, and none of them is in it.
+
+        What a handler left out behind the oldest entry it shows is not among them before that one
+        leaves too: a digest reaches up to a number, and must not reach over what may leave later.
+        """
         if self._shown is None:
             return self._window_seq - 1
-        shown = {entry.seq for entry in self._shown}
-        return max((e.seq for e in self._entries if e.seq not in shown), default=self.released)
+        return min((e.seq - 1 for e in self._shown if e.seq), default=self.last)
 
     def index_of(self, seq: int) -> int:
         """Where this entry, or the next one there is, stands among those in memory."""
@@ -101,8 +104,7 @@ class Log:
 
     def pending(self, covered: int) -> list[Entry]:
         """The entries in memory that left the window and that no digest up to `covered` has."""
-        shown = {entry.seq for entry in self._shown or ()}
-        return [e for e in self.between(covered, self.evicted) if e.seq not in shown]
+        return list(self.between(covered, self.evicted))
 
     def show_from(self, index: int) -> list[Entry]:
         """Cut the window at this index; returns what left it."""
