@@ -250,3 +250,16 @@ def test_a_clipped_summary_is_within_its_words_and_a_short_one_is_untouched(text
 
 def test_a_summary_in_chinese_is_clipped_too():
     assert len(clipped("我" * 1000, max_words=200)) <= 401
+
+
+async def test_only_so_many_summaries_are_asked_for_at_once():
+    provider = ScriptedProvider(otherwise="S", held=True)
+    sessions = [trimmed() for _ in range(10)]
+    async with Summarizer(provider, max_concurrent=3) as summarizer:
+        for session in sessions:
+            summarizer.fire_and_forget(session)
+        await anyio.wait_all_tasks_blocked()
+        assert provider.waiting == 3
+        provider.release()
+        await settled(summarizer)
+    assert all(session.summary == "S" for session in sessions)

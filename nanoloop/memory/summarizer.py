@@ -63,6 +63,7 @@ class Summarizer:
         batch_chars: int = 24_000,
         retry_seconds: float = 5,
         retry_limit_seconds: float = 600,
+        max_concurrent: int = 16,
         announce: Announce = silent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,6 +77,7 @@ class Summarizer:
         self._retry_limit_seconds = retry_limit_seconds
         self._announce = announce
         self._clock = clock
+        self._limiter = anyio.Semaphore(max_concurrent)
         self._group: TaskGroup | None = None
         self._loose: set[asyncio.Task[None]] = set()
         self._failures: OrderedDict[str, _Failures] = OrderedDict()
@@ -161,7 +163,9 @@ class Summarizer:
         epoch = session.epoch
         try:
             while session.has_pending and session.epoch == epoch:
-                if not await self._fold_batch(session, epoch):
+                async with self._limiter:
+                    went_well = await self._fold_batch(session, epoch)
+                if not went_well:
                     break
         finally:
             session.summary_in_progress = False
@@ -194,9 +198,7 @@ class Summarizer:
         after, upto = session.covered_seq, session.pending_seq
         entries: Sequence[Entry] = session.pending
         if self._store is not None and (not entries or entries[0].seq > after + 1):
-            stored = await self._store.entries(
-                session.id, after=after, upto=upto, limit=READ_AHEAD
-            )
+            stored = await self._store.entries(session.id, after=after, upto=upto, limit=READ_AHEAD)
             entries = [entry for entry in stored if session.is_pending(entry)] or entries
         parts = batches(entries, chars=self._batch_chars)
         return parts[0] if parts else []
