@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ CHUNK = 64 * 1024
 """Bytes that are read at once."""
 PROBE = 4 * 1024
 """Bytes read to see which entry stands at a place."""
+BREATH = 32
+"""Lines after which other threads get their turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,10 @@ def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[L
         place += len(piece)
         data = rest + piece
         whole = len(data) if place >= stop else data.rfind(b"\n") + 1
-        yield from lines_in(data[:whole], place - len(data))
+        for count, line in enumerate(lines_in(data[:whole], place - len(data))):
+            if count % BREATH == BREATH - 1:
+                time.sleep(0)  # a long history read in this thread must not starve the event loop
+            yield line
         rest = data[whole:]
         grown = chunk if whole else grown * 2  # a line longer than this: read it in few steps
 

@@ -41,7 +41,7 @@ class JsonlStore:
         durability: Durability = "flush",
         clock: Callable[[], datetime] = utc_now,
         announce: Announce = silent,
-        open_files: int = 64,
+        open_files: int = 256,
         read_only: bool = False,
     ) -> None:
         self._folder = Path(folder)
