@@ -271,7 +271,8 @@ class AgentLoop:
     async def recover(self) -> None:
         """Take up what an earlier process left: unanswered messages, unfinished summaries."""
         async for info in self.sessions.store.list():
-            if info.updated_at < self._started_at:
+            is_left = (info.awaiting or info.pending) and info.updated_at < self._started_at
+            if is_left:
                 await self._take_up(info.key or info.id, info.id, info.awaiting)
 
     async def recover_chat(self, key: str) -> None:
