@@ -101,10 +101,6 @@ def info_of(
 
 
 def _pending(head: Mapping[str, Any]) -> int:
-    first, last = pending_start(head), int(head.get("last", 0))
-    if head.get("shown") is None:
-        last = int(head.get("window", 1)) - 1
-    shown = {s for s in head.get("shown") or () if isinstance(s, int) and first <= s <= last}
+    first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
-    count: int = last - first + 1 - sum(hidden) - len(shown)
-    return max(0, count)
+    return max(0, last - first + 1 - sum(hidden))
