@@ -103,4 +103,5 @@ def info_of(
 def _pending(head: Mapping[str, Any]) -> int:
     first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
-    return max(0, last - first + 1 - sum(hidden))
+    count: int = last - first + 1 - sum(hidden)
+    return max(0, count)
