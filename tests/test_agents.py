@@ -2,15 +2,19 @@ import asyncio
 import gc
 import json
 import threading
+from functools import partial
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from nanoloop import Agent, Session, tool
 from nanoloop.errors import EmptyAnswer, NoConnection
 from nanoloop.events import ResizeFailed
 from nanoloop.protocols import Reply, ToolCall
+from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
+from tests.openai_server import OpenAIServer
 
 DOWN = NoConnection("nothing answers")
 
@@ -319,6 +323,30 @@ async def test_r0_13_sync_works_inside_a_running_loop():
     assert agent.session.full_chat_history == [user("a"), assistant("one")]
 
 
+async def test_r0_13_sync_works_within_a_sync_question():
+    inner = agent_of("inner")
+
+    async def ask() -> str:
+        """Ask another one."""
+        return inner.ask_sync("a")
+
+    call = Reply(tool_calls=(ToolCall(id="1", name="ask", arguments="{}"),))
+    outer = agent_of(call, "outer", tools=[tool(ask)])
+    assert outer.ask_sync("go") == "outer"
+    assert outer.chat_history[2]["content"] == "inner"
+
+
+async def test_sync_and_async_share_one_provider():
+    async with OpenAIServer("Hello.") as server:
+        agent = Agent(provider=OpenAIProvider(model="m", base_url=server.url))
+        ask = partial(anyio.to_thread.run_sync, agent.ask_sync)
+        assert [await agent.ask("a"), await ask("b"), await agent.ask("c"), await ask("d")] == [
+            "Hello."
+        ] * 4
+        await agent.provider.close()
+        assert len(agent.chat_history) == 8
+
+
 async def test_asking_for_ever_is_refused():
     agent = agent_of("one").attach_session()
     agent.provider.hold()
@@ -331,14 +359,20 @@ async def test_asking_for_ever_is_refused():
     assert len(agent.chat_history) == 2
 
 
-async def test_an_agent_that_asks_itself_is_told():
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_an_agent_that_asks_itself_is_told(is_sync):
     agent = agent_of(Reply(tool_calls=(ToolCall(id="1", name="again", arguments="{}"),)), "done")
 
     async def again() -> str:
         """Ask once more."""
         return await agent.ask("again")
 
-    agent.toolbox = Agent(tools=[tool(again)]).toolbox
+    def again_sync() -> str:
+        """Ask once more."""
+        return agent.ask_sync("again")
+
+    again = tool(again_sync, name="again") if is_sync else tool(again)
+    agent.toolbox = Agent(tools=[again]).toolbox
     assert await agent.ask("go") == "done"
     assert "can't ask the agent that called it" in agent.chat_history[2]["content"]
 

@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from nanoloop.agents.history import AgentHistory
 from nanoloop.agents.hooks import Hooks
+from nanoloop.agents.portal import from_sync
 from nanoloop.agents.recording import Paths, Recording
 from nanoloop.agents.request import Request
 from nanoloop.agents.serial import Serial
 from nanoloop.agents.stream import Stream
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import OnText, Provider, Store, Tool
-from nanoloop.session.blocking import blocking
 from nanoloop.session.handler import Handler
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
@@ -100,7 +100,7 @@ class Agent(AgentHistory):
     ) -> str:
         """As `ask`, from code that can't await, inside or outside an event loop."""
         self._serial.check_may_block(self._history.id if session_id is None else session_id)
-        return blocking(partial(self.ask, given, session_id=session_id, on_text=on_text))
+        return from_sync(partial(self.ask, given, session_id=session_id, on_text=on_text))
 
     def stream(self, given: Any, *, session_id: str | None = None) -> Stream:
         """As `ask`, in pieces: `async for piece in agent.stream(…)`."""

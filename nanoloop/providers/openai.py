@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ import openai
 from nanoloop.errors import ProviderError, ProviderTimeout, SettingsError
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers import answer, failures
+from nanoloop.providers.by_loop import ByLoop
 from nanoloop.providers.failures import Asked
 from nanoloop.providers.wire import request_bytes
 
@@ -64,7 +66,7 @@ class OpenAIProvider:
         self._options = _clean_options(options)
         self._first_token_timeout_seconds = first_token_timeout_seconds
         self._call_timeout_seconds = call_timeout_seconds
-        self._client = self._connect(connect_timeout_seconds, max_retries)
+        self._clients = ByLoop(partial(self._connect, connect_timeout_seconds, max_retries))
 
     def _connect(self, connect_timeout_seconds: float, max_retries: int) -> _Client:
         http = httpx2.AsyncClient(
@@ -115,7 +117,7 @@ class OpenAIProvider:
 
     async def close(self) -> None:
         """Let go of connections; closing twice is fine."""
-        await self._client.close()
+        await self._clients.close()
 
     def _asked(self, model: str, body: bytes) -> Asked:
         secrets = (self._key, *failures.url_secrets(self._url))
@@ -129,9 +131,9 @@ class OpenAIProvider:
 
     async def _post(self, body: bytes, *, stream: bool) -> httpx2.Response:
         # Not `chat.completions.create`, which checks each message again: ten times as slow.
-        if self._client.is_closed():
+        if self._clients.is_closed:
             raise ProviderError("this provider is closed: make a new one")
-        return await self._client.post(
+        return await self._clients.here().post(
             "/chat/completions", content=body, cast_to=httpx2.Response, stream=stream
         )
 
