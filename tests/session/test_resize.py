@@ -252,12 +252,13 @@ async def test_a_custom_handler_may_drop_the_oldest_for_good():
     assert texts(session.full_chat_history) == texts(session.messages) == ["b", "c"]
 
 
-async def test_of_two_equal_messages_the_newer_one_stays():
-    session = talked(
-        "ok", "x", "ok", resize_handlers={"mine": lambda f, c, m, _: (f, [dict(c[2])], m)}
-    )
+async def test_of_equal_messages_the_newer_ones_stay_in_order():
+    def newer(full, current, memo, _):
+        return full, [dict(message) for message in current[1:]], memo
+
+    session = talked("ok", "ok", "ok", resize_handlers={"mine": newer})
     await session.async_resize(force="mine")
-    assert session.window[0].seq == 3
+    assert [entry.seq for entry in session.window] == [2, 3]
 
 
 @pytest.mark.parametrize("said", [None, (1, 2), ([], [], {}, 4), ("x", [], {}), ([1], [], {})])
