@@ -5,6 +5,7 @@ import threading
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -456,14 +457,21 @@ async def test_who_reads_may_give_up_waiting():
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "answer in pieces"]
 
 
-async def test_a_cancelled_question_stays():
-    agent = agent_of("late").attach_session()
+async def test_a_cancelled_question_stays_and_hooks_hear_of_it():
+    heard = []
+
+    async def hear(outcome):
+        await anyio.lowlevel.checkpoint()
+        heard.append(outcome.text)
+
+    agent = agent_of("late", afterwards=[hear]).attach_session()
     agent.provider.hold()
     async with anyio.create_task_group() as group:
         group.start_soon(agent.ask, "hi")
         await agent.provider.asked()
         group.cancel_scope.cancel()
     assert agent.chat_history == [user("hi")]
+    assert heard == [""]
 
 
 # Hooks

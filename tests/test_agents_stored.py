@@ -127,3 +127,16 @@ def test_b2_4_sync_does_the_same():
     assert agent.ask_sync("a", session_id="x") == "one"
     assert agent.ask_sync("b", session_id="x") == "two"
     assert anyio.run(stored, store, "x") == ["a", "one", "b", "two"]
+
+
+async def test_b2_4_what_was_said_before_a_stop_is_stored(tmp_path: Path):
+    store = JsonlStore(tmp_path)
+    agent = agent_of("one two", store=store)
+    agent.provider._word_delay_seconds = 60
+    async with anyio.create_task_group() as group:
+        heard = anyio.Event()
+        group.start_soon(lambda: agent.ask("hi", session_id="x", on_text=lambda _: heard.set()))
+        await heard.wait()
+        group.cancel_scope.cancel()
+    assert await stored(store, "x") == ["hi", "one"]
+    await store.close()
