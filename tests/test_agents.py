@@ -538,6 +538,13 @@ async def test_with_a_record_handler_a_failed_question_stays():
     assert agent.session.full_chat_history == [user("hi")]
 
 
+async def test_with_a_record_handler_that_fails_the_question_stays():
+    agent = agent_of("hello", record_handler=lambda given: given["text"]).attach_session()
+    with pytest.raises(TypeError):
+        await agent.ask("hi")
+    assert agent.session.full_chat_history == [user("hi")]
+
+
 async def test_with_a_record_handler_the_model_sees_its_own_steps():
     call = Reply(tool_calls=(ToolCall(id="1", name="ring", arguments="{}"),))
     agent = agent_of(call, "ok", tools=[tool(ring)], record_handler=user)

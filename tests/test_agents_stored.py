@@ -60,6 +60,8 @@ async def test_b2_4_the_sessions_go_by_the_agents_settings():
     session = await store.load("x")
     assert len(session.messages) == 2
     assert len(await stored(store, "x")) == 6
+    held = await agent._sessions.open("x")
+    assert len(held.entries_between(0, held.last_seq)) == 2
 
 
 async def test_b2_4_a_memo_may_need_what_is_only_in_the_store(tmp_path: Path):
@@ -102,6 +104,16 @@ async def test_b2_4_an_attached_session_is_stored_too():
     store, session = InMemoryStore(), Session()
     await agent_of("hello", store=store, session=session).ask("hi")
     assert await stored(store, session.id) == ["hi", "hello"]
+
+
+async def test_b2_4_an_attached_session_is_stored_once_though_two_ask_at_once():
+    store, session = InMemoryStore(), Session()
+    session.add_message("user", "before")
+    agent = agent_of(store=store, session=session)
+    async with anyio.create_task_group() as group:
+        group.start_soon(agent.ask, "a")
+        group.start_soon(agent.ask, "b")
+    assert len(await stored(store, session.id)) == 5
 
 
 async def test_b2_4_nothing_deleted_is_revived():

@@ -93,7 +93,10 @@ class Agent(AgentHistory):
         async with self._serial.turn_in(session):
             store = self._sessions.store if self._sessions and session is not self._own else None
             request = Request(self, provider, session, given, store=store, on_text=on_text)
-            return await request.answered()
+            text = await request.answered()
+            if session_id is not None:
+                session.release()  # what left the window is in the store
+            return text
 
     def ask_sync(
         self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
@@ -112,13 +115,8 @@ class Agent(AgentHistory):
         return self.provider
 
     async def _session_for(self, session_id: str | None) -> Session:
-        if session_id is not None:
-            return await self._stored(session_id)
-        if self._sessions is not None and self._session and not self._session.revision:
-            await self._sessions.store.add(self._session)
-        return self._history
-
-    async def _stored(self, session_id: str) -> Session:
+        if session_id is None:
+            return self._history
         if self._sessions is None:
             raise ValueError(f"agent {self.name!r} has no store: Agent(store=...)")
         session = await self._sessions.named(session_id, agent=self.name)

@@ -88,7 +88,11 @@ class Request:
         if self._held is None:
             await self.record(self._agent.recording.answer(answer.entries))
             return
-        said = await self._agent.recording.by_handler(self._given, answer.text)
+        try:
+            said = await self._agent.recording.by_handler(self._given, answer.text)
+        except BaseException:
+            self._session.add_entry(self._agent.recording.question(self._given))
+            raise
         if said:
             self._session.add_chat_history(said)
             await self._save()
@@ -132,8 +136,11 @@ class Request:
         await self._save()
 
     async def _save(self) -> None:
-        if self._store is not None:
-            await self._store.save(self._session)
+        if self._store is None:
+            return
+        # One that no store knows yet was made elsewhere and attached.
+        save = self._store.save if self._session.revision else self._store.add
+        await save(self._session)
 
     # What a turn needs of it
 
