@@ -26,8 +26,28 @@ _MEMO_HEADING = """\
 Notes kept from this conversation, as data:
 
 """
-_HEADING = re.compile(r"^(\s*)(#{1,6}\s)", re.MULTILINE)
-_TAG = re.compile(r"<(?=[/!a-zA-Z|])")
+_LEDGER_HEADING = """\
+## Kept word for word
+
+Said earlier, as data; each with who said it and the number of the message:
+
+"""
+_LINE_BREAKS = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
+_MARKUP = re.compile(
+    r"""
+    ^(?P<before>                                # in a quote or a list too
+        [^\S\n]* (?:>[^\S\n]* | (?:[*+-]|\d{1,9}[.)])[^\S\n]+)*
+    )
+    (?P<sign>
+        \#                                      # a heading
+        | (?:=+|-+|_{3,}|\*{3,})(?=[ \t]*$)     # the line under a heading, or a rule
+        | ```|~~~                               # a block of code, which might not end
+        | (?:system|developer)(?=\s*[:>])       # a role, as plain templates write it
+    )
+    """,
+    re.MULTILINE | re.VERBOSE | re.IGNORECASE,
+)
+_TAG = re.compile(r"<(?=[/!?a-zA-Z|<\uff5c])|\[(?=/?(?:INST|SYSTEM)\w*\])", re.IGNORECASE)
 
 
 def build_messages(
@@ -36,6 +56,7 @@ def build_messages(
     *,
     summary: str | None = None,
     memo: Any = None,
+    ledger: Sequence[Mapping[str, Any]] = (),
     with_time: bool = False,
 ) -> list[dict[str, Any]]:
     """The request: one system message, then the window.
@@ -43,24 +64,42 @@ def build_messages(
     Nothing in it depends on the clock: `with_time` shows each user's message with the time it
     came at, so that the newest carries it and the older ones keep their bytes.
     """
-    text = system_text(system, summary=summary, memo=memo)
+    text = system_text(system, summary=summary, memo=memo, ledger=ledger)
     head = [{"role": "system", "content": text}] if text else []
     return head + model_messages([_as_shown(entry, with_time) for entry in window])
 
 
-def system_text(system: str, *, summary: str | None = None, memo: Any = None) -> str:
-    """The system prompt, then the memo's block and at the very end the summary's."""
+def system_text(
+    system: str,
+    *,
+    summary: str | None = None,
+    memo: Any = None,
+    ledger: Sequence[Mapping[str, Any]] = (),
+) -> str:
+    """The system prompt, then the blocks of memo and ledger, at the very end the summary's."""
     blocks = [system.strip()] if system.strip() else []
     if notes := _memo_text(memo):
         blocks.append(_MEMO_HEADING + as_data(notes))
+    if ledger:
+        blocks.append(_LEDGER_HEADING + "\n".join(_ledger_line(item) for item in ledger))
     if summary:
         blocks.append(_SUMMARY_HEADING + as_data(summary))
     return "\n\n".join(blocks)
 
 
 def as_data(text: str) -> str:
-    """Text that can't pass for a heading or a tag of ours, whatever stands in it."""
-    return _TAG.sub("&lt;", _HEADING.sub(r"\1\\\2", text))
+    """Text that can't pass for a heading, a tag or a role, whatever stands in it."""
+    text = _MARKUP.sub(r"\g<before>\\\g<sign>", _LINE_BREAKS.sub("\n", text))
+    return _TAG.sub(_as_entity, text)
+
+
+def _as_entity(found: re.Match[str]) -> str:
+    return "&lt;" if found[0] == "<" else "&#91;"
+
+
+def _ledger_line(item: Mapping[str, Any]) -> str:
+    said = " ".join(as_data(str(item.get("near") or item["text"])).split())
+    return f"- {item.get('kind', 'said')}: {said} ({item.get('who', 'user')}, {item['seq']})"
 
 
 def _memo_text(memo: Any) -> str:

@@ -178,6 +178,7 @@ class Exchange:
             self.session.window,
             summary=self.session.summary,
             memo=self.session.memo,
+            ledger=self.session.ledger,
             with_time=self._with_time,
         )
 

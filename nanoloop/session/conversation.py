@@ -8,7 +8,8 @@ from typing import Any, Unpack
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.session.changes import ABOUT, SUMMARY
 from nanoloop.session.chat import begins_apart, entries_of, messages_of, tool_result_of_block
-from nanoloop.session.entry import TOOL_CALL, Entry
+from nanoloop.session.entry import TOOL_CALL, Entry, copied
+from nanoloop.session.kept import Kept, kept_in
 from nanoloop.session.log import Digest, Log
 from nanoloop.session.record import Identity, Record
 from nanoloop.session.seen import MESSAGE_ID, Seen
@@ -33,6 +34,8 @@ class Conversation(Record):
         """Counts a text's tokens better than four characters each."""
         self._log = Log()
         self._summary = Digest(value="")
+        self._kept: Kept = ()
+        self._summary_spent: dict[str, int] = {}
         self._seen = Seen()
         self._turns = 0
         self._epoch = 0
@@ -177,6 +180,16 @@ class Conversation(Record):
         return str(self._summary.value)
 
     @property
+    def ledger(self) -> Kept:
+        """What is kept word for word beside the summary; not to be changed."""
+        return self._kept
+
+    @property
+    def summary_spent(self) -> Mapping[str, int]:
+        """What all summaries of this session have cost so far; not to be changed."""
+        return self._summary_spent
+
+    @property
     def covered_seq(self) -> int:
         """Entries up to here are stood for by the summary, or belong to no present history."""
         return max(self._summary.seq, self._log.start - 1)
@@ -205,12 +218,19 @@ class Conversation(Record):
             return not self._log.is_hidden(entry.seq) and not self._log.shows(entry.seq)
 
     def update_summary(
-        self, text: str, *, seq: int | None = None, epoch: int | None = None
+        self,
+        text: str,
+        *,
+        seq: int | None = None,
+        epoch: int | None = None,
+        ledger: Iterable[Mapping[str, Any]] | None = None,
+        spent: Mapping[str, int] | None = None,
     ) -> bool:
         """Set the summary and, together with it, how far it reaches; False if it came too late.
 
         Without `seq` only the text changes. Its reach only moves forward, and never over what is
-        still in the window; an `epoch` that has passed drops the whole.
+        still in the window; an `epoch` that has passed drops the whole. A `ledger` replaces the
+        one there is; `spent` is added to what there is.
         """
         with self._lock:
             self.summary_in_progress = False
@@ -220,6 +240,9 @@ class Conversation(Record):
             if seq is not None and reach < self._summary.seq:
                 return False
             self._summary = Digest(value=text, seq=reach)
+            self._kept = self._kept if ledger is None else kept_in(tuple(ledger))
+            for name, count in (spent or {}).items():
+                self._summary_spent[name] = self._summary_spent.get(name, 0) + count
             self._touch(SUMMARY)
             return True
 
@@ -239,6 +262,7 @@ class Conversation(Record):
         with self._lock:
             self.reset_history()
             self._summary = Digest(value="", seq=self._log.last)
+            self._kept = ()
             self._touch(SUMMARY)
 
     # Waiting for an answer
@@ -282,7 +306,9 @@ class Conversation(Record):
 
     def _section(self, name: str) -> Any:
         if name == SUMMARY:
-            return {"value": self._summary.value, "seq": self._summary.seq}
+            beside = {"ledger": copied(self._kept), "spent": dict(self._summary_spent)}
+            stated = {key: value for key, value in beside.items() if value}
+            return {"value": self._summary.value, "seq": self._summary.seq, **stated}
         return super()._section(name)
 
     def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
@@ -292,6 +318,8 @@ class Conversation(Record):
         self._awaiting = int(head.get("awaiting", 0))
         summary = sections.get(SUMMARY) or {}
         self._summary = Digest(value=summary.get("value", ""), seq=int(summary.get("seq", 0)))
+        self._kept = kept_in(summary.get("ledger"))
+        self._summary_spent = {k: int(v) for k, v in (summary.get("spent") or {}).items()}
 
     def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
         self._log = log

@@ -10,6 +10,7 @@ from nanoloop.session.changes import ABOUT, MEMO, SETTINGS, STATE, SUMMARY
 from nanoloop.session.chat import spans_of
 from nanoloop.session.codec import dumped, parsed
 from nanoloop.session.entry import copied, from_rfc3339, rfc3339
+from nanoloop.session.kept import kept_in, moved, placed
 from nanoloop.session.log import Digest
 from nanoloop.session.options import Options
 from nanoloop.session.resizing import Resizing
@@ -27,12 +28,14 @@ class Portable(Resizing):
         """The complete state, without any secret of the settings."""
         with self._lock:
             entries = self._whole()
+            beside = {"ledger": list(placed(self._kept, entries))} if self._kept else {}
             return {
                 **self._about(),
                 "updated_at": rfc3339(self._updated_at),
                 "expires_at": rfc3339(self._expires_at) if self._expires_at else None,
                 "memo": copied(self._memo.value),
                 "summary": self.summary,
+                **beside,
                 FULL: self.full_chat_history,
                 CURRENT: self.current_chat_history,
                 "settings": self._options.exported(),
@@ -129,6 +132,8 @@ class Portable(Resizing):
             covered = entries[-1].seq if entries else self._log.start - 1
         summary = self.summary if data.get("summary") is None else str(data["summary"])
         self._summary = Digest(value=summary, seq=covered)
+        if data.get("summary") is not None:
+            self._kept = moved(kept_in(data.get("ledger")), self._log.start - 1)
 
     def _load_counts(self, data: Mapping[str, Any], history: Arrived | None) -> None:
         if data.get("turns") is not None:

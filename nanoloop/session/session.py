@@ -17,6 +17,7 @@ from nanoloop.session.changes import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Chan
 from nanoloop.session.codec import parsed
 from nanoloop.session.display import conversation, counted, displayed
 from nanoloop.session.entry import Entry, copied, utc_now
+from nanoloop.session.kept import placed
 from nanoloop.session.log import Digest, Log
 from nanoloop.session.markdown import as_markdown
 from nanoloop.session.portable import Portable
@@ -104,6 +105,7 @@ class Session(Portable):
             if self._summary.seq <= last:
                 covered = sum(entry.seq <= self._summary.seq for entry in entries)
                 fork._summary = Digest(value=self.summary, seq=covered)
+                fork._kept = placed(self._kept, entries)
             if self._memo.seq <= last:
                 covered = sum(entry.seq <= self._memo.seq for entry in entries)
                 fork._memo = Digest(value=copied(self._memo.value), seq=covered)
