@@ -152,8 +152,9 @@ class Options(MutableMapping[str, Any]):
 
     def snapshot(self) -> Options:
         """The same settings, on their own."""
-        alone = Options({"session": self.explicit()})
+        alone = Options()
         alone._has_warned = True
+        alone.inherit({"session": self.explicit()})
         return alone
 
     def explicit(self) -> Tree:

@@ -49,6 +49,16 @@ def test_r0_30_c2_legacy_keys_have_no_effect_and_one_warning():
     assert (session.settings.chars, session.settings.messages) == (12000, 0)
 
 
+def test_c2_nothing_more_is_said_of_legacy_keys_by_what_goes_on():
+    with pytest.warns(DeprecationWarning, match="keep_last_messages"):
+        session = Session(settings={"session.resize.keep_last_messages": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        session.append_message({"role": "user", "content": "a"})
+        assert session.judge_resize() is None
+        session.resize("lite")
+
+
 def test_without_legacy_keys_nothing_is_said():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
