@@ -30,6 +30,10 @@ _KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
 
 def entries_of(message: Mapping[str, Any]) -> list[Entry]:
     """The entries that a chat message stands for; at least one."""
+    if not isinstance(message, Mapping):
+        raise TypeError(
+            f"a message is a mapping with role and content, not {type(message).__name__}"
+        )
     role = str(message.get("role") or "user")
     if role == "tool":
         return [_result_entry(message)]

@@ -1,5 +1,6 @@
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,14 @@ ARGUMENTS = st.one_of(
 def openai_call(call_id, name, arguments):
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
+
+
+@pytest.mark.parametrize("given", ["hello", None, 3, [("role", "user")]])
+def test_r0_34_what_is_no_message_is_refused_by_its_type(given):
+    session = Session()
+    with pytest.raises(TypeError, match="role and content"):
+        session.append_message(given)
+    assert session.full_chat_history == []
 
 
 CALLS = st.lists(st.builds(openai_call, IDS, TEXT, ARGUMENTS), min_size=1, max_size=3)
