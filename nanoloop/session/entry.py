@@ -59,13 +59,13 @@ class Entry:
     def tool_call(
         cls,
         tool: str,
-        parameters: Any = None,
+        params: Any = None,
         *,
         call_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entry:
         """What the model asked a tool for."""
-        content = {"tool": tool, "parameters": copied({} if parameters is None else parameters)}
+        content = {"tool": tool, "parameters": copied({} if params is None else params)}
         return cls(type=TOOL_CALL, content=content, metadata=_with_call_id(metadata, call_id))
 
     @classmethod

@@ -31,6 +31,12 @@ def test_r2_18_an_extractor_gives_nothing_for_another_type():
     assert call.message_content() is None
 
 
+def test_r2_17_what_makes_an_entry_may_be_given_by_name():
+    assert Entry.message(role="user", text="hi").content == {"role": "user", "text": "hi"}
+    assert Entry.tool_call(tool="t", params={"q": 1}).content["parameters"] == {"q": 1}
+    assert Entry.tool_result(tool="t", result=1, err="no").content["error"] == "no"
+
+
 def test_r2_19_the_json_form_has_five_keys_and_metadata_is_never_null():
     data = json.loads(Entry.message("user", "hi").to_json())
     assert set(data) == {"id", "type", "timestamp", "content", "metadata"}
