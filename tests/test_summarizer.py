@@ -67,6 +67,15 @@ async def test_r4_8_it_summarises_messages_alone_and_calls_back():
     assert heard == ["S2"]
 
 
+async def test_c16_evicted_messages_handed_over_are_fine_and_the_session_says_what_is_summarised():
+    provider, session = ScriptedProvider(["S"]), trimmed()
+    async with Summarizer(provider) as summarizer:
+        summarizer.fire_and_forget(session, [{"role": "user", "content": "elsewhere"}])
+        await settled(summarizer)
+    assert "m0" in provider.calls[0].messages[1]["content"]
+    assert "elsewhere" not in provider.calls[0].messages[1]["content"]
+
+
 async def test_it_works_without_being_entered_as_in_a_script():
     session = trimmed()
     summarizer = Summarizer(ScriptedProvider(["S"]))

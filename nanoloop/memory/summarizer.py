@@ -105,7 +105,7 @@ class Summarizer:
         failures = self._failures.get(session_id)
         return failures is not None and self._clock() < failures.wait_until
 
-    def fire_and_forget(self, session: Session, **_: object) -> bool:
+    def fire_and_forget(self, session: Session, *_: object, **__: object) -> bool:
         """Start to fold in what is pending, and return at once; False where nothing is started.
 
         One task per session: what is evicted while it runs is folded in by the same one.
