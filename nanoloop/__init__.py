@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent
+    from nanoloop.context import build_messages
+    from nanoloop.directory import SessionDirectory
     from nanoloop.errors import SessionExists, SessionNotFound
     from nanoloop.loop import AgentLoop
     from nanoloop.memory.summarizer import Summarizer
     from nanoloop.messages import Attachment, Inbound, Outbound
+    from nanoloop.protocols import Reply, Store
+    from nanoloop.providers.openai import OpenAIProvider
+    from nanoloop.providers.scripted import ScriptedProvider
     from nanoloop.session.entry import Entry
     from nanoloop.session.session import Session
+    from nanoloop.stores.in_memory import InMemoryStore
+    from nanoloop.stores.jsonl import JsonlStore
     from nanoloop.tools.function import tool
 
 _HOME = {
@@ -23,12 +30,20 @@ _HOME = {
     "AgentLoop": "nanoloop.loop",
     "Attachment": "nanoloop.messages",
     "Entry": "nanoloop.session.entry",
+    "InMemoryStore": "nanoloop.stores.in_memory",
     "Inbound": "nanoloop.messages",
+    "JsonlStore": "nanoloop.stores.jsonl",
+    "OpenAIProvider": "nanoloop.providers.openai",
     "Outbound": "nanoloop.messages",
+    "Reply": "nanoloop.protocols",
+    "ScriptedProvider": "nanoloop.providers.scripted",
     "Session": "nanoloop.session.session",
+    "SessionDirectory": "nanoloop.directory",
     "SessionExists": "nanoloop.errors",
     "SessionNotFound": "nanoloop.errors",
+    "Store": "nanoloop.protocols",
     "Summarizer": "nanoloop.memory.summarizer",
+    "build_messages": "nanoloop.context",
     "tool": "nanoloop.tools.function",
 }
 
@@ -37,12 +52,20 @@ __all__ = [
     "AgentLoop",
     "Attachment",
     "Entry",
+    "InMemoryStore",
     "Inbound",
+    "JsonlStore",
+    "OpenAIProvider",
     "Outbound",
+    "Reply",
+    "ScriptedProvider",
     "Session",
+    "SessionDirectory",
     "SessionExists",
     "SessionNotFound",
+    "Store",
     "Summarizer",
+    "build_messages",
     "tool",
 ]
 
