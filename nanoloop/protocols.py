@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Store(Protocol):
         *,
         id: str | None = None,  # noqa: A002 - the seeds' name for it
         key: str | None = None,
-        ttl: float | None = None,
+        ttl: float | timedelta | None = None,
         sliding: bool = False,
         metadata: Mapping[str, Any] | None = None,
         agent: str | None = None,

@@ -20,7 +20,7 @@ class Identity(TypedDict, total=False):
     agent: str | None
     metadata: Mapping[str, Any] | None
     max_history: int | None
-    ttl: float | None
+    ttl: float | timedelta | None
     sliding: bool
     clock: Callable[[], datetime]
 
@@ -36,7 +36,7 @@ class Record:
         agent: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_history: int | None = None,
-        ttl: float | None = None,
+        ttl: float | timedelta | None = None,
         sliding: bool = False,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
@@ -50,7 +50,7 @@ class Record:
         self._title = ""
         self._metadata: dict[str, Any] = copied(metadata or {})
         self._max_history = max_history
-        self._ttl = ttl if ttl and ttl > 0 else None
+        self._ttl = _seconds(ttl)
         self._sliding = sliding
         self._created_at = self._updated_at = clock()
         self._expires_at = self._expiry_from_now()
@@ -218,3 +218,9 @@ class Record:
         self._ttl = about.get("ttl")
         self._sliding = bool(about.get("sliding", False))
         self._created_at = from_rfc3339(about.get("created_at"))
+
+
+def _seconds(ttl: float | timedelta | None) -> float | None:
+    """A life span in seconds; None where it has no end, as with zero or less."""
+    seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
+    return seconds if seconds and seconds > 0 else None

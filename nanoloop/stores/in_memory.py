@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
@@ -81,7 +81,7 @@ class InMemoryStore:
         *,
         id: str | None = None,  # noqa: A002 - the seeds' name for it
         key: str | None = None,
-        ttl: float | None = None,
+        ttl: float | timedelta | None = None,
         sliding: bool = False,
         metadata: Mapping[str, Any] | None = None,
         agent: str | None = None,

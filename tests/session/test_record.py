@@ -41,6 +41,16 @@ def test_r2_2_state_is_got_set_and_deleted():
     assert session.get("k") == (None, False)
 
 
+def test_r2_9_a_life_span_is_seconds_or_a_timedelta(clock):
+    in_seconds, as_delta = Session(ttl=3600), Session(ttl=timedelta(hours=1), clock=clock)
+    assert as_delta.to_dict()["ttl"] == in_seconds.to_dict()["ttl"] == 3600
+    clock.forward(3600)
+    assert not as_delta.has_expired()
+    clock.forward(0.1)
+    assert as_delta.has_expired()
+    assert not Session(ttl=timedelta(0)).has_expired()
+
+
 def test_state_is_copied_in_and_out():
     session, value = Session(), {"a": [1]}
     session.set("k", value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -70,7 +70,7 @@ class JsonlStore:
         *,
         id: str | None = None,  # noqa: A002 - the seeds' name for it
         key: str | None = None,
-        ttl: float | None = None,
+        ttl: float | timedelta | None = None,
         sliding: bool = False,
         metadata: Mapping[str, Any] | None = None,
         agent: str | None = None,
