@@ -19,7 +19,7 @@ from nanoloop.errors import SettingsError, place_of
 from nanoloop.events import ChannelFailed, ChannelStarted
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.protocols import Channel, Provider, Store, Tool
+from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
 from nanoloop.settings_problems import DEFAULT_AGENT
 from nanoloop.stores.in_memory import InMemoryStore
@@ -145,7 +145,17 @@ def make_store(settings: Settings, telemetry: Telemetry, *, read_only: bool = Fa
         durability=settings.store.durability,
         read_only=read_only,
         announce=telemetry,
+        seal=make_seal(settings),
     )
+
+
+def make_seal(settings: Settings) -> Seal | None:
+    """What seals the store's files, where these settings have a key for it."""
+    if settings.store.encryption_key is None:
+        return None
+    from nanoloop.stores.encryption import FernetSeal  # noqa: PLC0415 - an extra of its own
+
+    return FernetSeal(settings.store.encryption_key.get_secret_value())
 
 
 def make_provider(settings: Settings) -> Provider:

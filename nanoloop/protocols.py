@@ -127,6 +127,18 @@ class SessionInfo:
     """Bytes the session takes in the store."""
 
 
+class Seal(Protocol):
+    """What makes stored text unreadable for whoever has no key."""
+
+    def seal(self, data: bytes) -> str:
+        """These bytes as a text that says nothing without a key."""
+        ...
+
+    def open(self, text: str) -> bytes:
+        """The bytes again; raises ValueError where no key fits."""
+        ...
+
+
 class Store(Protocol):
     """Where sessions last. Only additions are written, and the head is committed with them."""
 

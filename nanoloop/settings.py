@@ -52,6 +52,8 @@ class StoreSettings(Section):
     """`jsonl`: one readable file per session in the data folder; `memory`: gone at the end."""
     durability: Literal["flush", "fsync"] = "flush"
     """What survives a message: `flush` a killed process, `fsync` a power cut too (slower)."""
+    encryption_key: SecretStr | None = Field(default=None, examples=["..."])
+    """Seals what is said and known in the files; of several, with commas, the first one seals."""
 
 
 class BusSettings(Section):

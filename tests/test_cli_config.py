@@ -95,7 +95,8 @@ def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     optional = {"summary_model": None, "api_key": None, "base_url": None, "agents": {}}
     optional["channels"] = Settings().channels  # its agent is an example
     calls = settings.provider.model_copy(update={"options": {}})
-    plain = settings.model_copy(update=optional | {"provider": calls})
+    store = settings.store.model_copy(update={"encryption_key": None})
+    plain = settings.model_copy(update=optional | {"provider": calls, "store": store})
     assert plain.model_dump() == Settings().model_dump()
 
 

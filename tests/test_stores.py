@@ -4,19 +4,23 @@ from datetime import datetime, timedelta, timezone
 
 import anyio
 import pytest
+from cryptography.fernet import Fernet
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
+from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.sweep import sweep
 
+SEAL = FernetSeal(Fernet.generate_key().decode())
 STORES = {
     "in_memory": lambda _folder, clock: InMemoryStore(clock=clock),
     "jsonl": lambda folder, clock: JsonlStore(folder, clock=clock),
     "jsonl_fsync": lambda folder, clock: JsonlStore(folder, clock=clock, durability="fsync"),
+    "jsonl_sealed": lambda folder, clock: JsonlStore(folder, clock=clock, seal=SEAL),
 }
 """How to open each store, empty, with a clock of the test's."""
 

@@ -49,8 +49,8 @@ def new_file(changes: Changes, *, head: Mapping[str, Any], marks: Marks) -> Comm
 
 
 def summary_text(sections: Mapping[str, Any]) -> str | None:
-    """The summary's words, where it is among these sections."""
+    """The summary's words, where it is among these sections; "" where they are sealed."""
     value = sections.get(SUMMARY)
     if isinstance(value, Mapping):
-        value = value.get("value")
+        value = value.get("value", "")
     return None if value is None else str(value)

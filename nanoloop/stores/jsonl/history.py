@@ -21,6 +21,7 @@ from nanoloop.stores.jsonl.reading import (
     search,
 )
 from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
+from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import Snapshot, info_of, is_visible, message_ids, window_start
 
 Report = Callable[[Line], None]
@@ -31,13 +32,21 @@ class History:
     """One open file, up to where it stood when it was opened."""
 
     def __init__(
-        self, fd: int, standing: Standing, *, session_id: str, marks: Marks, report: Report
+        self,
+        fd: int,
+        standing: Standing,
+        *,
+        session_id: str,
+        marks: Marks,
+        report: Report,
+        sealing: Sealing,
     ) -> None:
         self._fd = fd
         self._standing = standing
         self._id = session_id
         self._marks = marks
         self._report = report
+        self._sealing = sealing
 
     def window(self) -> Snapshot:
         """The session with its window only, from the end of the file."""
@@ -49,13 +58,16 @@ class History:
         shown = self._window_entries(standing, tail, after)
         if sections is None or shown is None:  # the places don't hold: the file was edited
             return _cut(self.whole(), after)
-        tail_entries = (line.value for line in tail.lines if line.kind == ENTRY)
-        return Snapshot(
-            head=standing.head,
-            sections=sections,
-            entries=shown,
-            after=after,
-            seen=message_ids(entry for entry in tail_entries if entry.seq <= after),
+        entries = (line.value for line in tail.lines if line.kind == ENTRY)
+        before = (self._sealing.entry(e, self._id) for e in entries if e.seq <= after)
+        return self._sealing.opened(
+            Snapshot(
+                head=standing.head,
+                sections=sections,
+                entries=shown,
+                after=after,
+                seen=message_ids(before),
+            )
         )
 
     def _sections(self, standing: Standing, known: Mapping[int, Line]) -> dict[str, Any] | None:
@@ -95,7 +107,9 @@ class History:
             elif line.kind == METADATA and not first:
                 first = line.value
         sections.setdefault(ABOUT, _salvaged(first, self._id, entries))
-        return Snapshot(head=self._standing.head, sections=sections, entries=entries)
+        return self._sealing.opened(
+            Snapshot(head=self._standing.head, sections=sections, entries=entries)
+        )
 
     def between(self, after: int, upto: int | None, limit: int | None) -> list[Entry]:
         """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
@@ -109,7 +123,7 @@ class History:
                 self._marks.add(line.value.seq, line.offset)
                 break
             if is_visible(head, line.value.seq):
-                found.append(line.value)
+                found.append(self._sealing.entry(line.value, self._id))
         return found
 
     def _told(self, lines: Iterator[Line] | tuple[Line, ...]) -> Iterator[Line]:
@@ -125,22 +139,22 @@ class History:
             yield line
 
 
-def glance(fd: int, size: int, *, session_id: str) -> SessionInfo:
+def glance(fd: int, size: int, *, session_id: str, sealing: Sealing) -> SessionInfo:
     """The session at a glance, from both ends of its file."""
     tail = read_tail(fd, size, PROBE)
     standing = standing_of(tail)
-    about = about_of(fd, standing, session_id=session_id)
+    about = sealing.glance(about_of(fd, standing, session_id=session_id))
     return info_of(standing.head, about, size=size, newer=standing.newer)
 
 
 def about_of(fd: int, standing: Standing, *, session_id: str) -> Mapping[str, Any]:
-    """Who the file says it is: by its first line, else by its newest section, else by its name."""
+    """Who the file says it is: by its newest section, else by its first line, else by its name."""
+    line = line_at(fd, standing.at.get(ABOUT, -1), standing.size)
+    if line is not None and line.name == ABOUT and isinstance(line.value, dict):
+        return {"id": session_id, **line.value}
     line = line_at(fd, 0, standing.size)
     if line is not None and line.kind == METADATA and line.value.get("id"):
         return about_in(line.value)
-    line = line_at(fd, standing.at.get(ABOUT, -1), standing.size)
-    if line is not None and line.kind == SECTION and isinstance(line.value, dict):
-        return {"id": session_id, **line.value}
     return {"id": session_id}
 
 

@@ -25,6 +25,7 @@ from nanoloop.stores.jsonl.log_file import LogFile
 from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.set_aside import SetAside, removed_copy
 from nanoloop.stores.jsonl.writing import replace_file, sync_folder
+from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import has_expired
 
 
@@ -39,12 +40,14 @@ class Journal:
         clock: Callable[[], datetime],
         durable: bool = False,
         read_only: bool = False,
+        sealing: Sealing | None = None,
     ) -> None:
         self.id = session_id
         self._path = path
         self._clock = clock
         self._durable = durable
         self._read_only = read_only
+        self._sealing = sealing or Sealing()
         self._lock = RLock()
         self._file: LogFile | None = None
         self._unreadable = SetAside(path, session_id=session_id, read_only=read_only)
@@ -81,7 +84,14 @@ class Journal:
             fd, standing, marks = os.dup(file.fd), file.standing, file.marks
         unreadable: list[Line] = []
         try:
-            yield History(fd, standing, session_id=self.id, marks=marks, report=unreadable.append)
+            yield History(
+                fd,
+                standing,
+                session_id=self.id,
+                marks=marks,
+                report=unreadable.append,
+                sealing=self._sealing,
+            )
             with self._lock:
                 self._heard += self._unreadable.settle(fd, unreadable)
         finally:
@@ -98,9 +108,10 @@ class Journal:
             if mine != theirs:
                 raise StoreConflict(self.id, mine=mine, theirs=theirs)
             self._heard += file.repair()
-            file.append(file.commit_of(changes))
+            sealed = self._sealing.sealed(changes)
+            file.append(file.commit_of(sealed))
             session.committed(changes)
-            file.renew_first_line(changes)
+            file.renew_first_line(sealed)
 
     def create(self, session: Session, *, may_replace: bool = False) -> None:
         """Make the file of a session, whole or not at all; raises `SessionExists`."""
@@ -113,8 +124,9 @@ class Journal:
                 raise StoreError(f"session {self.id!r} is kept by a store already: fork it")
             # A replacement counts on, so that an object of the replaced one can't commit.
             changes = replace(changes, revision=old or 0)
-            head = {**changes.head, "rev": changes.revision + 1}
-            data = new_file(changes, head=head, marks=Marks()).data
+            sealed = self._sealing.sealed(changes)
+            head = {**sealed.head, "rev": changes.revision + 1}
+            data = new_file(sealed, head=head, marks=Marks()).data
             replace_file(self._path, data, durable=self._durable)
             self._forget()
             session.committed(changes)

@@ -10,6 +10,7 @@ from nanoloop.events import Event, FileUnreadable
 from nanoloop.protocols import SessionInfo
 from nanoloop.stores.jsonl.file_names import name_of
 from nanoloop.stores.jsonl.history import glance
+from nanoloop.stores.sealing import Sealing
 
 BATCH = 64
 """Files that one visit of a thread looks at."""
@@ -18,9 +19,10 @@ BATCH = 64
 class Listing:
     """The session files of one folder."""
 
-    def __init__(self, folder: Path, *, suffix: str) -> None:
+    def __init__(self, folder: Path, *, suffix: str, sealing: Sealing) -> None:
         self._folder = folder
         self._suffix = suffix
+        self._sealing = sealing
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
@@ -56,7 +58,8 @@ class Listing:
         fd = os.open(path, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
-            return glance(fd, size, session_id=name_of(name) or name)
+            session_id = name_of(name) or name
+            return glance(fd, size, session_id=session_id, sealing=self._sealing)
         finally:
             os.close(fd)
 

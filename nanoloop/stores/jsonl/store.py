@@ -13,7 +13,7 @@ from aiofiles.os import wrap
 
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Announce, silent
-from nanoloop.protocols import SessionInfo
+from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.jsonl.bindings import Bindings
@@ -22,6 +22,7 @@ from nanoloop.stores.jsonl.folder_lock import FolderLock
 from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.listing import Listing
 from nanoloop.stores.jsonl.open_files import OpenFiles
+from nanoloop.stores.sealing import Sealing
 
 SUFFIX = ".jsonl"
 KEYS = "keys"
@@ -43,12 +44,14 @@ class JsonlStore:
         announce: Announce = silent,
         open_files: int = 256,
         read_only: bool = False,
+        seal: Seal | None = None,
     ) -> None:
         self._folder = Path(folder)
         self._durable = durability == "fsync"
         self._clock = clock
         self._announce = announce
         self._read_only = read_only
+        self._sealing = Sealing(seal)
         self._lock = FolderLock(self._folder, clock=clock)
         self._bindings = Bindings(self._folder / KEYS, durable=self._durable)
         self._files = OpenFiles(self._journal, limit=open_files)
@@ -61,6 +64,7 @@ class JsonlStore:
             clock=self._clock,
             durable=self._durable,
             read_only=self._read_only,
+            sealing=self._sealing,
         )
 
     # Sessions
@@ -155,7 +159,7 @@ class JsonlStore:
 
     async def _glances(self) -> AsyncIterator[Sequence[SessionInfo]]:
         """What all files tell, a few files at a time; each that can't be read is reported."""
-        listing = Listing(self._folder, suffix=SUFFIX)
+        listing = Listing(self._folder, suffix=SUFFIX, sealing=self._sealing)
         for paths in await self._in_thread(listing.batches):
             yield await self._in_thread(listing.glances, paths)
             for event in listing.take_heard():

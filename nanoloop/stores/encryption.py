@@ -1,0 +1,38 @@
+"""Encryption with Fernet, of the `cryptography` package: the only file that knows it."""
+
+from __future__ import annotations
+
+from nanoloop.errors import SettingsError
+
+try:
+    from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+except ModuleNotFoundError as missing:
+    raise SettingsError(
+        "store.encryption_key needs the package cryptography: install nanoloop[encrypt]"
+    ) from missing
+
+
+class FernetSeal:
+    """Seals with the first of its keys, and opens what any of them sealed."""
+
+    def __init__(self, keys: str) -> None:
+        """`keys` are separated by commas; raises `SettingsError` where one is none."""
+        try:
+            self._fernet = MultiFernet([Fernet(key.strip()) for key in keys.split(",")])
+        except ValueError as error:  # its text may name the key
+            raise SettingsError(
+                "store.encryption_key holds something that is no key: make one with "
+                '`python -c "from cryptography.fernet import Fernet; '
+                'print(Fernet.generate_key().decode())"`'
+            ) from error
+
+    def seal(self, data: bytes) -> str:
+        """These bytes as a text that says nothing without a key."""
+        return self._fernet.encrypt(data).decode()
+
+    def open(self, text: str) -> bytes:
+        """The bytes again; raises ValueError where no key fits."""
+        try:
+            return self._fernet.decrypt(text)
+        except InvalidToken as error:
+            raise ValueError("no key fits") from error
