@@ -10,6 +10,7 @@ NanoloopError
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          another process owns the folder
 │   └── StoreConflict        another writer committed first
+├── IndexUnusable            nothing can be recalled; all else goes on
 ├── BusFull                  the sender has to try again
 ├── LaneFull                 this chat has too many messages waiting
 ├── ToolError                (data for the model, never an end of the turn)
@@ -107,6 +108,10 @@ class StoreConflict(StoreError):
             f"session {session_id!r} is at revision {theirs}, not {mine}: another writer "
             "committed first; load it again"
         )
+
+
+class IndexUnusable(NanoloopError):
+    """The index of what was said can't be used; nothing but recall depends on it."""
 
 
 class BusFull(NanoloopError):

@@ -225,6 +225,23 @@ class SummaryDropped(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecallFailed(Event):
+    """What was said is not findable for now; nothing else depends on it."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexSetAside(Event):
+    """A damaged index was put beside its place, and is made anew from the store."""
+
+    level: ClassVar[Level] = "warning"
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStarted(Event):
     session_id: str
     key: str

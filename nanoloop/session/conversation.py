@@ -140,6 +140,11 @@ class Conversation(Record):
         with self._lock:
             return list(self._log.between(after, upto))
 
+    def has_entry(self, seq: int) -> bool:
+        """Whether this entry belongs to the present history and was not taken back."""
+        with self._lock:
+            return self._log.start <= seq <= self._log.last and not self._log.is_hidden(seq)
+
     def has_seen(self, message_id: str) -> bool:
         """Whether a message with this id is in the log, as far back as ids are remembered."""
         return message_id in self._seen
