@@ -1,0 +1,238 @@
+"""Which turns answer a query best: rare words, who spoke, what stands beside, what is asked for.
+
+Pure: it sees an index only through `Rows`. No step reads more than a fixed number of rows, however
+long the conversation is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Protocol
+
+from nanoloop.memory.words import IS_TOOL, ONLY_ASKS, Query
+
+MOST_ROWS = 500
+"""Rows read for one word: one that is in more of them only weighs among those the others find."""
+CANDIDATES = 50
+"""Turns that are looked at closely, their neighbours beside them."""
+
+LENGTH = 0.35
+"""How much a long turn has to hold more of the words than a short one."""
+SATURATION = 1.2
+BESIDE = {-1: 0.25, 1: 0.15, -2: 0.08, 2: 0.05}
+"""What a word counts that stands in a neighbouring turn only, by its distance."""
+ASKED = 0.6
+"""What it counts in the question that a turn answers."""
+COVERED = 0.35
+"""How much of the score depends on how many of the words were found."""
+SPOKEN = 1.4
+"""For a turn of the speaker that the query names."""
+MEANT = 1.1
+"""For a turn of whom I or you means."""
+FITTING = 1.15
+"""For a turn that tells a time or an amount where one is asked for."""
+DATED = 1.25
+"""For a turn of the month or the year that is asked for."""
+ASKING = 0.7
+"""For a turn that only asks."""
+TOOL = 0.8
+"""For what a tool was asked and gave back."""
+NAMED = 0.3
+"""What a speaker's name counts as a word: others say it when they speak to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the index knows of a turn beside its words."""
+
+    place: int
+    seq: int
+    who: str
+    role: str
+    length: int
+    marks: int
+    year: int
+    month: int
+
+
+class Rows(Protocol):
+    """One session's turns in the index, by their place in it."""
+
+    total: int
+    length: float
+    """Words of a turn, on average."""
+
+    def having(self, word: str, limit: int) -> list[int]:
+        """The places of turns with this word, the newest ones, so many at most."""
+        ...
+
+    def count(self, word: str) -> int:
+        """How many turns have this word."""
+        ...
+
+    def having_both(self, word: str, others: Sequence[str], limit: int) -> list[int]:
+        """The places of turns with this word and one of the others."""
+        ...
+
+    def near(self, word: str) -> list[str]:
+        """Words of the index that are spelled much like one that it doesn't have."""
+        ...
+
+    def speakers(self) -> Iterable[str]:
+        """The names of all who spoke."""
+        ...
+
+    def traits(self, places: Iterable[int]) -> dict[int, Traits]:
+        """What is known of these turns; those that are gone are left out."""
+        ...
+
+
+@dataclass(slots=True)
+class Matches:
+    """Which of the words each turn has, a bit for each."""
+
+    weights: list[float] = field(default_factory=list)
+    bits: dict[int, int] = field(default_factory=dict)
+    _sums: dict[int, float] = field(default_factory=dict)
+    _seen: set[tuple[int, ...]] = field(default_factory=set)
+
+    def add(self, places: Sequence[int], weight: float) -> None:
+        """Take in the turns of a word; one that means the same as another counts once."""
+        known = tuple(places)
+        if not known or known in self._seen:
+            return
+        self._seen.add(known)
+        bit = 1 << len(self.weights)
+        self.weights.append(weight)
+        bits = self.bits
+        for place in places:
+            bits[place] = bits.get(place, 0) | bit
+
+    def worth(self, mask: int) -> float:
+        """What these words count together."""
+        found = self._sums.get(mask)
+        if found is None:
+            found = sum(w for i, w in enumerate(self.weights) if mask >> i & 1)
+            self._sums[mask] = found
+        return found
+
+
+def ranked(
+    query: Query, rows: Rows, *, limit: int, allows: Callable[[int], bool] = lambda _: True
+) -> list[tuple[int, float]]:
+    """The places of the best turns with their scores, the best first.
+
+    `allows` says of an entry's number whether it may be returned.
+    """
+    if not rows.total:
+        return []
+    named = _speakers_named(query, rows)
+    matches = Matches()
+    _match(query.words, rows, matches, weaker=frozenset(_parts(named)))
+    needed = sum(matches.weights) or 1.0
+    judge = _Judge(query=query, rows=rows, matches=matches, named=named, needed=needed)
+    return judge.best(limit, allows)
+
+
+def _parts(names: Iterable[str]) -> set[str]:
+    return {part for name in names for part in name.split()}
+
+
+def _speakers_named(query: Query, rows: Rows) -> frozenset[str]:
+    return frozenset(who for who in rows.speakers() if query.names.intersection(who.split()))
+
+
+def _rarity(count: int, total: int) -> float:
+    return math.log(1 + (total - count + 0.5) / (count + 0.5))
+
+
+def _match(
+    words: dict[str, float], rows: Rows, matches: Matches, *, weaker: frozenset[str]
+) -> None:
+    rare: list[str] = []
+    common: dict[str, tuple[list[int], float]] = {}
+    for word, counts in words.items():
+        weight = counts * (NAMED if word in weaker else 1.0)
+        places = rows.having(word, MOST_ROWS)
+        if not places:
+            _match_near(word, weight, rows, matches)
+        elif len(places) < MOST_ROWS:
+            rare.append(word)
+            matches.add(places, weight * _rarity(len(places), rows.total))
+        else:
+            common[word] = (places, weight * _rarity(rows.count(word), rows.total))
+    for word, (places, weight) in common.items():
+        others = rare or [other for other in common if other != word]
+        both = rows.having_both(word, others, MOST_ROWS) if others else []
+        matches.add(sorted({*both, *(() if rare else places)}), weight)
+
+
+def _match_near(word: str, weight: float, rows: Rows, matches: Matches) -> None:
+    """A word that nobody said may be a typing error, or one that only begins like another."""
+    found = {place for near in rows.near(word) for place in rows.having(near, MOST_ROWS)}
+    if found:
+        matches.add(sorted(found), weight * _rarity(len(found), rows.total) / 2)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Judge:
+    """Scores turns closely."""
+
+    query: Query
+    rows: Rows
+    matches: Matches
+    named: frozenset[str]
+    needed: float
+    traits: dict[int, Traits] = field(default_factory=dict)
+
+    def best(self, limit: int, allows: Callable[[int], bool]) -> list[tuple[int, float]]:
+        """The best turns with their scores."""
+        bits, worth = self.matches.bits, self.matches.worth
+        first = nlargest(CANDIDATES, bits, key=lambda place: (worth(bits[place]), place))
+        near = {place + step for place in first for step in (0, *BESIDE)}
+        self.traits = self.rows.traits(near)
+        scored = (
+            (place, self.score(place)) for place, turn in self.traits.items() if allows(turn.seq)
+        )
+        return nlargest(limit, (hit for hit in scored if hit[1] > 0), key=lambda hit: hit[::-1])
+
+    def score(self, place: int) -> float:
+        """What a turn is worth: its own words, then those beside it, then who and what it is."""
+        traits = self.traits[place]
+        matches = self.matches
+        own = matches.bits.get(place, 0)
+        longer = traits.length / self.rows.length
+        slope = (SATURATION + 1) / (1 + SATURATION * (1 - LENGTH + LENGTH * longer))
+        score = matches.worth(own) * slope
+        seen = own
+        for step, counts in BESIDE.items():
+            there = matches.bits.get(place + step, 0) & ~seen
+            if there:
+                seen |= there
+                score += matches.worth(there) * (ASKED if self._answers(place, step) else counts)
+        share = min(1.0, matches.worth(seen) / self.needed)
+        return score * (1 - COVERED + COVERED * share) * self._fit(traits)
+
+    def _answers(self, place: int, step: int) -> bool:
+        asked = self.traits.get(place - 1)
+        return step == -1 and asked is not None and bool(asked.marks & ONLY_ASKS)
+
+    def _fit(self, traits: Traits) -> float:
+        query = self.query
+        fit = 1.0
+        if self.named:
+            fit *= SPOKEN if traits.who in self.named else 1.0
+        elif traits.role in query.roles:
+            fit *= MEANT
+        if traits.marks & query.wants:
+            fit *= FITTING
+        if query.month and query.month == traits.month:
+            fit *= DATED
+        if query.year and query.year == traits.year:
+            fit *= DATED
+        if traits.marks & ONLY_ASKS:
+            fit *= ASKING
+        return fit * (TOOL if traits.marks & IS_TOOL else 1.0)
