@@ -1,0 +1,279 @@
+"""Finds again what left the window: full-text search over the log of one session at a time.
+
+The index stands beside the store and is made from it, in the background and at the latest when it
+is searched. A turn never waits for it and never fails with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, Self, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import IndexUnusable, SessionNotFound
+from nanoloop.events import (
+    Announce,
+    Event,
+    IndexSetAside,
+    RecallFailed,
+    WindowTrimmed,
+    silent,
+)
+from nanoloop.memory.hits import Found, Hit, for_models, for_people, hits_in
+from nanoloop.memory.index import Index
+from nanoloop.memory.words import Query
+from nanoloop.protocols import Store
+from nanoloop.session.entry import rfc3339
+from nanoloop.session.session import Session
+
+BATCH = 250
+"""Entries taken into the index at a time."""
+WORTH_IT = 32
+"""New entries from which on they are taken in before anyone searches."""
+MOST_TASKS = 64
+"""Sessions that are indexed in the background at once; others wait for their search."""
+REST_SECONDS = 60
+"""How long the background leaves the index alone after a failure."""
+TIDY_SECONDS = 3600
+"""How often sessions that are gone from the store leave the index."""
+KNOWN = 10_000
+"""Sessions of which is remembered how far they are indexed."""
+QUERY_CHARS = 1000
+"""Characters of a query that are read."""
+MOST_HITS = 50
+
+T = TypeVar("T")
+
+
+class Recall:
+    """Searches what was said. Its background tasks live in its `async with`."""
+
+    def __init__(
+        self,
+        store: Store,
+        index: Index,
+        *,
+        patience_seconds: float = 2,
+        announce: Announce = silent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._index = index
+        self._patience_seconds = patience_seconds
+        self._announce = announce
+        self._clock = clock
+        self._rests_until = float("-inf")
+        self._group: TaskGroup | None = None
+        self._busy: set[str] = set()
+        self._lock = anyio.Lock()
+        self._reach: OrderedDict[str, tuple[str, int]] = OrderedDict()
+
+    async def __aenter__(self) -> Self:
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._group.start_soon(self._keep_tidy, name="recall tidy")
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        group, self._group = self._group, None
+        assert group is not None  # noqa: S101 - entered before it is left
+        group.cancel_scope.cancel()
+        try:
+            return await group.__aexit__(*exc)  # type: ignore[arg-type]
+        finally:
+            with anyio.CancelScope(shield=True):
+                await run_sync(self._index.close)
+
+    # In the background
+
+    @property
+    def running(self) -> int:
+        """How many sessions are being indexed now."""
+        return len(self._busy)
+
+    def hear(self, event: Event) -> None:
+        """Take in what left a window, soon."""
+        if isinstance(event, WindowTrimmed):
+            self._start(event.session_id)
+
+    def fire_and_forget(self, session: Session, **_: object) -> bool:
+        """Take in what is new, soon, and return at once; False where nothing is started."""
+        if session.last_seq - self._known(session) < WORTH_IT:
+            return False
+        return self._start(session)
+
+    def _start(self, session: Session | str) -> bool:
+        session_id = session if isinstance(session, str) else session.id
+        is_due = self._clock() >= self._rests_until and session_id not in self._busy
+        if self._group is None or not is_due or len(self._busy) >= MOST_TASKS:
+            return False
+        self._busy.add(session_id)
+        self._group.start_soon(self._follow, session, session_id, name=f"recall {session_id}")
+        return True
+
+    async def _follow(self, session: Session | str, session_id: str) -> None:
+        try:
+            await self.catch_up(await self._opened(session))
+        except SessionNotFound:
+            return  # it was deleted meanwhile
+        except Exception as failure:  # noqa: BLE001 - an index that fails must not stop a conversation
+            self._note_failure(session_id, failure)
+        finally:
+            self._busy.discard(session_id)
+
+    def _note_failure(self, session_id: str, failure: Exception) -> None:
+        self._rests_until = self._clock() + REST_SECONDS
+        self._announce(RecallFailed(session_id=session_id, reason=_reason(failure)))
+
+    async def _keep_tidy(self) -> None:
+        while True:
+            try:
+                await self.tidy()
+            except Exception as failure:  # noqa: BLE001 - as above
+                self._note_failure("", failure)
+            await anyio.sleep(TIDY_SECONDS)
+
+    async def tidy(self) -> None:
+        """Remove what the index has of sessions that are gone from the store."""
+        # The index is asked first: what is made meanwhile must not look as if it were gone.
+        known = set(await self._on_index(self._index.sessions))
+        if known:
+            known.difference_update([info.id async for info in self._store.list()])
+        for session_id in known:
+            await self.forget(session_id)
+
+    # How far it is
+
+    async def _opened(self, session: Session | str) -> Session:
+        return await self._store.load(session) if isinstance(session, str) else session
+
+    def _known(self, session: Session) -> int:
+        born, reach = self._reach.get(session.id, ("", 0))
+        return reach if born == _born(session) else 0
+
+    def _note_reach(self, session: Session, reach: int) -> None:
+        self._reach[session.id] = (_born(session), reach)
+        self._reach.move_to_end(session.id)
+        if len(self._reach) > KNOWN:
+            self._reach.popitem(last=False)
+
+    async def catch_up(self, session: Session) -> None:
+        """Take in all that is stored of it; raises `IndexUnusable` and what the store raises."""
+        last = session.last_seq
+        after = self._known(session)
+        while after < last:
+            async with self._lock:  # one batch at a time, so that a search waits for no more
+                after = max(after, await self._indexed(session))
+                upto = min(after + BATCH, last)
+                entries = await self._store.entries(session.id, after=after, upto=upto)
+                if entries:
+                    reach = entries[-1].seq
+                    args = (session.id, _born(session), entries, reach)
+                    await self._on_index(self._index.add, *args)
+                    self._note_reach(session, reach)
+                after = upto
+
+    async def _indexed(self, session: Session) -> int:
+        known = await self._on_index(self._index.standing, session.id)
+        return known.reach if known is not None and known.born == _born(session) else 0
+
+    # Searching
+
+    async def search(
+        self, session: Session | str, words: str, limit: int = 10, *, before: int | None = None
+    ) -> Found:
+        """The entries that fit best, of this session only; taken back or reset ones never.
+
+        With `before`, only entries with a lower number. Raises `SessionNotFound`, `IndexUnusable`.
+        """
+        opened = await self._opened_or_forgotten(session)
+        behind = await self._catch_up_soon(opened)
+        reading = self._index.reading
+        query = Query.of(words[:QUERY_CHARS])
+
+        def allows(seq: int) -> bool:
+            return opened.has_entry(seq) and (before is None or seq < before)
+
+        def work() -> list[Hit]:
+            with reading(opened.id) as rows:
+                return hits_in(rows, query, max(1, min(limit, MOST_HITS)), allows)
+
+        return Found(await self._on_index(work), behind=behind)
+
+    async def _opened_or_forgotten(self, session: Session | str) -> Session:
+        try:
+            return await self._opened(session)
+        except SessionNotFound:
+            await self.forget(str(session))
+            raise
+
+    async def _catch_up_soon(self, session: Session) -> int:
+        """Catch up for as long as someone waits; returns how many entries are left."""
+        with anyio.move_on_after(self._patience_seconds) as scope:
+            try:
+                await self.catch_up(session)
+            except IndexUnusable:  # a damaged one was put aside, and this makes it anew
+                await self.catch_up(session)
+        if not scope.cancelled_caught:
+            return 0
+        self._start(session)
+        return max(0, session.last_seq - self._known(session))
+
+    async def recall_text(self, session: Session | str, words: str, limit: int = 10) -> str:
+        """What fits, a line each, for people."""
+        return for_people(await self.search(session, words, limit), words)
+
+    async def told(self, session: Session, words: str, limit: int = 5) -> str:
+        """What fits, with what was said around it, for a model that is answering now."""
+        # What it is answering has all the words, and it has that before its eyes.
+        before = session.awaiting or None
+        return for_models(await self.search(session, words, limit, before=before), words)
+
+    # Erasing
+
+    async def forget(self, session_id: str, seqs: Iterable[int] | None = None) -> None:
+        """Remove a session, or some of its entries, for good.
+
+        To be called when the store has removed them: what it still has comes back.
+        """
+        gone = None if seqs is None else list(seqs)
+        async with self._lock:
+            if gone is None:
+                self._reach.pop(session_id, None)
+            await self._on_index(self._index.forget, session_id, gone)
+
+    # Threads
+
+    async def _on_index(self, work: Callable[..., T], *args: Any) -> T:
+        """Work on the index in a thread; raises `IndexUnusable`, a damaged one put aside."""
+        opened = self._index.opened
+        try:
+            return await run_sync(work, *args)
+        except (sqlite3.OperationalError, OSError) as failure:
+            raise IndexUnusable(f"the recall index can't be used: {failure}") from failure
+        except sqlite3.DatabaseError as damage:
+            await run_sync(self._index.start_anew, opened or 1)
+            self._reach.clear()
+            raise IndexUnusable("the recall index was damaged and is made anew") from damage
+        finally:
+            self._report_set_aside()
+
+    def _report_set_aside(self) -> None:
+        file, self._index.set_aside = self._index.set_aside, None
+        if file is not None:
+            self._reach.clear()
+            self._announce(IndexSetAside(file=file.name))
+
+
+def _born(session: Session) -> str:
+    return rfc3339(session.created_at)
+
+
+def _reason(failure: Exception) -> str:
+    return type(failure.__cause__ or failure).__name__
