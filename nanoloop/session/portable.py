@@ -142,7 +142,8 @@ class Portable(Resizing):
         if data.get("last_resize_turn") is not None or last:
             turn = int(data.get("last_resize_turn") or last.get("turn") or 0)
             seq = self.memo_seq if history is not None else self._resized_seq
-            self._last_resize = {"type": None, "reason": None, **last, "turn": turn, "seq": seq}
+            resized = {"type": None, "reason": None, **last, "turn": turn, "seq": seq}
+            self._last_resize = resized if turn or last else {}
 
     def _seq_behind(self, messages: int) -> int:
         """The number of the last entry of so many messages of the history."""

@@ -12,6 +12,16 @@ from nanoloop.session.session import Session
 SAID = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
+def test_r0_61_a_session_that_was_never_resized_comes_back_as_one():
+    session = Session().set_chat_history(SAID)
+    text = session.dump()
+    again = Session.load(text)
+    assert again.last_resize is None
+    assert again.dump() == text
+    session.resize(force=True)
+    assert session.load(text).last_resize is None
+
+
 def lived(**given):
     """A session with something of everything."""
     session = Session(agent="helper", metadata={"k": 1}, max_history=50, **given)
