@@ -30,7 +30,7 @@ class SessionDirectory:
         agents: Container[str] | None = None,
         max_history: int | None = 100,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self.max_history = max_history
         """What new sessions have, unless they are given their own."""
         self._agents = agents
@@ -75,7 +75,7 @@ class SessionDirectory:
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
         """Write a session, the current one by default, and return its file; whole or not at all."""
         session = self.current() if session is None else session
-        target = Path(path) if path is not None else self.path(session.id)
+        target = self.path(session.id) if path is None else Path(path).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
         _write_whole(target, text + "\n")
@@ -94,7 +94,7 @@ class SessionDirectory:
         return self._with_rest(session, data)
 
     def _file(self, path: str | Path) -> Path:
-        file = Path(path)
+        file = Path(path).expanduser()
         if isinstance(path, str) and not file.exists() and file.suffix != SUFFIX:
             return self.path(path)
         return file

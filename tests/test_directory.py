@@ -63,6 +63,15 @@ def test_r3_24_r3_25_r3_26_saving_returns_the_path(folder, tmp_path):
     assert custom.exists()
 
 
+def test_r3_24_r3_26_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = SessionDirectory("~/.chats/sessions")
+    session = talked(folder)
+    assert folder.save(session).parent == tmp_path / ".chats/sessions"
+    assert folder.save(session, "~/other.json") == tmp_path / "other.json"
+    assert folder.load("~/other.json").messages == session.messages
+
+
 def test_r3_27_the_file_says_it_in_the_old_form(folder):
     data = json.loads(folder.save(talked(folder, agent="build")).read_text())
     assert data["messages"] == [
