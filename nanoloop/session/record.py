@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from math import inf
 from threading import RLock
 from typing import Any, TypedDict
 
@@ -151,7 +152,10 @@ class Record:
             self._expires_at = self._expiry_from_now()
 
     def _expiry_from_now(self) -> datetime | None:
-        return None if self._ttl is None else self._clock() + timedelta(seconds=self._ttl)
+        try:
+            return None if self._ttl is None else self._clock() + timedelta(seconds=self._ttl)
+        except OverflowError:  # beyond the last date there is
+            return None
 
     @property
     def revision(self) -> int:
@@ -223,4 +227,4 @@ class Record:
 def _seconds(ttl: float | timedelta | None) -> float | None:
     """A life span in seconds; None where it has no end, as with zero or less."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-    return seconds if seconds and seconds > 0 else None
+    return seconds if seconds and 0 < seconds < inf else None

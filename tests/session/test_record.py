@@ -51,6 +51,13 @@ def test_r2_9_a_life_span_is_seconds_or_a_timedelta(clock):
     assert not Session(ttl=timedelta(0)).has_expired()
 
 
+@pytest.mark.parametrize("ttl", [float("inf"), 10**12, timedelta.max])
+def test_r2_9_a_life_longer_than_time_has_no_end(ttl):
+    session = Session(ttl=ttl)
+    assert not session.has_expired()
+    assert Session.load(session.dump()).dump() == session.dump()
+
+
 def test_state_is_copied_in_and_out():
     session, value = Session(), {"a": [1]}
     session.set("k", value)
