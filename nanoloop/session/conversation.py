@@ -184,6 +184,10 @@ class Conversation(Record):
         """What stands for the entries that left the window; "" while nothing does."""
         return str(self._summary.value)
 
+    @summary.setter
+    def summary(self, text: str) -> None:
+        self.update_summary(text)
+
     @property
     def ledger(self) -> Kept:
         """What is kept word for word beside the summary; not to be changed."""

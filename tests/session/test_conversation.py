@@ -59,6 +59,13 @@ def test_r4_14_r4_15_a_summary_clears_the_flag():
     assert (session.summary, session.summary_in_progress) == ("so far", False)
 
 
+def test_r4_14_a_summary_that_is_set_reaches_as_far_as_the_one_before():
+    session = Session()
+    session.update_summary("first", seq=0)
+    session.summary = "by hand"
+    assert (session.summary, session.covered_seq) == ("by hand", 0)
+
+
 def test_c17_a_summary_and_its_reach_move_together_and_only_forward():
     session = talked(60)
     session.trim_if_needed(limit=50, min_keep=10)
