@@ -1,0 +1,61 @@
+"""The long forms: `python -m tests.proof --operations 10000` and `--kills 300`."""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+
+import anyio
+
+from tests.proof.drive import Broken, drive
+from tests.proof.kills import prove
+
+A_WORLD = 500
+"""Operations in one world; then another begins, with the next seed."""
+IN_FILES = 5
+"""Every so many worlds one keeps its sessions in files."""
+
+
+def tell(text):
+    print(text, flush=True)  # noqa: T201 - this is a command
+
+
+def operate(count, seed):
+    taken = Counter()
+    for number in range(0, count, A_WORLD):
+        begun = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            in_files = number // A_WORLD % IN_FILES == IN_FILES - 1
+            operations = min(A_WORLD, count - number)
+            taken += Counter(anyio.run(drive, seed, operations, folder if in_files else None))
+        seconds = time.monotonic() - begun
+        tell(f"seed {seed}: {operations} operations {'in files ' * in_files}{seconds:.1f} s")
+        seed += 1
+    tell(f"{taken.total()} operations, no violation:")
+    tell(", ".join(f"{name} {times}" for name, times in taken.most_common()))
+
+
+def kill(count, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(prove, folder, count, seed)
+    tell(report)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operations", type=int, default=0, help="random steps of all kinds")
+    parser.add_argument("--kills", type=int, default=0, help="kill -9 of a real process")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    try:
+        if args.operations:
+            operate(args.operations, args.seed)
+        if args.kills:
+            kill(args.kills, args.seed)
+    except Broken as broken:
+        sys.exit(str(broken))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What a proof does to a world: talk in every way there is, and change histories meanwhile."""
+
+from functools import partial
+
+import anyio
+import anyio.lowlevel
+
+from nanoloop.errors import HistoryNotLoaded, SessionNotFound
+
+CHATS = ("a", "b", "c")
+TOOLS = ("look", "look fail", "look look look", "fail fail", "nowhere look", "look aloud")
+ODD = ("crash", "unreachable", "huge", "silent")
+WEIGHTS = {}
+
+
+def step(weight):
+    """A step, and how often it is taken."""
+
+    def named(function):
+        WEIGHTS[function] = weight
+        return function
+
+    return named
+
+
+@step(30)
+async def talk(world, chat, rules):
+    await world.say(chat)
+
+
+@step(15)
+async def use_tools(world, chat, rules):
+    await world.say(chat, f"tools {world.chance.choice(TOOLS)}")
+
+
+@step(6)
+async def go_wrong(world, chat, rules):
+    await world.say(chat, world.chance.choice(ODD))
+
+
+@step(4)
+async def repeat(world, chat, rules):
+    mark = world.put(chat, "hello")
+    world.put(chat, "hello", mark)
+    await world.heard(mark)
+
+
+@step(5)
+async def burst(world, chat, rules):
+    marks = [world.put(world.chance.choice(CHATS), "hello") for _ in range(6)]
+    await world.heard(*marks)
+
+
+@step(4)
+async def stop_a_tool(world, chat, rules):
+    world.hanging = anyio.Event()
+    mark = world.put(chat, "tools look hang look")
+    with anyio.fail_after(5):
+        await world.hanging.wait()
+    await world.heard(mark, world.put(chat, "/stop"))
+
+
+@step(3)
+async def command(world, chat, rules):
+    await world.say(chat, world.chance.choice(["/status", "/summary", "/history"]))
+
+
+@step(4)
+async def compact(world, chat, rules):
+    await world.say(chat, "/compact")
+    world.swapped((await world.session_of(chat)).id)
+
+
+@step(2)
+async def begin_anew(world, chat, rules):
+    await world.say(chat, "/new")
+
+
+@step(6)
+async def in_the_middle(world, chat, rules):
+    """Something else happens while a turn waits for its model."""
+    world.talker.gate.close()
+    before = world.talker.gate.count
+    mark = world.put(chat, "held")
+    with anyio.fail_after(5):
+        await world.talker.gate.reached(before + 1)
+    other = world.chance.choice([begin_anew, command, compact, delete, release, fork, stop, crash])
+    await other(world, chat, rules)
+    world.talker.gate.open()
+    await world.heard(mark)
+    await world.quiet()
+
+
+async def stop(world, chat, rules):
+    await world.say(chat, "/stop")
+
+
+@step(2)
+async def delete(world, chat, rules):
+    session_id = (await world.session_of(chat)).id
+    await world.store.delete(session_id)
+    world.loop.sessions.forget(session_id)
+    rules.gone(session_id)
+
+
+@step(3)
+async def fork(world, chat, rules):
+    whole = await world.store.get((await world.session_of(chat)).id)
+    seqs = [entry.seq for entry in whole.history() if entry.role == "assistant"]
+    made = whole.fork(world.chance.choice(seqs) if seqs else None)
+    await world.store.add(made)
+    await world.loop.sessions.switch(f"{world.name}:{chat}", made.id)
+
+
+async def change(world, chat, rules, act):
+    """Change the history of a session on purpose; what needs the whole in memory may say so."""
+    session = await world.session_of(chat)
+    try:
+        await act(session)
+    except HistoryNotLoaded:
+        return
+    rules.rewritten(session.id)
+    await world.store.save(session)
+
+
+@step(4)
+async def undo(world, chat, rules):
+    async def act(session):
+        session.undo()
+
+    await change(world, chat, rules, act)
+
+
+@step(1)
+async def reset(world, chat, rules):
+    async def act(session):
+        session.reset_history()
+        rules.emptied(session)
+
+    await change(world, chat, rules, act)
+
+
+@step(1)
+async def clear(world, chat, rules):
+    async def act(session):
+        session.clear()
+        rules.emptied(session)
+
+    await change(world, chat, rules, act)
+
+
+@step(4)
+async def resize(world, chat, rules):
+    async def act(session):
+        session.set_memo_update_handler(lambda memo, messages: {"heard": len(messages)})
+        session.settings["session.limit.messages"] = world.chance.randint(1, 5)
+        read = partial(world.store.entries, session.id)
+        await session.async_resize(world.chance.choice(["lite", "deep"]), read=read)
+
+    await change(world, chat, rules, act)
+
+
+@step(2)
+async def resize_by_hand(world, chat, rules):
+    """A handler shows any part of the history it likes."""
+
+    async def act(session):
+        def handler(full, current, memo, settings):
+            # A call whose result is shown no more pairs with a later result of the same id.
+            parts = [m for m in current if m["role"] == "tool" or m.get("tool_calls")]
+            left_out = next((m for m in current[1:-1] if m not in parts), None)
+            if not world.repeats_ids:
+                left_out = current[1] if len(current) > 1 else None
+            return full, [m for m in current if m is not left_out], memo
+
+        session.set_resize_handlers("odd", handler)
+        read = partial(world.store.entries, session.id)
+        if session.window:
+            await session.async_resize("odd", read=read)
+
+    await change(world, chat, rules, act)
+
+
+@step(6)
+async def release(world, chat, rules):
+    """Late summaries come back, some or all of them."""
+    gate = world.digester.faulty.gate
+    gate.open(world.chance.randint(1, 3))
+    await anyio.lowlevel.checkpoint()
+
+
+@step(6)
+async def time_passes(world, chat, rules):
+    world.now += world.chance.choice([1, 10, 1000])
+
+
+@step(3)
+async def fail_to_save(world, chat, rules):
+    """The disk is full, for a save or two."""
+    world.save_faults.extend(world.chance.choices(["fine", "before", "after"], k=3))
+    mark = world.put(chat, world.chance.choice(["hello", "tools look fail"]))
+    await world.heard(mark)
+    world.save_faults.clear()
+    session = await world.session_of(chat)
+    try:
+        await world.store.save(session)
+    except SessionNotFound:
+        return
+
+
+@step(3)
+async def restart(world, chat, rules):
+    await world.quiet()
+    await world.end(at_once=False)
+    await world.begin()
+
+
+@step(2)
+async def crash(world, chat, rules):
+    await world.end(at_once=True)
+    world.talker.gate.open()
+    await world.begin()
+
+
+def chosen(chance):
+    return chance.choices(list(WEIGHTS), weights=list(WEIGHTS.values()))[0]

@@ -1,0 +1,196 @@
+"""A process that is killed: it forks a child for each job, so that imports are paid for once.
+
+A job is a line of JSON on standard input; what the child does is told in lines on standard output:
+`pid 7`, `ack m1z`, `sent m1z answer`, and at last from the parent `ended 9`.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import anyio
+
+from nanoloop import Agent, AgentLoop, Inbound, Summarizer, tool
+from nanoloop.bus.in_process import InProcessBus
+from nanoloop.messages import Delivery
+from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.stores.jsonl import JsonlStore
+
+DIGESTER = "digester"
+LIMIT, KEEP = 4, 2
+SECONDS = 30
+STDOUT = 1
+write = os.write
+
+
+def tell(*words):
+    write(STDOUT, (" ".join(words) + "\n").encode())
+
+
+class Death:
+    """Kills the process when a point is passed for the n-th time."""
+
+    def __init__(self, at, count):
+        self.at = at
+        self._left = count
+
+    def passed(self, point):
+        if point != self.at:
+            return
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def hear(self, event):
+        self.passed(f"event {event.name()}")
+
+    def write(self, fd, data):
+        """As `os.write`, for the store: dies before, behind a part, or after."""
+        data = bytes(data)
+        held = [what for what, sign in WRITTEN.items() if sign in data]
+        for what in held:
+            self.passed(f"before {what}")
+        part = self._part(data, held)
+        write(fd, data[:part])
+        for what in held:
+            self.passed(f"half {what}")
+            self.passed(f"torn {what}")
+        write(fd, data[part:])
+        for what in held:
+            self.passed(f"after {what}")
+        return len(data)
+
+    def _part(self, data, held):
+        """Where a write is parted: in its first line, or in its last, which makes it a commit."""
+        kind, _, what = self.at.partition(" ")
+        if what not in held or kind not in {"half", "torn"}:
+            return 0
+        return data.index(b"\n") // 2 if kind == "half" else len(data) - 9
+
+
+WRITTEN = {
+    "digest": b'"name":"summary"',
+    "user": b'"role":"user"',
+    "answer": b'"role":"assistant"',
+    "call": b'"type":"tool_call"',
+    "result": b'"type":"tool_result"',
+}
+
+
+class Chats:
+    name = "test"
+    streams = True
+
+    def __init__(self, death):
+        self._death = death
+        self.told = set()
+        self.news = anyio.Event()
+
+    async def run(self, bus):
+        pass
+
+    async def send(self, item):
+        if not hasattr(item, "kind"):
+            self._death.passed("piece")
+            return
+        self._death.passed("sending")
+        tell("sent", item.reply_to, item.kind)
+        self.told.add(item.reply_to)
+        self.news.set()
+        self._death.passed("sent")
+
+
+class Bus(InProcessBus):
+    """Tells of each message that was acknowledged."""
+
+    def __init__(self, death):
+        super().__init__()
+        self._death = death
+
+    async def deliveries(self):
+        async for delivery in super().deliveries():
+            yield Delivery(message=delivery.message, ack=self._telling(delivery))
+
+    def _telling(self, delivery):
+        async def ack():
+            self._death.passed("before ack")
+            await delivery.ack()
+            tell("ack", delivery.message.message_id)
+
+        return ack
+
+
+class Digester:
+    """The summary model, with a point behind each answer."""
+
+    def __init__(self, provider, death):
+        self._provider = provider
+        self._death = death
+
+    async def chat(self, **asked):
+        reply = await self._provider.chat(**asked)
+        self._death.passed("digested")
+        return reply
+
+    async def close(self):
+        pass
+
+
+async def live(job):
+    death = Death(job["at"], job["count"])
+    os.write = death.write
+
+    @tool
+    async def look(mark: str) -> str:
+        """Find something.
+
+        Args:
+            mark: What to look for.
+        """
+        death.passed("tool")
+        return f"r{mark[1:]} found"
+
+    provider = OpenAIProvider(model="talker", api_key="k", base_url=job["url"], max_retries=0)
+    store = JsonlStore(job["folder"])
+    summarizer = Summarizer(
+        Digester(provider, death), DIGESTER, store=store, batch_chars=300, announce=death.hear
+    )
+    loop = AgentLoop(
+        provider=provider,
+        agent=Agent(prompt="Be brief.", tools=[look]),
+        store=store,
+        bus=Bus(death),
+        summarizer=summarizer,
+        message_buffer_limit=LIMIT,
+        message_buffer_min=KEEP,
+        announce=death.hear,
+    )
+    chats = Chats(death)
+    loop.bus.attach(chats)
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            await loop.recover()
+            for mark, chat, text in job["messages"]:
+                await loop.bus.put(Inbound(channel="test", chat=chat, text=text, message_id=mark))
+            loop.bus.close()
+    await provider.close()
+    await store.close()
+
+
+def main():
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            tell("pid", str(os.getpid()))
+            anyio.run(live, json.loads(line))
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        tell(
+            "ended", str(os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status))
+        )
+
+
+if __name__ == "__main__":
+    main()
