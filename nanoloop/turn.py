@@ -118,12 +118,10 @@ class Turn:
                 session_id=self._session_id, turn_id=self.id, step=step, messages=len(messages)
             )
         )
+        listening: dict[str, Any] = {"on_text": self._hear} if self._on_text else {}
         started = time.monotonic()
         reply = await self._provider.chat(
-            messages=messages,
-            tools=self._toolbox.specs or None,
-            model=self._model,
-            on_text=self._hear if self._on_text else None,
+            messages=messages, tools=self._toolbox.specs or None, model=self._model, **listening
         )
         self._usage += reply.usage
         self._announce(self._receipt(reply, step, time.monotonic() - started))
