@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nanoloop.session.chat import model_messages
+from nanoloop.session.chat import entries_of, model_messages
 from nanoloop.session.entry import Entry
 
 MEMO_LIMIT = 8000
@@ -52,7 +52,7 @@ _TAG = re.compile(r"<(?=[/!?a-zA-Z|<\uff5c])|\[(?=/?(?:INST|SYSTEM)\w*\])", re.I
 
 def build_messages(
     system: str,
-    window: Sequence[Entry],
+    window: Sequence[Entry | Mapping[str, Any]],
     *,
     summary: str | None = None,
     memo: Any = None,
@@ -66,7 +66,16 @@ def build_messages(
     """
     text = system_text(system, summary=summary, memo=memo, ledger=ledger)
     head = [{"role": "system", "content": text}] if text else []
-    return head + model_messages([_as_shown(entry, with_time) for entry in window])
+    return head + model_messages([_as_shown(entry, with_time) for entry in _entries(window)])
+
+
+def _entries(window: Sequence[Entry | Mapping[str, Any]]) -> Iterator[Entry]:
+    """The window's entries; chat messages that someone keeps by hand are welcome too."""
+    for item in window:
+        if isinstance(item, Entry):
+            yield item
+        else:
+            yield from entries_of(item)
 
 
 def system_text(

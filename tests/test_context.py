@@ -27,6 +27,13 @@ def test_r4_17_the_summary_stands_at_the_very_end_of_the_system_prompt():
     assert rest == [{"role": "user", "content": "hi"}]
 
 
+def test_r4_17_chat_messages_that_someone_keeps_by_hand_will_do():
+    said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    system, *rest = build_messages("Be kind.", said, summary="They met.")
+    assert system["content"].endswith("They met.")
+    assert rest == said
+
+
 def test_r4_17_no_summary_appends_nothing():
     for nothing in ("", None):
         messages = build_messages("Be kind.", window(("user", "hi")), summary=nothing)
