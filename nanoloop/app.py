@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from typing import Self
 
 import anyio
@@ -84,10 +85,11 @@ class App:
         """Serve until told to stop; what was durable stays so, however it ends."""
         try:
             # First of all: it takes the store's lock, and fails where another process has it.
-            await self._store.delete_expired()
+            expired = await self._store.delete_expired()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")
-                group.start_soon(sweep, self._store, name="sweep")
+                watch = partial(sweep, expired=expired, announce=self.telemetry)
+                group.start_soon(watch, self._store, name="sweep")
                 await group.start(self._run_loop, group.cancel_scope.cancel, name="loop")
                 group.start_soon(self._serve, name="serve")
         finally:
@@ -192,6 +194,7 @@ def make_loop(
         summarizer=make_summarizer(settings, provider, store, telemetry),
         message_buffer_limit=settings.message_buffer_limit,
         message_buffer_min=settings.message_buffer_min,
+        context_limit=settings.context_limit,
         max_concurrent_turns=settings.loop.max_concurrent_turns,
         lane_limit=settings.loop.lane_limit,
         open_sessions=settings.loop.open_sessions,

@@ -257,6 +257,27 @@ class SessionReset(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionsCounted(Event):
+    """What the store holds now, and how many sessions the sweep before removed as expired."""
+
+    level: ClassVar[Level] = "debug"
+    sessions: int
+    entries: int
+    pending: int
+    expired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextNearLimit(Event):
+    """A conversation takes most of what the model can read; told once for each crossing."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    tokens: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentUnknown(Event):
     """A session names an agent that there is not; another one answers."""
 

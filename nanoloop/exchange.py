@@ -18,6 +18,7 @@ from nanoloop.events import (
     TurnStopped,
     WindowTrimmed,
 )
+from nanoloop.headroom import Headroom
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound, Outbound
@@ -43,6 +44,7 @@ class Exchange:
         store: Store,
         bus: Bus,
         summarizer: Summarizer,
+        headroom: Headroom,
         buffer_limit: int,
         buffer_min: int,
         with_time: bool,
@@ -54,6 +56,7 @@ class Exchange:
         self._store = store
         self._bus = bus
         self._summarizer = summarizer
+        self._headroom = headroom
         own = (agent.message_buffer_limit, agent.message_buffer_min)
         self._buffer = (own[0] or buffer_limit, own[1] or buffer_min)
         self._with_time = with_time
@@ -118,6 +121,7 @@ class Exchange:
         await self.record(answer.entries)
         await self.say(answer.text)
         self._announce(self._receipt(answer))
+        self._headroom.measured(self.session, answer.usage.tokens_in // answer.steps)
         await self._tell_hooks(Outcome(given=self._message.text, answer=answer))
 
     async def _tell_hooks(self, outcome: Outcome) -> None:

@@ -26,6 +26,7 @@ from nanoloop.events import (
     silent,
 )
 from nanoloop.exchange import Exchange, reply_to
+from nanoloop.headroom import Headroom
 from nanoloop.intake import inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
@@ -64,6 +65,7 @@ class AgentLoop:
         summarizer: Summarizer | None = None,
         message_buffer_limit: int = 50,
         message_buffer_min: int = 10,
+        context_limit: int | None = None,
         summary_model: str | None = None,
         max_concurrent_turns: int = 256,
         lane_limit: int = 20,
@@ -83,6 +85,7 @@ class AgentLoop:
             provider, summary_model, store=self.sessions.store, announce=announce
         )
         self._buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
+        self._headroom = Headroom(context_limit, announce)
         self._max_concurrent_turns = max_concurrent_turns
         self._limiter = anyio.Semaphore(max_concurrent_turns)
         self._with_time = with_time
@@ -230,6 +233,7 @@ class AgentLoop:
             store=self.sessions.store,
             bus=self.bus,
             summarizer=self.summarizer,
+            headroom=self._headroom,
             with_time=self._with_time,
             announce=self._announce,
             **self._buffer,

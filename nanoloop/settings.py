@@ -205,6 +205,10 @@ class Settings(BaseSettings):
     """With more messages than this the window is cut, and what leaves it is summarised."""
     message_buffer_min: Messages = 10
     """How many of the newest messages stay word for word after a cut."""
+    context_limit: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
+        None, examples=[128_000]
+    )
+    """What the model can read at once; a conversation that takes most of it gets a log line."""
 
     store: StoreSettings = StoreSettings()
     bus: BusSettings = BusSettings()

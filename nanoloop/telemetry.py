@@ -17,7 +17,10 @@ from structlog.typing import FilteringBoundLogger, Processor
 from nanoloop.events import Event, Level
 
 _NEVER_LOGGED = frozenset({"text", "content"})
-_SUMMED = frozenset({"bytes_cut", "evicted", "seconds", "tokens_cached", "tokens_in", "tokens_out"})
+_SUMMED = frozenset(
+    {"bytes_cut", "evicted", "expired", "seconds", "tokens_cached", "tokens_in", "tokens_out"}
+)
+_LATEST = frozenset({"entries", "pending", "sessions"})
 
 
 class Telemetry:
@@ -32,6 +35,7 @@ class Telemetry:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.sums: Counter[str] = Counter()
+        self.latest: dict[str, int] = {}
         self._log = _logger(level, format, stream or sys.stderr)
 
     def __call__(self, event: Event) -> None:
@@ -43,13 +47,14 @@ class Telemetry:
             self._write(event.level, name, values)
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """How often each event happened, and sums such as `turn_finished.tokens_in`."""
-        return {"counts": dict(self.counts), "sums": dict(self.sums)}
+        """How often each event happened, sums such as `turn_finished.tokens_in`, latest values."""
+        return {"counts": dict(self.counts), "sums": dict(self.sums), "latest": dict(self.latest)}
 
     def _count(self, name: str, values: Mapping[str, Any]) -> None:
         self.counts[name] += 1
         for field in _SUMMED & values.keys():
             self.sums[f"{name}.{field}"] += values[field]
+        self.latest |= {f"{name}.{field}": values[field] for field in _LATEST & values.keys()}
 
     def _write(self, level: Level, name: str, values: Mapping[str, Any]) -> None:
         told = {field: value for field, value in values.items() if field not in _NEVER_LOGGED}

@@ -7,6 +7,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.events import SessionsCounted
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
@@ -459,6 +460,28 @@ class TestExpiry:
         with anyio.fail_after(5):
             await sweep(store, every_seconds=300, sleep=sleep)
         assert naps[:3] == [300, 300, 300]
+
+    async def test_b2_8_a_sweep_tells_what_there_is_and_what_expired(self, store, clock):
+        session = await store.create(id="lasting")
+        say(session, 6)
+        session.trim_if_needed(1, 2)
+        await store.save(session)
+        await store.create(id="gone", ttl=100)
+        told = []
+
+        async def sleep(seconds):
+            clock.advance(seconds)
+            if len(told) > 1:
+                await store.close()
+            await anyio.lowlevel.checkpoint()
+
+        with anyio.fail_after(5):
+            await sweep(store, expired=7, sleep=sleep, announce=told.append)
+        counts = {"entries": 6, "pending": 4}
+        assert told[:2] == [
+            SessionsCounted(sessions=2, expired=7, **counts),
+            SessionsCounted(sessions=1, expired=1, **counts),
+        ]
 
 
 class TestListing:

@@ -7,7 +7,14 @@ from dataclasses import dataclass, fields
 import pytest
 
 from nanoloop.errors import place_of
-from nanoloop.events import Event, TextStreamed, TurnFailed, TurnFinished, TurnStarted
+from nanoloop.events import (
+    Event,
+    SessionsCounted,
+    TextStreamed,
+    TurnFailed,
+    TurnFinished,
+    TurnStarted,
+)
 from nanoloop.telemetry import Telemetry
 
 SECRET = "what was said"
@@ -97,6 +104,15 @@ def test_tokens_and_seconds_add_up():
     assert telemetry.snapshot()["counts"] == {"turn_finished": 2}
     assert telemetry.snapshot()["sums"]["turn_finished.tokens_in"] == 10
     assert telemetry.snapshot()["sums"]["turn_finished.seconds"] == 1.0
+
+
+def test_b2_8_counts_of_sessions_are_the_latest_and_what_expired_adds_up():
+    telemetry = Telemetry(stream=io.StringIO())
+    for sessions, expired in ((5, 2), (4, 1)):
+        telemetry(SessionsCounted(sessions=sessions, entries=90, pending=0, expired=expired))
+    assert telemetry.snapshot()["latest"]["sessions_counted.sessions"] == 4
+    assert telemetry.snapshot()["latest"]["sessions_counted.entries"] == 90
+    assert telemetry.snapshot()["sums"]["sessions_counted.expired"] == 3
 
 
 def test_a_piece_of_an_answer_is_never_logged():

@@ -1,0 +1,65 @@
+"""A conversation that comes near the model's limit is told of once."""
+
+import anyio
+import pytest
+
+from nanoloop.channels.direct import DirectChannel
+from nanoloop.events import ContextNearLimit
+from nanoloop.headroom import Headroom
+from nanoloop.loop import AgentLoop
+from nanoloop.protocols import Reply, Usage
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.session import Session
+
+
+def measured(*tokens, limit=100):
+    """What is told of one session that takes so many tokens, turn by turn."""
+    heard, session = [], Session(id="s")
+    headroom = Headroom(limit, heard.append)
+    for count in tokens:
+        headroom.measured(session, count)
+    return [event.tokens for event in heard]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"), [((79,), []), ((80,), [80]), ((10, 85, 99, 120), [85])]
+)
+def test_b3_8_a_context_near_its_limit_is_told_once(tokens, told):
+    assert measured(*tokens) == told
+
+
+def test_b3_8_each_crossing_is_told():
+    assert measured(90, 95, 20, 81) == [90, 81]
+
+
+def test_b3_8_without_a_limit_nothing_is_told():
+    assert measured(10**9, limit=None) == []
+
+
+def test_b3_8_where_nobody_counts_the_window_is_estimated():
+    heard, session = [], Session(id="s")
+    session.add_message("user", "x" * 400)
+    Headroom(100, heard.append).measured(session, 0)
+    assert heard == [ContextNearLimit(session_id="s", tokens=100, limit=100)]
+
+
+def test_b3_8_sessions_are_told_apart():
+    heard = []
+    headroom = Headroom(100, heard.append)
+    for name in ("a", "b"):
+        headroom.measured(Session(id=name), 90)
+    assert [event.session_id for event in heard] == ["a", "b"]
+
+
+async def test_b3_8_the_loop_measures_each_answer():
+    replies = [Reply(text="ok", usage=Usage(tokens_in=count)) for count in (500, 900, 950)]
+    events = []
+    loop = AgentLoop(provider=ScriptedProvider(replies), context_limit=1000, announce=events.append)
+    chat = DirectChannel(loop.bus)
+    async with anyio.create_task_group() as group:
+        await group.start(loop.run)
+        for _ in replies:
+            await chat.ask("hi")
+        loop.bus.close()
+    near = [event for event in events if isinstance(event, ContextNearLimit)]
+    assert [(event.tokens, event.limit) for event in near] == [(900, 1000)]
