@@ -25,6 +25,7 @@ NanoloopError
     ├── OverQuota
     ├── ContextTooLong       the turn trims harder, once
     ├── AnswerRefused        a content filter stopped it
+    ├── ModelResting         it failed too often in a row and is left alone for now
     └── BadAnswer            the server said something that is no answer
         └── EmptyAnswer      the model said nothing
 """
@@ -174,6 +175,16 @@ class ContextTooLong(ProviderError):
 
 class AnswerRefused(ProviderError):
     """A content filter stopped the answer."""
+
+
+class ModelResting(ProviderError):
+    """It failed too often in a row, and is left alone for a while."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"{model or 'the model'} failed too often in a row and is left alone for now: "
+            "try again in a while"
+        )
 
 
 class BadAnswer(ProviderError):

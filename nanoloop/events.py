@@ -204,6 +204,34 @@ class SummaryCommitted(Event):
     tokens_out: int
     tokens_cached: int
     seconds: float
+    tries: int = 1
+    """Calls it took: parts of a long message, a second model, and those that came to nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryPostponed(Event):
+    """What is pending stays so for now; `reason` is breaker, budget or small."""
+
+    session_id: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerOpened(Event):
+    """The model failed so often in a row that it is left alone; then one call is let through."""
+
+    level: ClassVar[Level] = "error"
+    model: str
+    failures: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerClosed(Event):
+    """The model answers again."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ _MARKS = (
     "|lembra|decisão|ricorda|decisione|onthoud|besluit|belangrijk|kom ihåg|beslut|husk|beslutning"
     "|muista|päätös|zapamiętaj|decyzja|ważne|pamatuj|rozhodnutí|запомни|помни|решение|важно"
     "|запам'ятай|рішення|unutma|karar|önemli|تذكر|قرار|مهم|זכור|החלטה|याद रखो|निर्णय"
-    "|ghi nhớ|quyết định|ingat|keputusan|จำไว้|记住|記住|决定|決定|重要|覚えて|覚えておいて|기억해|결정|중요"
+    "|ghi nhớ|quyết định|ingat|keputusan|จำไว้|记住|記住|决定|決定|重要"
+    "|覚えて|覚えておいて|기억해|결정|중요"
 )
 _DECISION = re.compile(
     rf"^[ \t>*-]{{0,8}}(?:{_MARKS})(?: that)?\**[ \t]{{0,2}}"

@@ -1,0 +1,110 @@
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from nanoloop.events import BreakerClosed, BreakerOpened
+from nanoloop.memory.breaker import Breaker
+from nanoloop.memory.budget import Budget, Spent
+from nanoloop.memory.rests import LIMIT, Rests
+from nanoloop.protocols import Usage
+
+
+class Clock:
+    def __init__(self):
+        self.time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def opened(clock, heard=None):
+    heard = [] if heard is None else heard
+    breaker = Breaker("m", rest_seconds=60, clock=clock, announce=heard.append)
+    for _ in range(3):
+        assert breaker.admit()
+        breaker.failed()
+    return breaker
+
+
+def test_case_16_the_breaker_opens_after_three_failures_in_a_row(clock):
+    breaker = opened(clock)
+    assert (breaker.state, breaker.admit(), breaker.opens_at) == ("open", False, 60)
+
+
+def test_a_success_in_between_begins_the_count_anew(clock):
+    breaker = Breaker("m", clock=clock)
+    for ending in (breaker.failed, breaker.failed, breaker.succeeded, breaker.failed):
+        ending()
+    assert breaker.state == "closed"
+
+
+def test_case_16_after_its_rest_one_call_is_let_through(clock):
+    breaker = opened(clock)
+    clock.time = 60
+    assert breaker.state == "half-open"
+    assert [breaker.admit(), breaker.admit()] == [True, False]
+
+
+def test_one_success_closes_it_and_one_failure_opens_it_again(clock):
+    breaker = opened(clock)
+    clock.time = 60
+    breaker.admit()
+    breaker.failed()
+    assert (breaker.state, breaker.opens_at) == ("open", 120)
+    clock.time = 120
+    breaker.admit()
+    assert breaker.succeeded()
+    assert (breaker.state, breaker.admit(), breaker.admit()) == ("closed", True, True)
+
+
+def test_a_call_that_is_never_heard_of_again_does_not_keep_it_shut_for_ever(clock):
+    breaker = opened(clock)
+    clock.time = 60
+    assert breaker.admit()
+    clock.time = 121
+    assert breaker.admit()
+
+
+def test_that_it_opens_and_closes_is_told_once(clock):
+    heard = []
+    breaker = opened(clock, heard)
+    breaker.failed()
+    clock.time = 200
+    breaker.admit()
+    breaker.succeeded()
+    breaker.succeeded()
+    assert heard == [BreakerOpened(model="m", failures=3, seconds=60), BreakerClosed(model="m")]
+
+
+def test_rests_grow_with_each_failure_up_to_a_limit_and_never_all_at_once(clock):
+    rests = Rests(seconds=10, limit_seconds=40, clock=clock)
+    lengths = [rests.after_failure("a") for _ in range(50)]
+    for length, most in zip(lengths, [10, 20, 40, 40], strict=False):
+        assert most / 2 <= length <= most
+    assert len({rests.after_failure(str(n)) for n in range(20)}) > 10
+    rests.after_success("a")
+    assert rests.until("a") is None
+
+
+def test_failures_are_remembered_of_so_many_sessions_only(clock):
+    rests = Rests(seconds=10, limit_seconds=40, clock=clock)
+    for n in range(LIMIT + 1):
+        rests.after_failure(str(n))
+    assert (rests.until("0"), rests.until("1") is None) == (None, False)
+
+
+def test_a_budget_has_room_again_the_next_day():
+    now = datetime(2026, 5, 1, 22, 0, tzinfo=timezone.utc)
+    budget = Budget(100, now=lambda: now)
+    budget.add(Usage(tokens_in=90, tokens_out=10, tokens_cached=50))
+    assert not budget.has_room
+    assert budget.spent_today == Spent(calls=1, tokens_in=90, tokens_out=10, tokens_cached=50)
+    assert budget.seconds_to_midnight == 7200
+    now += timedelta(hours=2)
+    assert budget.has_room
+    assert budget.spent_today == Spent()
