@@ -219,6 +219,12 @@ def make_summarizer(
         batch_chars=settings.summary.batch_chars,
         retry_seconds=settings.summary.retry_seconds,
         retry_limit_seconds=settings.summary.retry_limit_seconds,
+        fallback_model=settings.summary.fallback_model,
+        breaker_seconds=settings.summary.breaker_seconds,
+        daily_tokens=settings.summary.daily_tokens,
+        idle_seconds=settings.summary.idle_seconds,
+        ledger_items=settings.summary.ledger_items,
+        ledger_chars=settings.summary.ledger_chars,
         announce=telemetry,
     )
 

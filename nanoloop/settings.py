@@ -128,6 +128,20 @@ class SummarySettings(Section):
     """How long to wait after a failed call; doubled with each further failure."""
     retry_limit_seconds: Seconds = 600
     """How long that wait may become."""
+    fallback_model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
+    """The model that is asked where the first one fails; left out, there is none."""
+    breaker_seconds: Seconds = 60
+    """How long a model that failed three times in a row is left alone; then it is tried once."""
+    daily_tokens: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
+        default=None, examples=[1_000_000]
+    )
+    """What all summaries of a day may take; further ones wait for midnight. Left out: no limit."""
+    idle_seconds: Seconds = 600
+    """Less talk than the summary is long waits for more, until nobody has spoken for so long."""
+    ledger_items: Annotated[int, Field(ge=0), Unit("items")] = 60
+    """Names, dates, figures and the like that are kept word for word beside the summary."""
+    ledger_chars: Annotated[int, Field(ge=0), Unit("characters")] = 3000
+    """How long they may be together."""
 
 
 class LogSettings(Section):
