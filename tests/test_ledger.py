@@ -117,6 +117,12 @@ def test_a_decision_goes_last_and_a_quote_before_an_id_of_the_same_age():
     assert merged(old, new)[0]["text"] == "no nuts"
 
 
+def test_what_is_said_again_and_again_outlives_what_was_said_once():
+    often = [item for seq in range(1, 9) for item in found_in(said("5 km", seq=seq))]
+    once = found_in(said("6 km", seq=20))
+    assert [item["text"] for item in merged(merged([], often), once, items=1)] == ["5 km"]
+
+
 def test_an_erased_message_is_out_of_the_ledger():
     ledger = merged([], [*found_in(said("$5")), *found_in(said("$6", seq=2))])
     assert [item["text"] for item in without(ledger, {1})] == ["$6"]

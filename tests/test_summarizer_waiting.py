@@ -256,6 +256,15 @@ async def test_force_sends_even_a_little(times):
     assert session.summary == "T"
 
 
+async def test_the_end_of_a_long_talk_is_folded_in_with_the_rest(times):
+    session = trimmed(12, "x" * 290)
+    session.update_summary("y" * 500)
+    provider = ScriptedProvider(otherwise="z" * 500)
+    async with times.summarizer(provider, idle_seconds=60, batch_chars=1000) as summarizer:
+        await fold(summarizer, session)
+    assert (provider.count, session.has_pending) == (3, False)
+
+
 async def test_without_one_who_keeps_time_nothing_is_left_waiting():
     session = with_little()
     summarizer = Summarizer(ScriptedProvider(["T"]), idle_seconds=60)

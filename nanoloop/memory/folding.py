@@ -8,6 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from nanoloop.events import Announce, SummaryCommitted, SummaryDropped, SummaryStarted
 from nanoloop.memory.ledger import Item, found_in, merged
+from nanoloop.memory.prefix import PrefixOf
 from nanoloop.memory.transcript import batches
 from nanoloop.memory.writer import Writer, Written
 from nanoloop.protocols import Store
@@ -50,12 +51,21 @@ class Folding:
         return parts[0] if parts else []
 
     async def fold(
-        self, session: Session, batch: Sequence[Entry], *, epoch: int, focus: str = ""
+        self,
+        session: Session,
+        batch: Sequence[Entry],
+        *,
+        epoch: int,
+        focus: str = "",
+        prefix_of: PrefixOf | None = None,
     ) -> bool:
         """Make them part of the summary; False where what came back was too late for that."""
         started, before = self._clock(), session.summary
         self._announce_start(session, batch)
-        written = await self._writer.write(batch, before, focus=focus)
+        # A part of what left may end between a call and its result, which a chat never shows.
+        is_whole = batch[-1].seq >= session.pending_seq
+        prefix = prefix_of(batch) if prefix_of is not None and is_whole else None
+        written = await self._writer.write(batch, before, focus=focus, prefix=prefix)
         found = await _exact_in(batch)
         if session.epoch == epoch and session.summary != before:
             # Someone wrote it anew meanwhile: theirs stands, and the batch goes into that one.

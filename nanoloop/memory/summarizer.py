@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 import anyio
 from anyio.abc import TaskGroup
@@ -22,6 +22,7 @@ from nanoloop.memory.admission import Admission
 from nanoloop.memory.agenda import Agenda, Waiting, Why
 from nanoloop.memory.budget import Budget, Spent, local_now
 from nanoloop.memory.folding import Folding
+from nanoloop.memory.prefix import PrefixOf
 from nanoloop.memory.rests import Rests
 from nanoloop.memory.state import SummarizerState
 from nanoloop.memory.writer import Writer
@@ -33,6 +34,13 @@ Callback = Callable[[str], Awaitable[None] | None]
 
 LEAST_PAUSE_SECONDS = 0.01
 """Between two looks at the agenda, whatever the clock says."""
+
+
+class About(TypedDict, total=False):
+    """What a fold is asked for besides its session."""
+
+    focus: str
+    prefix_of: PrefixOf | None
 
 
 class Summarizer:
@@ -59,6 +67,7 @@ class Summarizer:
         idle_seconds: float | None = None,
         ledger_items: int = 60,
         ledger_chars: int = 3000,
+        reuse_prefix: bool = False,
         max_concurrent: int = 16,
         announce: Announce = silent,
         clock: Callable[[], float] = time.monotonic,
@@ -66,6 +75,7 @@ class Summarizer:
     ) -> None:
         """With `idle_seconds`, less talk than a summary is long waits so long for more."""
         self._idle_seconds = idle_seconds
+        self._reuse_prefix = reuse_prefix
         self._announce = announce
         self._clock = clock
         self._budget = Budget(daily_tokens, now=now)
@@ -149,18 +159,26 @@ class Summarizer:
     # Starting
 
     def fire_and_forget(
-        self, session: Session, *_: object, force: bool = False, focus: str = "", **__: object
+        self,
+        session: Session,
+        *_: object,
+        force: bool = False,
+        focus: str = "",
+        prefix_of: PrefixOf | None = None,
+        **__: object,
     ) -> bool:
         """Start to fold in what is pending, and return at once; False where nothing is started.
 
         One task per session: what is evicted while it runs is folded in by the same one. With
-        `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind.
+        `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind,
+        `prefix_of` what the chat model was asked (used with `reuse_prefix`).
         """
         if session.summary_in_progress or not session.has_pending:
             return False
         if self._admission.has_to_wait(session, even_small=force, even_resting=force):
             return False
-        self._start(session, even_small=force, focus=focus)
+        prefix_of = prefix_of if self._reuse_prefix else None
+        self._start(session, even_small=force, focus=focus, prefix_of=prefix_of)
         return True
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
@@ -185,16 +203,16 @@ class Summarizer:
                 started += 1
         return started
 
-    def _start(self, session: Session, *, even_small: bool, focus: str = "") -> None:
+    def _start(self, session: Session, *, even_small: bool, **about: Unpack[About]) -> None:
         self._agenda.remove(session.id)
         session.summary_in_progress = True
         self._running += 1
         name = f"summary {session.id}"
         if self._group is not None:
-            self._group.start_soon(self._fold, session, even_small, focus, name=name)
+            self._group.start_soon(self._fold, session, even_small, about, name=name)
         else:
             loop = asyncio.get_running_loop()
-            task = loop.create_task(self._fold(session, even_small, focus), name=name)
+            task = loop.create_task(self._fold(session, even_small, about), name=name)
             self._loose.add(task)
             task.add_done_callback(self._loose.discard)
 
@@ -230,15 +248,16 @@ class Summarizer:
                 await waited
         return text
 
-    async def _fold(self, session: Session, even_small: bool, focus: str) -> None:
+    async def _fold(self, session: Session, even_small: bool, about: About) -> None:
         epoch = session.epoch
         try:
             while session.has_pending and session.epoch == epoch:
                 async with self._limiter:
-                    went_well = await self._fold_batch(session, epoch, even_small, focus)
+                    went_well = await self._fold_batch(session, epoch, even_small, about)
                 if not went_well:
                     break
                 even_small = True  # the end of a long talk is not left behind
+                about = {**about, "prefix_of": None}  # that request had the summary before this one
                 self._admission.succeeded(session)
                 self._start_waiting(self._agenda.that_are("breaker"))
         finally:
@@ -247,14 +266,16 @@ class Summarizer:
             if not self._running:
                 self._idle.set()
 
-    async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
+    async def _fold_batch(
+        self, session: Session, epoch: int, even_small: bool, about: About
+    ) -> bool:
         """Fold one batch in; False where it is better to leave it for later."""
         started = self._clock()
         try:
             batch = await self._folding.next_batch(session)
             if not batch or self._admission.has_to_wait(session, batch, even_small=even_small):
                 return False
-            return await self._folding.fold(session, batch, epoch=epoch, focus=focus)
+            return await self._folding.fold(session, batch, epoch=epoch, **about)
         except (SessionNotFound, StoreConflict) as gone:
             self._announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
         except ModelResting:

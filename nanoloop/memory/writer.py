@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,9 @@ from nanoloop.events import Announce, silent
 from nanoloop.memory.answer import accepted, clipped
 from nanoloop.memory.breaker import Breaker, BreakerState
 from nanoloop.memory.budget import Budget
+from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.transcript import calls_of, summary_request
-from nanoloop.protocols import Provider, Reply, Usage
+from nanoloop.protocols import Provider, Reply, ToolSpec, Usage
 from nanoloop.session.entry import Entry
 from nanoloop.session.size import rough_tokens
 
@@ -83,10 +85,20 @@ class Writer:
             return None
         return min(breaker.opens_at for breaker in self._breakers.values())
 
-    async def write(self, said: Said, previous: str, *, focus: str = "") -> Written:
-        """The summary of all of this and of the previous one."""
+    async def write(
+        self, said: Said, previous: str, *, focus: str = "", prefix: Prefix | None = None
+    ) -> Written:
+        """The summary of all of this and of the previous one.
+
+        With a `prefix` that the first model was asked too, it is asked so first of all.
+        """
         said = list(said)
         written = Written()
+        if prefix is not None and prefix.model == next(iter(self._breakers)):
+            # Whatever goes wrong with it, the plain form is the one to judge the model by.
+            with suppress(ProviderError):
+                written.text = await self._asked_as_before(prefix, focus, written)
+                return written
         while True:
             try:
                 written.text = await self._folded(said, previous, focus, written)
@@ -103,6 +115,13 @@ class Writer:
             request = summary_request(lines, text, max_words=self._max_words, focus=focus)
             text = await self._asked(request, written)
         return text
+
+    async def _asked_as_before(self, prefix: Prefix, focus: str, written: Written) -> str:
+        breaker = self._breakers[prefix.model]
+        if breaker.state != "closed":
+            raise ModelResting(breaker.model)
+        request = prefix.request(max_words=self._max_words, focus=focus)
+        return await self._answer(prefix.model, request, written, tools=prefix.tools)
 
     async def _asked(self, request: list[dict[str, Any]], written: Written) -> str:
         """The answer of the first model that gives one."""
@@ -127,12 +146,17 @@ class Writer:
         raise failure or ModelResting(next(iter(self._breakers)) or "the summary model")
 
     async def _answer(
-        self, model: str | None, request: list[dict[str, Any]], written: Written
+        self,
+        model: str | None,
+        request: list[dict[str, Any]],
+        written: Written,
+        *,
+        tools: Sequence[ToolSpec] | None = None,
     ) -> str:
         written.tries += 1
         try:
             with anyio.fail_after(self._timeout_seconds):
-                reply = await self._provider.chat(messages=request, tools=None, model=model)
+                reply = await self._provider.chat(messages=request, tools=tools, model=model)
         except TimeoutError as late:
             raise ProviderTimeout(f"no summary within {self._timeout_seconds:g} s") from late
         written.usage += reply.usage
