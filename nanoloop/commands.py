@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from nanoloop.agents import Agents
+from nanoloop.command import Command, Runner
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import MESSAGE
 from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
 from nanoloop.sessions import Sessions
+from nanoloop.shelf import Shelf
 
 HISTORY_SHOWN = 10
 """Messages that `/history` shows when no number is given."""
 ENTRIES_A_MESSAGE = 4
 """Entries read for each message that `/history` shows: tool calls and results lie between."""
-
-
-class Runner(Protocol):
-    """What commands need of the loop."""
-
-    def stop(self, key: str) -> bool:
-        """Stop the turn that is going on in this lane; False where there is none."""
-        ...
-
-    def waiting(self, key: str) -> int:
-        """Messages that wait in this lane."""
-        ...
-
-    def is_answering(self, key: str) -> bool:
-        """Whether a turn is going on in this lane."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """One command: its name, its line in /help, and what it does."""
-
-    name: str
-    usage: str
-    run: Callable[[Inbound, str], Awaitable[str]]
 
 
 def is_command(text: str) -> bool:
@@ -70,6 +44,7 @@ class Commands:
         self._runner = runner
         self._limit = buffer_limit
         self._keep = buffer_min
+        shelf = Shelf(sessions=sessions, runner=runner)
         known = (
             Command(name="help", usage="what there is to say", run=self._help),
             Command(name="new", usage="begin a new conversation; this one is kept", run=self._new),
@@ -79,6 +54,7 @@ class Commands:
             Command(name="compact", usage="summarise older messages now", run=self._compact),
             Command(name="history", usage="the last messages, /history 20", run=self._history),
             Command(name="agent", usage="who there is to talk to, /agent NAME", run=self._agent),
+            *shelf.commands,
         )
         self._commands = {command.name: command for command in known}
 

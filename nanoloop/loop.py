@@ -270,6 +270,10 @@ class AgentLoop:
         """Whether a turn is going on in this lane."""
         return key in self._turns
 
+    def is_busy(self, key: str) -> bool:
+        """Whether this lane works on a message in any way, or one waits."""
+        return self._lanes.is_busy(key)
+
     # After a restart
 
     async def recover(self) -> None:

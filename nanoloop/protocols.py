@@ -107,6 +107,10 @@ class Tool(Protocol):
         ...
 
 
+ARCHIVED = "archived"
+"""The key of a session's metadata that says it was put away."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
     """A session at a glance, read without its history."""
@@ -125,6 +129,8 @@ class SessionInfo:
     """Entries that left the window and no summary covers yet."""
     size: int
     """Bytes the session takes in the store."""
+    archived: bool = False
+    """Whether it was put away: kept, and shown only to who asks for it."""
 
 
 class Seal(Protocol):

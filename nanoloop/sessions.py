@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from weakref import WeakValueDictionary
 
-from nanoloop.errors import SessionExists, SessionNotFound
+import anyio
+
+from nanoloop.errors import SessionError, SessionExists, SessionNotFound, StoreConflict
 from nanoloop.events import Announce, SessionReset, SessionStarted, silent
-from nanoloop.protocols import Store
+from nanoloop.protocols import ARCHIVED, SessionInfo, Store
+from nanoloop.session.entry import Entry, rfc3339
 from nanoloop.session.ids import id_for_key
 from nanoloop.session.session import Session
 
@@ -76,24 +80,13 @@ class Sessions:
     async def start_new(self, key: str, *, agent: str | None = None) -> Session:
         """A fresh session for this chat; the one it had stays stored."""
         old_id = await self.current_id(key)
-        created = await self._create_stamped(key, agent)
-        await self.store.bind(key, created.id)
-        self._note(key, created.id)
-        self._alive[created.id] = created
-        self._keep(created)
+        created = await _stamped(
+            key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
+        )
+        self._hold(created)
+        await self.switch(key, created.id)
         self._announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
         return created
-
-    async def _create_stamped(self, key: str, agent: str | None) -> Session:
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-        base = f"{id_for_key(key)}@{stamp}"
-        for number in range(100):
-            session_id = f"{base}-{number:02d}" if number else base
-            try:
-                return await self.store.create(id=session_id, key=key, agent=agent)
-            except SessionExists:
-                continue
-        raise SessionExists(base)
 
     async def switch(self, key: str, session_id: str) -> Session:
         """Give this chat another session; raises `SessionNotFound`."""
@@ -102,10 +95,73 @@ class Sessions:
         self._note(key, session_id)
         return session
 
+    # What people do with them
+
+    async def of_key(self, key: str) -> list[SessionInfo]:
+        """The sessions that this chat has had, the first one first; without those put away."""
+        infos = [info async for info in self.store.list() if info.key == key and not info.archived]
+        return sorted(infos, key=lambda info: (info.created_at, info.id))
+
+    async def fork(
+        self,
+        session_id: str,
+        *,
+        upto: int | str | None = None,
+        new_id: str | None = None,
+        key: str | None = None,
+    ) -> Session:
+        """A copy of its history up to an entry, by number or id; durable when this returns.
+
+        Raises `SessionNotFound`, `SessionExists`, and ValueError where there is no such entry.
+        """
+        whole = await self.store.get(session_id)
+        fork = await anyio.to_thread.run_sync(whole.fork, upto)
+        metadata = {name: v for name, v in fork.metadata.items() if name != ARCHIVED}
+
+        async def added(new_id: str) -> Session:
+            fork.load_dict({"id": new_id, "key": key, "metadata": metadata})
+            await self.store.add(fork)
+            return fork
+
+        return await (added(new_id) if new_id else _stamped(key or session_id, added))
+
+    async def undo(self, session: Session) -> list[Entry]:
+        """Take back the last exchange, durable when this returns; [] where there is none.
+
+        Raises `SessionError` where it can't be done. From now on this object is the one of its id.
+        """
+        users = [e.seq for e in session.entries_between(0, session.last_seq) if e.role == "user"]
+        summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
+        if users and users[-1] <= summed_up:
+            raise SessionError(
+                "the last exchange is part of the summary already and can't be taken back: "
+                "begin a new conversation, or fork this one from an earlier message"
+            )
+        taken = session.undo()
+        self._hold(session)
+        try:
+            await self.store.save(session)
+        except StoreConflict:  # a summary of an older object was first: neither object is true
+            self.forget(session.id)
+            raise
+        return taken
+
+    async def archive(self, session_id: str, *, archived: bool = True) -> None:
+        """Put it away, or get it back; when it was last active stays as it is."""
+        session = await self.open(session_id)
+        metadata = {name: v for name, v in session.metadata.items() if name != ARCHIVED}
+        metadata |= {ARCHIVED: True} if archived else {}
+        session.load_dict({"metadata": metadata, "updated_at": rfc3339(session.updated_at)})
+        await self.store.save(session)
+
     def forget(self, session_id: str) -> None:
         """Let go of it, as after a delete."""
         self._recent.pop(session_id, None)
         self._alive.pop(session_id, None)
+
+    def _hold(self, session: Session) -> None:
+        self._alive[session.id] = session
+        self._keep(session)
 
     def _keep(self, session: Session) -> None:
         self._recent[session.id] = session
@@ -118,3 +174,15 @@ class Sessions:
         self._id_by_key.move_to_end(key)
         if len(self._id_by_key) > self._limit:
             self._id_by_key.popitem(last=False)
+
+
+async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Session:
+    """What was added under the first id that is free, made of the key and the time."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    base = f"{id_for_key(key)}@{stamp}"
+    for number in range(100):
+        try:
+            return await add(f"{base}-{number:02d}" if number else base)
+        except SessionExists:
+            continue
+    raise SessionExists(base)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from nanoloop.errors import StoreError
-from nanoloop.protocols import SessionInfo
+from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, copied, from_rfc3339
 from nanoloop.session.seen import MESSAGE_ID
@@ -97,6 +97,7 @@ def info_of(
         awaiting=int(head.get("awaiting", 0)),
         pending=_pending(head),
         size=size,
+        archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
     )
 
 

@@ -1,0 +1,91 @@
+"""What people do with sessions, on any store."""
+
+import pytest
+
+from nanoloop.errors import SessionError, SessionExists, StoreConflict
+from nanoloop.sessions import Sessions
+from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.stores.jsonl import JsonlStore
+
+
+@pytest.fixture(params=["memory", "jsonl"])
+async def sessions(request, tmp_path):
+    store = InMemoryStore() if request.param == "memory" else JsonlStore(tmp_path)
+    yield Sessions(store)
+    await store.close()
+
+
+async def talked(sessions, key="k", count=3):
+    session = await sessions.current(key)
+    for number in range(count):
+        session.append_message({"role": "user", "content": f"q{number}"})
+        session.append_message({"role": "assistant", "content": f"a{number}"})
+    await sessions.store.save(session)
+    return session
+
+
+async def test_b3_7_put_away_and_got_back_it_is_the_same_but_for_that(sessions):
+    session = await talked(sessions)
+    session.title = "T"
+    session.set("x", 1)
+    await sessions.store.save(session)
+    (before,) = [info async for info in sessions.store.list()]
+    await sessions.archive("k")
+    (away,) = [info async for info in sessions.store.list()]
+    assert (away.archived, away.updated_at) == (True, before.updated_at)
+    assert (await sessions.store.get("k")).state == {"x": 1}
+    await sessions.archive("k", archived=False)
+    (back,) = [info async for info in sessions.store.list()]
+    assert (back.archived, back.title, back.entries) == (False, "T", 6)
+
+
+async def test_b3_7_much_metadata_hides_no_flag(sessions):
+    session = await sessions.store.create(id="k", metadata={"much": "x" * 50})
+    session.load_dict({"metadata": {"much": "x" * 9000}})
+    await sessions.store.save(session)
+    sessions.forget("k")
+    await sessions.archive("k")
+    assert [info.archived async for info in sessions.store.list()] == [True]
+
+
+async def test_a_fork_has_a_free_id_and_is_not_put_away(sessions):
+    await talked(sessions)
+    await sessions.archive("k")
+    forks = [await sessions.fork("k", upto=2), await sessions.fork("k")]
+    assert len({fork.id for fork in forks}) == 2
+    assert [len((await sessions.store.get(fork.id)).messages) for fork in forks] == [2, 6]
+    assert (
+        sorted(info.archived for info in [i async for i in sessions.store.list()])[:2]
+        == [False] * 2
+    )
+
+
+async def test_a_fork_takes_no_ones_id(sessions):
+    await talked(sessions)
+    with pytest.raises(SessionExists):
+        await sessions.fork("k", new_id="k")
+    with pytest.raises(ValueError, match="no entry"):
+        await sessions.fork("k", upto="nothing")
+
+
+async def test_an_undo_waits_for_no_summary_that_is_being_written_of_it(sessions):
+    session = await talked(sessions)
+    session.trim_if_needed(1, 1)
+    session.undo()  # now the exchange before it, which left the window, is the last one
+    assert session.messages[0]["content"] == "q1"
+    session.current_chat_history = []
+    session.summary_in_progress = True
+    with pytest.raises(SessionError, match="part of the summary"):
+        await sessions.undo(session)
+
+
+async def test_after_a_conflict_an_undo_leaves_no_false_session_open(sessions):
+    session = await talked(sessions)
+    fresh = await sessions.store.get("k")
+    session.set("x", 1)
+    await sessions.store.save(session)
+    with pytest.raises(StoreConflict):
+        await sessions.undo(fresh)
+    again = await sessions.open("k")
+    assert again is not fresh
+    assert len(again.messages) == 6
