@@ -143,7 +143,7 @@ class SummarySettings(Section):
     ledger_chars: Annotated[int, Field(ge=0), Unit("characters")] = 3000
     """How long they may be together."""
     reuse_prefix: bool = False
-    """Let the chat's model go on from its last request: cheaper, but orders in the talk weigh more."""
+    """Let the chat's model go on from its last request: cheaper, but orders in it weigh more."""
 
 
 class LogSettings(Section):
