@@ -91,6 +91,18 @@ def test_rests_grow_with_each_failure_up_to_a_limit_and_never_all_at_once(clock)
     assert rests.until("a") is None
 
 
+def test_what_fails_again_and_again_is_tried_at_each_message_and_else_ever_more_seldom(clock):
+    rests = Rests(seconds=5, limit_seconds=600, clock=clock)
+    tries = 0
+    while clock.time < 7 * 24 * 3600:
+        assert rests.after_failure("a") <= rests.wake_at("a")
+        assert rests.until("a") - clock.time <= 600
+        clock.time = rests.wake_at("a")
+        tries += 1
+    assert tries < 45
+    assert rests.wake_at("b") == clock.time
+
+
 def test_failures_are_remembered_of_so_many_sessions_only(clock):
     rests = Rests(seconds=10, limit_seconds=40, clock=clock)
     for n in range(LIMIT + 1):

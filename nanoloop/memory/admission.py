@@ -42,7 +42,8 @@ class Admission:
 
     def failed(self, session: Session) -> None:
         """Leave it alone for a while, longer after each failure."""
-        self._postpone(session, "failure", self._rests.after_failure(session.id))
+        self._rests.after_failure(session.id)
+        self._postpone(session, "failure", self._rests.wake_at(session.id))
 
     def succeeded(self, session: Session) -> None:
         """Forget that it ever failed."""
@@ -58,9 +59,8 @@ class Admission:
     ) -> bool:
         """Whether it must not be asked for now; without a `batch`, as far as that is known."""
         now = self._clock()
-        rest = None if even_resting or batch else self._rests.until(session.id)
-        if rest is not None:
-            self._postpone(session, "failure", rest)
+        if not even_resting and not batch and self.rests(session.id):
+            self._postpone(session, "failure", self._rests.wake_at(session.id))
         elif not self._budget.has_room:
             self._postpone(session, "budget", now + self._budget.seconds_to_midnight)
         elif (until := self._writer.rests_until) is not None:
