@@ -33,7 +33,7 @@ def opened(clock, heard=None):
 
 def test_case_16_the_breaker_opens_after_three_failures_in_a_row(clock):
     breaker = opened(clock)
-    assert (breaker.state, breaker.admit(), breaker.opens_at) == ("open", False, 60)
+    assert (breaker.state, breaker.admit(), breaker.admits_at) == ("open", False, 60)
 
 
 def test_a_success_in_between_begins_the_count_anew(clock):
@@ -55,7 +55,7 @@ def test_one_success_closes_it_and_one_failure_opens_it_again(clock):
     clock.time = 60
     breaker.admit()
     breaker.failed()
-    assert (breaker.state, breaker.opens_at) == ("open", 120)
+    assert (breaker.state, breaker.admits_at) == ("open", 120)
     clock.time = 120
     breaker.admit()
     assert breaker.succeeded()

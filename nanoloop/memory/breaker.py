@@ -39,7 +39,7 @@ class Breaker:
         return "open" if self._clock() < self._open_until else "half-open"
 
     @property
-    def opens_at(self) -> float:
+    def admits_at(self) -> float:
         """When, by its clock, the next call is let through; a moment in the past is now."""
         return self._open_until or 0
 

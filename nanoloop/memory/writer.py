@@ -83,7 +83,7 @@ class Writer:
         """When the next call may be made, where every model is left alone now; else None."""
         if any(breaker.state != "open" for breaker in self._breakers.values()):
             return None
-        return min(breaker.opens_at for breaker in self._breakers.values())
+        return min(breaker.admits_at for breaker in self._breakers.values())
 
     async def write(
         self, said: Said, previous: str, *, focus: str = "", prefix: Prefix | None = None
