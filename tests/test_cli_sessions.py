@@ -1,14 +1,16 @@
-"""`nanoloop sessions`: find, list, show, export, delete."""
+"""`nanoloop sessions`: find, list, show, export, change, import, delete."""
 
+import io
 import json
 import re
+from datetime import timedelta
 
 import anyio
 import pytest
 
 from nanoloop.cli import Exit, main
-from nanoloop.cli.sessions import age, size
-from nanoloop.session.entry import Entry, utc_now
+from nanoloop.cli.amounts import age, duration, size
+from nanoloop.session.entry import Entry, rfc3339, utc_now
 from nanoloop.stores.jsonl import JsonlStore
 
 
@@ -172,6 +174,171 @@ def test_flags_for_all_may_stand_before_or_behind_the_action(capsys, stored, dat
         assert "terminal:a" in nanoloop(capsys, *words).out
 
 
+def ids(capsys, *words):
+    return [info["id"] for info in json.loads(nanoloop(capsys, "list", "--json", *words).out)]
+
+
+def test_b3_4_the_list_finds_by_beginning_then_title_then_agent_and_number(capsys, stored):
+    stored("terminal:tea", "What is hot?")
+    stored("terminal:b", "Which tea is best?")
+    stored("telegram:42", "Hello")
+    assert ids(capsys, "--search", "tea") == ["terminal:tea", "terminal:b"]
+    assert ids(capsys, "--search", "telegram:") == ["telegram:42"]
+    assert ids(capsys, "--limit", "1") == ["telegram:42"]
+    assert ids(capsys, "--agent", "nobody") == []
+    assert "no session is like that" in nanoloop(capsys, "list", "--search", "xyz").err
+
+
+def test_b3_4_the_list_finds_what_was_said(capsys, stored):
+    stored("terminal:a", "hello", "the CAT is grey", "bye")
+    stored("terminal:b", "hello", "the dog is grey")
+    assert ids(capsys, "--text", "grey cat") == ["terminal:a"]
+
+
+def aged(data, **days):
+    """Let these sessions be last active so many days ago."""
+
+    async def age_them():
+        opened = JsonlStore(data / "sessions")
+        for name, count in days.items():
+            session = await opened.load(f"terminal:{name}")
+            moment = rfc3339(utc_now() - timedelta(days=count))
+            session.load_dict({"updated_at": moment})
+            await opened.save(session)
+        await opened.close()
+
+    anyio.run(age_them)
+
+
+def test_b3_7_a_dry_run_says_what_would_go_and_changes_nothing(capsys, stored, data):
+    for name in "abc":
+        stored(f"terminal:{name}", "hi")
+    aged(data, a=50, b=40)
+    out = nanoloop(capsys, "prune", "--older-than", "30d", "--dry-run").out
+    assert re.findall(r"terminal:\w", out) == ["terminal:b", "terminal:a"]
+    assert len(ids(capsys)) == 3
+    assert ids(capsys, "--older-than", "45d") == ["terminal:a"]
+
+
+def test_b3_7_pruning_puts_away_and_later_deletes(capsys, stored, data):
+    for name in "abc":
+        stored(f"terminal:{name}", "hi")
+    aged(data, a=50, b=40)
+    nanoloop(capsys, "prune", "--older-than", "30d")
+    assert ids(capsys) == ["terminal:c"]
+    assert ids(capsys, "--archived") == ["terminal:b", "terminal:a"]
+    nanoloop(capsys, "prune", "--older-than", "45d", "--archived", code=Exit.USAGE)
+    nanoloop(capsys, "prune", "--older-than", "45d", "--archived", "--yes")
+    assert ids(capsys, "--archived") == ["terminal:b"]
+    assert "nothing is that old" in nanoloop(capsys, "prune", "--older-than", "45d").err
+
+
+def test_b3_7_the_newest_are_kept_however_old(capsys, stored, data):
+    for name in "abc":
+        stored(f"terminal:{name}", "hi")
+    aged(data, a=50, b=40, c=35)
+    nanoloop(capsys, "prune", "--older-than", "30d", "--keep", "2")
+    assert ids(capsys) == ["terminal:c", "terminal:b"]
+
+
+def test_b3_7_a_conversation_is_put_away_and_got_back(capsys, stored):
+    stored("terminal:a", "hi")
+    nanoloop(capsys, "archive", "a")
+    assert ids(capsys) == []
+    assert "hi" in nanoloop(capsys, "show", "a").out
+    nanoloop(capsys, "unarchive", "a")
+    assert ids(capsys) == ["terminal:a"]
+
+
+def test_a_conversation_gets_another_title(capsys, stored):
+    stored("terminal:a", "hi")
+    nanoloop(capsys, "rename", "a", " Our  trip ")
+    assert json.loads(nanoloop(capsys, "export", "a").out)["title"] == "Our trip"
+
+
+def test_a_fork_up_to_a_message_has_a_name_to_go_on_with(capsys, stored):
+    stored("terminal:a", "one", "two", "three", "four")
+    assert "#3  user\n  three" in nanoloop(capsys, "show", "a").out
+    nanoloop(capsys, "fork", "a", "--from", "2", "--as", "b")
+    fork = json.loads(nanoloop(capsys, "export", "b").out)
+    assert (fork["id"], fork["key"]) == ("b", "terminal:b")
+    assert [m["content"] for m in fork["full_chat_history"]] == ["one", "two"]
+    nanoloop(capsys, "fork", "a", "--from", fork["entries"][0]["id"])
+    assert len(ids(capsys)) == 3
+
+
+def test_a_fork_takes_nobodys_name_and_no_entry_that_is_not_there(capsys, stored):
+    stored("terminal:a", "one")
+    stored("terminal:b", "two")
+    assert "exists already" in nanoloop(capsys, "fork", "a", "--as", "b", code=Exit.FAILED).err
+    assert "no entry" in nanoloop(capsys, "fork", "a", "--from", "x", code=Exit.FAILED).err
+
+
+def test_the_last_exchange_is_taken_back(capsys, stored):
+    stored("terminal:a", "one", "two", "three", "four", trim=1)
+    assert "took back 2 entries: three" in nanoloop(capsys, "undo", "a").err
+    assert "summary already" in nanoloop(capsys, "undo", "a", code=Exit.FAILED).err
+    whole = json.loads(nanoloop(capsys, "export", "a").out)
+    assert [m["content"] for m in whole["full_chat_history"]] == ["one", "two"]
+
+
+def test_r3_22_statistics_are_of_the_whole_history(capsys, stored):
+    stored("terminal:a", "one", "two", "three", "four", trim=1)
+    facts = json.loads(nanoloop(capsys, "stats", "a", "--json").out)
+    assert (facts["user"], facts["assistant"], facts["tool_calls"]) == (2, 2, 0)
+    assert (facts["in_window"], facts["covered_by_summary"]) == (2, 2)
+    assert "covered by summary: 2" in nanoloop(capsys, "stats", "a").out
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_an_export_comes_back_as_it_was_under_another_name(capsys, stored, tmp_path, form):
+    stored("terminal:a", "one", "two", "three", "four", trim=1)
+    text = nanoloop(capsys, "export", "a", "--format", form).out
+    (tmp_path / "file").write_text(text)
+    assert "exists already" in nanoloop(capsys, "import", "file", code=Exit.FAILED).err
+    nanoloop(capsys, "import", "file", "--as", "b")
+    old, new = (json.loads(nanoloop(capsys, "export", name).out) for name in "ab")
+    assert new["id"] == "b"
+    same = ("entries", "window", "summary", "summary_cursor", "title", "created_at", "turns")
+    assert {name: new[name] for name in same} == {name: old[name] for name in same}
+
+
+MAGENT = {"id": "session-1", "messages": [{"role": "user", "content": "from Magent"}]}
+NANOBOT = [
+    {"_type": "metadata", "key": "telegram:42", "summary": "so far"},
+    {"role": "user", "content": "from nanobot", "timestamp": "2026-01-02T03:04:05"},
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "session_id", "said"),
+    [
+        (json.dumps(MAGENT, indent=1), "session-1", "from Magent"),
+        ("\n".join(map(json.dumps, NANOBOT)), "telegram:42", "from nanobot"),
+    ],
+    ids=["magent", "nanobot"],
+)
+def test_files_of_the_systems_before_are_read_in(capsys, monkeypatch, text, session_id, said):
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    nanoloop(capsys, "import", "-")
+    whole = json.loads(nanoloop(capsys, "export", session_id).out)
+    assert whole["full_chat_history"][0]["content"] == said
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "hello", '{"_type": "metadata", "format": 1}'])
+def test_what_is_no_session_is_refused_in_a_sentence(capsys, tmp_path, text):
+    (tmp_path / "file").write_text(text)
+    err = nanoloop(capsys, "import", "file", code=Exit.FAILED).err
+    assert err.startswith("nanoloop: file is no session to import: ")
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-3d", "30y"])
+def test_an_age_is_refused_where_it_is_none(capsys, text):
+    err = nanoloop(capsys, "list", f"--older-than={text}", code=Exit.USAGE).err
+    assert "write 45m, 12h, 30d or 2w" in err
+
+
 def test_ages_and_sizes_read_well():
+    assert duration("2w") == timedelta(days=14)
     assert age(utc_now()) == "just now"
     assert [size(n) for n in (999, 1200, 3_400_000)] == ["999 B", "1.2 kB", "3.4 MB"]

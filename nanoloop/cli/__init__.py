@@ -59,12 +59,14 @@ COMMANDS = {
         ("nanoloop run", "nanoloop run --config bot.toml --data /var/lib/bot"),
     ),
     "sessions": Command(
-        "list, show, export or delete stored conversations",
+        "find, show, export, import, fork or prune stored conversations",
         (
-            "nanoloop sessions list",
+            "nanoloop sessions list --search tea --older-than 30d",
             "nanoloop sessions show work",
             "nanoloop sessions export work --format json > work.json",
-            "nanoloop sessions delete work",
+            "nanoloop sessions import work.json --as again",
+            "nanoloop sessions fork work --from 12 --as other",
+            "nanoloop sessions prune --older-than 90d --dry-run",
         ),
     ),
     "demo": Command(

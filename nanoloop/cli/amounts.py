@@ -1,0 +1,38 @@
+"""Ages, sizes and durations as people say them."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+from datetime import datetime, timedelta, timezone
+
+_KILO = 1000
+_AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (60 * 2, 60, "minutes"))
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def age(moment: datetime) -> str:
+    """How long ago that was, roughly."""
+    seconds = (datetime.now(timezone.utc) - moment).total_seconds()
+    for least, unit, name in _AGES:
+        if seconds >= least:
+            return f"{seconds // unit:.0f} {name} ago"
+    return "just now"
+
+
+def size(count: int) -> str:
+    """Bytes as one says them: 950 B, 1.2 kB, 3.4 MB."""
+    number = float(count)
+    for unit in ("B", "kB", "MB"):
+        if number < _KILO:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= _KILO
+    return f"{number:.1f} GB"
+
+
+def duration(text: str) -> timedelta:
+    """`30d`, `12h`, `45m`, `2w`; raises what argparse tells the user."""
+    match = re.fullmatch(r"(\d{1,5})([mhdw])", text.strip().lower())
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no age: write 45m, 12h, 30d or 2w")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})

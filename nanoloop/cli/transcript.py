@@ -1,0 +1,119 @@
+"""`nanoloop sessions show`, `stats` and `export`: one conversation, in whole or in part."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from datetime import datetime
+from textwrap import indent
+
+from nanoloop.channels.screen import printable
+from nanoloop.cli.amounts import age
+from nanoloop.cli.name import find, opened
+from nanoloop.protocols import Store
+from nanoloop.session.chat import result_text
+from nanoloop.session.display import counted
+from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+from nanoloop.session.session import Session
+from nanoloop.session.window import message_count
+from nanoloop.settings import Settings
+
+_LINE_SHOWN = 200
+"""Characters of a tool's call or result that `show` has room for."""
+_READ = 200
+"""Entries that `show` reads at a time, from the newest on."""
+
+
+async def show(args: Namespace, settings: Settings) -> None:
+    """Print its summary and its last messages."""
+    async with opened(settings) as store:
+        session = await find(store, args.name)
+        entries = await _newest(store, session, count=args.last)
+    left_out = session.entry_count - len(entries)
+    blocks = [about(session)]
+    if session.summary:
+        blocks.append(
+            f"Summary of the first {session.covered_seq} entries\n{_set_in(session.summary)}"
+        )
+    if left_out > 0:
+        blocks.append(f"... entries before this: {left_out}; `--last 0` shows all")
+    print("\n\n".join((*blocks, *filter(None, map(_shown, entries)))))
+
+
+async def _newest(store: Store, session: Session, *, count: int) -> list[Entry]:
+    """The entries from the last so many messages on; all of them for 0."""
+    if count <= 0:
+        return await store.entries(session.id)
+    entries: list[Entry] = []
+    before = session.last_seq
+    while message_count(entries) < count and before > 0:
+        after = max(0, before - _READ)
+        entries = await store.entries(session.id, after=after, upto=before) + entries
+        before = after
+    messages = [index for index, entry in enumerate(entries) if entry.type == MESSAGE]
+    return entries[messages[-count:][0] :] if messages else entries
+
+
+def about(session: Session) -> str:
+    """Its title, and the facts in a line."""
+    facts = [f"session {session.id}"]
+    facts += [f"agent {session.agent}"] if session.agent else []
+    facts += [f"{session.entry_count} entries", f"begun {_local(session.created_at)}"]
+    facts += [f"last active {age(session.updated_at)}"]
+    title = " ".join(printable(session.title).split())
+    return "\n".join(filter(None, (title, ", ".join(facts))))
+
+
+def _shown(entry: Entry) -> str:
+    """An entry for people; thoughts and unknown types are left out."""
+    if entry.type == MESSAGE:
+        said = str(entry.content.get("text") or "")
+        return f"{_local(entry.timestamp)}  #{entry.seq}  {entry.role}\n{_set_in(said)}"
+    if entry.type == TOOL_CALL:
+        given = json.dumps(entry.content.get("parameters"), ensure_ascii=False, default=str)
+        return _set_in(one_line(f"-> {entry.content.get('tool', '')} {given}"))
+    return _set_in(one_line(f"<- {result_text(entry)}")) if entry.type == TOOL_RESULT else ""
+
+
+def one_line(text: str) -> str:
+    """The text on one line, and not too much of it."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LINE_SHOWN else f"{text[:_LINE_SHOWN]}..."
+
+
+def _set_in(text: str) -> str:
+    return indent(printable(text.strip()), "  ")
+
+
+def _local(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+async def stats(args: Namespace, settings: Settings) -> None:
+    """Print how many messages, tools and tokens it has."""
+    async with opened(settings) as store:
+        session = await find(store, args.name)
+        facts = counted(await store.entries(session.id))
+    facts |= {
+        "tools_used": sorted(set(facts["tools_used"])),
+        "entries": session.entry_count,
+        "in_window": message_count(session.window),
+        "window_tokens": session.context_size(),
+        "covered_by_summary": session.covered_seq,
+    }
+    if args.json:
+        print(json.dumps(facts, ensure_ascii=False, indent=2))
+    else:
+        print("\n".join((about(session), *(_fact(name, facts[name]) for name in facts))))
+
+
+def _fact(name: str, value: object) -> str:
+    shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return f"{name.replace('_', ' ')}: {shown}"
+
+
+async def export(args: Namespace, settings: Settings) -> None:
+    """Print the whole of it."""
+    async with opened(settings) as store:
+        session = await store.get((await find(store, args.name)).id)
+    print((session.to_markdown() if args.format == "md" else session.dump(args.format)).rstrip())
