@@ -1,0 +1,115 @@
+"""How many tokens a request is, roughly: by the kinds of its characters, no tokenizer needed.
+
+What the provider counts corrects it, slowly, for each model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from math import ceil
+from string import ascii_letters, digits, whitespace
+from typing import Any
+
+from nanoloop.protocols import ToolSpec
+from nanoloop.session.chat import result_text
+from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+
+MESSAGE_TOKENS = 4
+"""What a message takes beside its words."""
+PART_TOKENS = 1000
+"""What a picture, or any other part that is no text, is taken for."""
+
+_WORDS = (ascii_letters + whitespace).encode()
+_DIGITS = digits.encode()
+_PER_LETTER, _PER_DIGIT, _PER_SIGN = 1 / 4.3, 1 / 2.5, 1 / 1.7
+_ASCII = re.compile("[\x00-\x7f]+")
+_SCRIPTS = (
+    (re.compile("[\u2e80-\ua4cf\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]+"), 0.8),  # CJK
+    (re.compile("[\u1100-\u11ff\ua960-\ua97f\uac00-\ud7ff]+"), 0.75),  # Korean
+    (re.compile("[\u0370-\u058f\u10a0-\u10ff\u1f00-\u1fff]+"), 0.4),  # Greek, Cyrillic and the like
+    (re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefe]+"), 0.5),  # Hebrew, Arabic
+    (re.compile("[\u0900-\u109f\u1200-\u137f\u1780-\u17ff]+"), 0.7),  # Indian scripts, Thai, Khmer
+    (re.compile("[\u0080-\u036f\u1e00-\u1eff]+"), 0.6),  # letters with accents
+    (re.compile("[\u2000-\u206f\ufe00-\ufe0f]+"), 0.8),  # dashes, quotes, joiners
+)
+_PER_OTHER = 2.0
+"""Emoji, and whatever is rarer."""
+
+LEAST, MOST = 0.5, 2.0
+"""Between these the correction stays."""
+_STEP = 0.2
+"""How much of the way to a new measurement it goes."""
+
+
+def text_tokens(text: str) -> int:
+    """Tokens of a text: about four letters each in English, fewer signs in other scripts."""
+    plain = text.encode("ascii", "ignore")
+    tokens = _ascii_tokens(plain)
+    if len(plain) < len(text):
+        tokens += _other_tokens(_ASCII.sub("", text))
+    return ceil(tokens)
+
+
+def _ascii_tokens(plain: bytes) -> float:
+    rest = plain.translate(None, _WORDS)
+    signs = len(rest.translate(None, _DIGITS))
+    letters, numbers = len(plain) - len(rest), len(rest) - signs
+    return letters * _PER_LETTER + numbers * _PER_DIGIT + signs * _PER_SIGN
+
+
+def _other_tokens(text: str) -> float:
+    tokens = 0.0
+    for script, each in _SCRIPTS:
+        rest = script.sub("", text)
+        tokens += (len(text) - len(rest)) * each
+        text = rest
+    return tokens + len(text) * _PER_OTHER
+
+
+def entry_tokens(entry: Entry) -> int:
+    """Tokens that this entry takes in a request; 0 for what the model isn't shown."""
+    if entry.type == TOOL_RESULT:
+        return MESSAGE_TOKENS + text_tokens(result_text(entry))
+    if entry.type == TOOL_CALL:
+        return MESSAGE_TOKENS + text_tokens(_json(entry.content))
+    if entry.type != MESSAGE:
+        return 0
+    parts = entry.content.get("parts")
+    others = sum(not _is_text(part) for part in parts) if isinstance(parts, list) else 0
+    words = text_tokens(str(entry.content.get("text") or ""))
+    return MESSAGE_TOKENS + words + others * PART_TOKENS
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and "text" in part)
+
+
+def tools_tokens(specs: Iterable[ToolSpec]) -> int:
+    """Tokens of what the model is told of its tools."""
+    return sum(MESSAGE_TOKENS + text_tokens(_json(asdict(spec))) for spec in specs)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+class Ratios:
+    """What the provider counts for each token of the estimate, by model; in memory only."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str | None, float] = {}
+
+    def of(self, model: str | None) -> float:
+        """The correction for this model; 1 while nothing was counted."""
+        return self._by_model.get(model, 1.0)
+
+    def learn(self, model: str | None, *, estimated: int, counted: int) -> None:
+        """Move towards what was counted; 0 says that nobody did."""
+        if estimated <= 0 or counted <= 0:
+            return
+        measured = min(MOST, max(LEAST, counted / estimated))
+        now = self.of(model)
+        self._by_model[model] = now + _STEP * (measured - now)
