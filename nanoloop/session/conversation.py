@@ -14,7 +14,7 @@ from nanoloop.session.log import Digest, Log
 from nanoloop.session.record import Identity, Record
 from nanoloop.session.seen import MESSAGE_ID, Seen
 from nanoloop.session.size import entry_text, rough_tokens
-from nanoloop.session.window import cut, message_count
+from nanoloop.session.window import cut, cut_to_fit, message_count
 
 TITLE_LIMIT = 60
 """Characters of the first user's words that make the title."""
@@ -42,6 +42,8 @@ class Conversation(Record):
         self._awaiting = 0
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
+        self.held_pending = 0
+        """How many of the newest pending entries `release` leaves in memory."""
 
     @property
     def turns(self) -> int:
@@ -177,6 +179,14 @@ class Conversation(Record):
             keep = max(1, message_count(window) // 2)
             return self._cut(cut(window, keep=keep, align="user"))[1]
 
+    def trim_to_fit(self, room: float, size: Callable[[Entry], int]) -> bool:
+        """Cut the window so that it fits, the exchange going on kept whole; whether anything left.
+
+        The cut falls where a user's message begins.
+        """
+        with self._lock:
+            return self._cut(cut_to_fit(self._log.window, room=room, size=size))[1]
+
     # The summary
 
     @property
@@ -298,9 +308,29 @@ class Conversation(Record):
     # What stores need
 
     def release(self) -> None:
-        """Forget, in memory only, what is durable and not in the window."""
+        """Forget, in memory only, what is durable and not in the window, nor held as pending."""
         with self._lock:
-            self._log.release(self._ledger.saved_seq)
+            upto = self._ledger.saved_seq
+            if self.held_pending:
+                upto = min(upto, self._newest_pending(self.held_pending))
+            self._log.release(upto)
+
+    def _newest_pending(self, count: int) -> int:
+        """The number behind which at most so many pending entries stand."""
+        return max(self.covered_seq, self._log.evicted - count)
+
+    def missing_pending(self) -> tuple[int, int] | None:
+        """Where entries that are to be held are in the store only: after this, up to that."""
+        with self._lock:
+            after, upto = self._newest_pending(self.held_pending), self._log.released
+            if not self.held_pending or self._log.is_whole or upto <= after:
+                return None
+            return after, upto
+
+    def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
+        """Take what the store has with `after < seq <= upto` into memory again."""
+        with self._lock:
+            self._log.bring_back(entries, after=after, upto=upto)
 
     def _head(self) -> dict[str, Any]:
         head = {

@@ -150,6 +150,14 @@ class Log:
             del self._entries[: self._index_after(upto)]
             self.released = upto
 
+    def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
+        """Take all entries with `after < seq <= upto` into memory again, from the store."""
+        # Only onto what they were read for: a gap would be taken for something that is in memory.
+        if upto == self.released and self.start - 1 <= after < upto:
+            older = [entry for entry in entries if after < entry.seq <= upto]
+            self._entries[:0] = [entry for entry in older if not self.is_hidden(entry.seq)]
+            self.released = after
+
     def forget(self, upto: int) -> None:
         """Begin the history behind this entry; the store keeps what was before."""
         self.start = max(self.start, upto + 1)

@@ -51,6 +51,18 @@ def _cut_at_user(entries: Sequence[Entry], keep: int) -> int:
     return 0
 
 
+def cut_to_fit(entries: Sequence[Entry], *, room: float, size: Callable[[Entry], int]) -> int:
+    """The index of the oldest user's message from which on all fits; at the latest the newest."""
+    start = 0
+    for index in range(len(entries) - 1, -1, -1):
+        room -= size(entries[index])
+        if start and room < 0:
+            break
+        if entries[index].role == "user":
+            start = index
+    return start
+
+
 def _cut_exact(
     entries: Sequence[Entry], keep: int, chars: int, size: Callable[[Mapping[str, Any]], int]
 ) -> int:
