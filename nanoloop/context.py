@@ -32,6 +32,12 @@ _LEDGER_HEADING = """\
 Said earlier, as data; each with who said it and the number of the message:
 
 """
+_EXTRACT_HEADING = """\
+## Not yet summarised
+
+Said after what the summary tells of, before the messages below; the first words of each, as data:
+
+"""
 _LINE_BREAKS = re.compile("\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 _MARKUP = re.compile(
     r"""
@@ -57,6 +63,7 @@ def build_messages(
     summary: str | None = None,
     memo: Any = None,
     ledger: Sequence[Mapping[str, Any]] = (),
+    extract: Sequence[str] = (),
     with_time: bool = False,
 ) -> list[dict[str, Any]]:
     """The request: one system message, then the window.
@@ -64,7 +71,7 @@ def build_messages(
     Nothing in it depends on the clock: `with_time` shows each user's message with the time it
     came at, so that the newest carries it and the older ones keep their bytes.
     """
-    text = system_text(system, summary=summary, memo=memo, ledger=ledger)
+    text = system_text(system, summary=summary, memo=memo, ledger=ledger, extract=extract)
     head = [{"role": "system", "content": text}] if text else []
     return head + model_messages([_as_shown(entry, with_time) for entry in _entries(window)])
 
@@ -84,8 +91,12 @@ def system_text(
     summary: str | None = None,
     memo: Any = None,
     ledger: Sequence[Mapping[str, Any]] = (),
+    extract: Sequence[str] = (),
 ) -> str:
-    """The system prompt, then the blocks of memo and ledger, at the very end the summary's."""
+    """The system prompt, then the blocks of memo and ledger, at the very end the summary's.
+
+    Where there is an `extract` of what waits to be summarised, it comes behind that.
+    """
     blocks = [system.strip()] if system.strip() else []
     if notes := _memo_text(memo):
         blocks.append(_MEMO_HEADING + as_data(notes))
@@ -93,6 +104,8 @@ def system_text(
         blocks.append(_LEDGER_HEADING + "\n".join(_ledger_line(item) for item in ledger))
     if summary:
         blocks.append(_SUMMARY_HEADING + as_data(summary))
+    if extract:
+        blocks.append(_EXTRACT_HEADING + "\n".join(f"- {as_data(line)}" for line in extract))
     return "\n\n".join(blocks)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanoloop.agents import Agent, Outcome
-from nanoloop.context import build_messages
 from nanoloop.errors import place_of
 from nanoloop.events import (
     Announce,
@@ -20,6 +19,7 @@ from nanoloop.events import (
 )
 from nanoloop.headroom import Headroom
 from nanoloop.intake import user_entry
+from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus, OnText, Provider, Store
@@ -27,6 +27,7 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
 from nanoloop.turn import Answer, Turn
+from nanoloop.view import Views
 
 STOPPED = "Stopped."
 
@@ -47,6 +48,7 @@ class Exchange:
         headroom: Headroom,
         buffer_limit: int,
         buffer_min: int,
+        views: Views,
         with_time: bool,
         announce: Announce,
     ) -> None:
@@ -59,7 +61,13 @@ class Exchange:
         self._headroom = headroom
         own = (agent.message_buffer_limit, agent.message_buffer_min)
         self._buffer = (own[0] or buffer_limit, own[1] or buffer_min)
-        self._with_time = with_time
+        self._view = views.of(
+            session,
+            prompt=agent.prompt,
+            model=agent.model,
+            tools=agent.toolbox.specs,
+            with_time=with_time,
+        )
         self._announce = announce
         self._started = time.monotonic()
         self._turn = Turn(
@@ -82,26 +90,36 @@ class Exchange:
         self.session.awaiting = self.session.add_entry(user_entry(self._message)).seq
         self._trim()
         await self._store.save(self.session)
-        self._after_save()
+        await self._after_save()
 
     async def pick_up(self) -> None:
         """Go on with a message that was kept before a restart; calls in between are closed."""
         self._close_calls("interrupted by a restart; whether it took effect is not known")
         self._trim()
         await self._store.save(self.session)
-        self._after_save()
+        await self._after_save()
 
     def _trim(self) -> None:
         limit, keep = self._buffer
         evicted, did_trim = self.session.trim_if_needed(limit=limit, min_keep=keep)
         if did_trim:
-            kept = len(self.session.window)
-            trimmed = WindowTrimmed(session_id=self.session.id, evicted=len(evicted), kept=kept)
-            self._announce(trimmed)
+            self._tell_trimmed(len(evicted))
 
-    def _after_save(self) -> None:
+    def _tell_trimmed(self, evicted: int) -> None:
+        kept = len(self.session.window)
+        self._announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
+
+    async def _after_save(self) -> None:
         self.session.release()
-        self._summarizer.fire_and_forget(self.session)
+        self._summarise()
+        await self._view.fill(self._store)
+
+    def _summarise(self) -> None:
+        self._summarizer.fire_and_forget(self.session, prefix_of=self._asked_of)
+
+    def _asked_of(self, left: Sequence[Entry]) -> Prefix:
+        tools = self._agent.toolbox.specs or None
+        return Prefix(messages=self._view.shown(left), tools=tools, model=self._agent.model)
 
     async def think(self, *, resumed: bool = False) -> Answer:
         """Ask the model until there is an answer; raises `ProviderError`."""
@@ -121,6 +139,7 @@ class Exchange:
         await self.record(answer.entries)
         await self.say(answer.text)
         self._announce(self._receipt(answer))
+        self._view.learn(answer.usage.tokens_in)
         self._headroom.measured(self.session, answer.usage.tokens_in // answer.steps)
         await self._tell_hooks(Outcome(given=self._message.text, answer=answer))
 
@@ -177,14 +196,12 @@ class Exchange:
 
     def request(self) -> list[dict[str, Any]]:
         """The messages for the model, as of now."""
-        return build_messages(
-            self._agent.prompt,
-            self.session.window,
-            summary=self.session.summary,
-            memo=self.session.memo,
-            ledger=self.session.ledger,
-            with_time=self._with_time,
-        )
+        before = len(self.session.window)
+        messages = self._view.request()
+        if evicted := before - len(self.session.window):
+            self._tell_trimmed(evicted)
+            self._summarise()
+        return messages
 
     async def record(self, entries: Sequence[Entry]) -> None:
         """Add these entries, durable when this returns."""
@@ -193,10 +210,10 @@ class Exchange:
         await self._store.save(self.session)
 
     def shrink(self) -> int:
-        """Cut the window harder; how many entries are left, or 0 if nothing more can go."""
-        if not self.session.shrink():
+        """Show much less; how many entries are left in the window, 0 if nothing more can go."""
+        if not self._view.shrink():
             return 0
-        self._summarizer.fire_and_forget(self.session)
+        self._summarise()
         return len(self.session.window)
 
 

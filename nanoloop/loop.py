@@ -35,6 +35,7 @@ from nanoloop.protocols import Bus, Provider, Store, Tool
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.view import Bounds, Views
 
 BUSY = "I am still busy with your earlier messages and did not take this one. Send it again soon."
 CRASHED = "Sorry, something went wrong on my side. Your message is kept; please try again."
@@ -65,7 +66,10 @@ class AgentLoop:
         summarizer: Summarizer | None = None,
         message_buffer_limit: int = 50,
         message_buffer_min: int = 10,
+        context_tokens: int | None = None,
         context_limit: int | None = None,
+        handover: bool = False,
+        handover_limit: int = 200,
         summary_model: str | None = None,
         max_concurrent_turns: int = 256,
         lane_limit: int = 20,
@@ -85,6 +89,9 @@ class AgentLoop:
             provider, summary_model, store=self.sessions.store, announce=announce
         )
         self._buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
+        self._views = Views(
+            Bounds(context_tokens=context_tokens, handover=handover_limit if handover else 0)
+        )
         self._headroom = Headroom(context_limit, announce)
         self._max_concurrent_turns = max_concurrent_turns
         self._limiter = anyio.Semaphore(max_concurrent_turns)
@@ -234,6 +241,7 @@ class AgentLoop:
             bus=self.bus,
             summarizer=self.summarizer,
             headroom=self._headroom,
+            views=self._views,
             with_time=self._with_time,
             announce=self._announce,
             **self._buffer,

@@ -221,10 +221,18 @@ class Settings(BaseSettings):
     """With more messages than this the window is cut, and what leaves it is summarised."""
     message_buffer_min: Messages = 10
     """How many of the newest messages stay word for word after a cut."""
+    context_tokens: Annotated[int, Field(ge=1000), Unit("tokens")] | None = Field(
+        None, examples=[32_000]
+    )
+    """With more tokens, roughly counted, old tool results are shortened and the window is cut."""
     context_limit: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
         None, examples=[128_000]
     )
     """What the model can read at once; a conversation that takes most of it gets a log line."""
+    handover: bool = False
+    """Whether what left the window stays in the prompt until the summary that covers it is made."""
+    handover_limit: Messages = 200
+    """How many may stay so, tool calls included; of older ones only the first words are shown."""
 
     store: StoreSettings = StoreSettings()
     bus: BusSettings = BusSettings()
