@@ -17,8 +17,10 @@ from anyio.abc import TaskStatus
 from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
 from nanoloop.errors import SettingsError, place_of
-from nanoloop.events import ChannelFailed, ChannelStarted
+from nanoloop.events import ChannelFailed, ChannelStarted, Event
 from nanoloop.loop import AgentLoop
+from nanoloop.memory.index import Index
+from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
@@ -29,6 +31,7 @@ from nanoloop.stores.sweep import sweep
 from nanoloop.telemetry import Telemetry
 from nanoloop.tools.calculator import calculator
 from nanoloop.tools.clock import clock
+from nanoloop.tools.recall import make_recall_tool
 
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 
@@ -180,10 +183,17 @@ def make_provider(settings: Settings) -> Provider:
 def make_loop(
     settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
 ) -> AgentLoop:
-    """The loop with its bus, its summariser and its agents."""
+    """The loop with its bus, its summariser, its recall and its agents."""
+    recall = make_recall(settings, store, telemetry)
+
+    def announce(event: Event) -> None:
+        telemetry(event)
+        if recall is not None:
+            recall.hear(event)
+
     return AgentLoop(
         provider=provider,
-        agents=make_agents(settings),
+        agents=make_agents(settings, recall),
         store=store,
         bus=InProcessBus(
             inbound_limit=settings.bus.inbound_limit,
@@ -192,6 +202,7 @@ def make_loop(
             announce=telemetry,
         ),
         summarizer=make_summarizer(settings, provider, store, telemetry),
+        recall=recall,
         message_buffer_limit=settings.message_buffer_limit,
         message_buffer_min=settings.message_buffer_min,
         context_tokens=settings.context_tokens,
@@ -205,7 +216,7 @@ def make_loop(
         answer_unanswered=settings.loop.on_unanswered == "answer",
         shutdown_turns_seconds=settings.loop.shutdown_turns_seconds,
         shutdown_summaries_seconds=settings.loop.shutdown_summaries_seconds,
-        announce=telemetry,
+        announce=announce,
     )
 
 
@@ -233,23 +244,42 @@ def make_summarizer(
     )
 
 
-def make_agents(settings: Settings) -> Agents:
+def make_recall(settings: Settings, store: Store, telemetry: Telemetry) -> Recall | None:
+    """What finds again what was said, where these settings want it."""
+    if not settings.recall.enabled:
+        return None
+    # Sealed files say nothing without their key, and an index of all words would say it for them.
+    is_kept = settings.store.kind != "memory" and settings.store.encryption_key is None
+    index = Index(settings.data / "recall.sqlite" if is_kept else None)
+    return Recall(store, index, announce=telemetry)
+
+
+def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
     """The agents that these settings describe, the one for all among them."""
+    tools = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     terminal = settings.channels.terminal.agent
     return Agents(
-        make_agent(settings, AgentSettings()),
-        {name: make_agent(settings, own, name) for name, own in settings.agents.items()},
+        make_agent(settings, AgentSettings(), tools=tools),
+        {name: make_agent(settings, own, name, tools) for name, own in settings.agents.items()},
         by_channel={} if terminal is None else {"terminal": terminal},
     )
 
 
-def make_agent(settings: Settings, own: AgentSettings, name: str = DEFAULT_AGENT) -> Agent:
+def make_agent(
+    settings: Settings,
+    own: AgentSettings,
+    name: str = DEFAULT_AGENT,
+    tools: Mapping[str, Tool] = TOOLS,
+) -> Agent:
     """An agent; what its own settings leave out is as for all."""
     return Agent(
         name,
         prompt=settings.prompt if own.prompt is None else own.prompt,
         model=own.model,
-        tools=[_tool(settings, name, tool) for tool in (TOOLS if own.tools is None else own.tools)],
+        tools=[
+            _tool(settings, name, tool, tools)
+            for tool in (tools if own.tools is None else own.tools)
+        ],
         max_steps=own.max_steps or settings.turn.max_steps,
         tool_timeout_seconds=own.tool_timeout_seconds or settings.tools.timeout_seconds,
         tool_result_chars=settings.tools.result_chars,
@@ -258,10 +288,10 @@ def make_agent(settings: Settings, own: AgentSettings, name: str = DEFAULT_AGENT
     )
 
 
-def _tool(settings: Settings, agent: str, name: str) -> Tool:
-    if name in TOOLS:
-        return TOOLS[name]
+def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) -> Tool:
+    if name in tools:
+        return tools[name]
     key = f"agents.{agent}.tools"
-    near = get_close_matches(name, TOOLS, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(TOOLS)}"
+    near = get_close_matches(name, tools, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(tools)}"
     raise SettingsError(f"{settings.origin(key)}: {key} names no tool with {name!r}: {advice}")

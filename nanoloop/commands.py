@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from typing import TYPE_CHECKING
 
 from nanoloop.agents import Agents
 from nanoloop.command import Command, Runner
@@ -13,6 +14,9 @@ from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
 from nanoloop.sessions import Sessions
 from nanoloop.shelf import Shelf
+
+if TYPE_CHECKING:
+    from nanoloop.memory.recall import Recall
 
 HISTORY_SHOWN = 10
 """Messages that `/history` shows when no number is given."""
@@ -34,6 +38,7 @@ class Commands:
         sessions: Sessions,
         agents: Agents,
         summarizer: Summarizer,
+        recall: Recall | None = None,
         runner: Runner,
         buffer_limit: int,
         buffer_min: int,
@@ -41,6 +46,7 @@ class Commands:
         self._sessions = sessions
         self._agents = agents
         self._summarizer = summarizer
+        self._found_by = recall
         self._runner = runner
         self._limit = buffer_limit
         self._keep = buffer_min
@@ -53,6 +59,7 @@ class Commands:
             Command(name="summary", usage="what stands for older messages", run=self._summary),
             Command(name="compact", usage="summarise older messages now", run=self._compact),
             Command(name="history", usage="the last messages, /history 20", run=self._history),
+            Command(name="recall", usage="find what was said, /recall WORDS", run=self._recall),
             Command(name="agent", usage="who there is to talk to, /agent NAME", run=self._agent),
             *shelf.commands,
         )
@@ -140,6 +147,14 @@ class Commands:
         said = [e for e in entries if e.type == MESSAGE and e.content.get("text")]
         lines = [f"{e.role}: {e.content['text']}" for e in said[-shown:]] if shown else []
         return "\n".join(lines) or "Nothing has been said yet."
+
+    async def _recall(self, message: Inbound, words: str) -> str:
+        if self._found_by is None:
+            return "Nothing can be looked up here: recall is switched off."
+        if not words:
+            return "/recall takes the words to look for: /recall birthday"
+        session = await self._sessions.current(message.session_key)
+        return await self._found_by.recall_text(session, words)
 
     async def _agent(self, message: Inbound, name: str) -> str:
         session = await self._sessions.current(message.session_key, agent=message.agent)

@@ -26,6 +26,7 @@ from nanoloop.protocols import Bus, OnText, Provider, Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
+from nanoloop.tools.here import here
 from nanoloop.turn import Answer, Turn
 from nanoloop.view import Views
 
@@ -126,6 +127,7 @@ class Exchange:
         self._announce(
             TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed)
         )
+        here.set(self.session)
         try:
             return await self._turn.run(self)
         except Exception as error:

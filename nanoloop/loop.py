@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskStatus
@@ -35,6 +36,9 @@ from nanoloop.protocols import Bus, Provider, Store, Tool
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
+
+if TYPE_CHECKING:
+    from nanoloop.memory.recall import Recall
 from nanoloop.view import Bounds, Views
 
 BUSY = "I am still busy with your earlier messages and did not take this one. Send it again soon."
@@ -64,6 +68,7 @@ class AgentLoop:
         store: Store | None = None,
         bus: Bus | None = None,
         summarizer: Summarizer | None = None,
+        recall: Recall | None = None,
         message_buffer_limit: int = 50,
         message_buffer_min: int = 10,
         context_tokens: int | None = None,
@@ -88,6 +93,7 @@ class AgentLoop:
         self.summarizer = summarizer or Summarizer(
             provider, summary_model, store=self.sessions.store, announce=announce
         )
+        self._recall = recall
         self._buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
         self._views = Views(
             Bounds(context_tokens=context_tokens, handover=handover_limit if handover else 0)
@@ -104,6 +110,7 @@ class AgentLoop:
             sessions=self.sessions,
             agents=self.agents,
             summarizer=self.summarizer,
+            recall=recall,
             runner=self,
             **self._buffer,
         )
@@ -124,8 +131,9 @@ class AgentLoop:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until the bus is closed; then finish what runs, up to the deadlines."""
         async with AsyncExitStack() as stack:
-            for part in (self.bus, self.summarizer, self._asides):
-                await stack.enter_async_context(part)
+            for part in (self.bus, self.summarizer, self._recall, self._asides):
+                if part is not None:
+                    await stack.enter_async_context(part)
             async with self._lanes:
                 self._announce_start()
                 task_status.started()

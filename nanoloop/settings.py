@@ -146,6 +146,13 @@ class SummarySettings(Section):
     """Let the chat's model go on from its last request: cheaper, but orders in it weigh more."""
 
 
+class RecallSettings(Section):
+    """Finding again what was said: /recall, and the tool of that name."""
+
+    enabled: bool = True
+    """Whether all words are indexed in the data folder, or in memory where files are sealed."""
+
+
 class LogSettings(Section):
     """What is told on standard error. Never message text, never keys."""
 
@@ -241,6 +248,7 @@ class Settings(BaseSettings):
     tools: ToolSettings = ToolSettings()
     provider: ProviderSettings = ProviderSettings()
     summary: SummarySettings = SummarySettings()
+    recall: RecallSettings = RecallSettings()
     log: LogSettings = LogSettings()
     channels: ChannelSettings = ChannelSettings()
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
