@@ -7,12 +7,13 @@ the provider's cache once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from nanoloop.abridged import Abridged
 from nanoloop.context import build_messages, system_text
-from nanoloop.excerpts import Shortening, first_words, with_short_result, with_short_results
+from nanoloop.excerpts import Shortening, with_short_result
 from nanoloop.protocols import Store, ToolSpec
 from nanoloop.session.entry import TOOL_RESULT, Entry
 from nanoloop.session.session import Session
@@ -22,8 +23,6 @@ SHORT = (1500, 400)
 """Characters of a tool's result that stay, where older ones are shortened; the first that does."""
 SHORTER = (8000, 2000, 400)
 """The same for the newest ones, where they alone are too much; the first that fits."""
-EXTRACT_LINES = 40
-"""Messages whose first words stand for the oldest pending ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +35,13 @@ class Bounds:
     """Pending entries shown word for word until their summary is there; 0 is no handover."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Decided:
-    """What was decided for a session, as long as it is in memory."""
-
-    epoch: int
-    shortenings: list[Shortening] = field(default_factory=list)
-    extract_upto: int = 0
-    """Pending entries up to here are shown by their first words."""
-    extract: list[tuple[int, str]] = field(default_factory=list)
-
-
 class Views:
     """The views of all sessions, and what was learnt of the models."""
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
         self._ratios = Ratios()
-        self._decided: WeakKeyDictionary[Session, _Decided] = WeakKeyDictionary()
+        self._abridged: WeakKeyDictionary[Session, Abridged] = WeakKeyDictionary()
 
     def of(
         self,
@@ -65,15 +53,15 @@ class Views:
         with_time: bool = False,
     ) -> View:
         """The view of this session for one exchange."""
-        decided = self._decided.get(session)
-        if decided is None or decided.epoch != session.epoch:
-            decided = self._decided[session] = _Decided(epoch=session.epoch)
+        abridged = self._abridged.get(session)
+        if abridged is None or abridged.epoch != session.epoch:
+            abridged = self._abridged[session] = Abridged(epoch=session.epoch)
         # More than is shown: a cut may bring many at once, and their first words are wanted.
         session.held_pending = 2 * self._bounds.handover
         return View(
             session,
             self._bounds,
-            decided,
+            abridged,
             self._ratios,
             prompt=prompt,
             model=model,
@@ -89,7 +77,7 @@ class View:
         self,
         session: Session,
         bounds: Bounds,
-        decided: _Decided,
+        abridged: Abridged,
         ratios: Ratios,
         *,
         prompt: str,
@@ -99,7 +87,7 @@ class View:
     ) -> None:
         self._session = session
         self._bounds = bounds
-        self._decided = decided
+        self._abridged = abridged
         self._ratios = ratios
         self._prompt = prompt
         self._model = model
@@ -126,23 +114,23 @@ class View:
         """How the model is shown these entries, behind all that stands before them."""
         return build_messages(
             self._prompt,
-            with_short_results(entries, self._decided.shortenings),
+            [self._abridged.entry(entry) for entry in entries],
             with_time=self._with_time,
             **self._told(),
         )
 
     def shrink(self) -> bool:
         """Show much less, since it was too long; False where nothing more can be left out."""
-        before = self._size([*self._pending, *self._session.window])
+        before = self._abridged.sizes([*self._pending, *self._session.window])
         self._asked -= self._asked_last
         did_cut = self._session.shrink()
         pending = self._pending
-        self._give_up(pending, len(pending))
+        self._abridged.give_up(pending, len(pending))
         if did_cut:
-            self._shorten(self._old_upto(), SHORT[0])
+            self._abridged.shorten(self._old_upto(), SHORT[0])
         else:
-            self._shorten(self._session.last_seq, SHORTER[-1])
-        return self._size(self._session.window) < before
+            self._abridged.shorten(self._session.last_seq, SHORTER[-1])
+        return self._abridged.sizes(self._session.window) < before
 
     def learn(self, counted: int) -> None:
         """Hear what the provider counted for all requests of this exchange; 0 where it doesn't."""
@@ -155,7 +143,7 @@ class View:
         """What left the window and is shown all the same."""
         if not self._bounds.handover:
             return []
-        return [e for e in self._session.pending if e.seq > self._decided.extract_upto]
+        return [e for e in self._session.pending if e.seq > self._abridged.extract_upto]
 
     def _told(self) -> dict[str, Any]:
         session = self._session
@@ -163,33 +151,15 @@ class View:
             "summary": session.summary,
             "memo": session.memo,
             "ledger": session.ledger,
-            "extract": self._extract_lines(),
+            "extract": self._abridged.extract(session),
         }
 
-    def _extract_lines(self) -> list[str]:
-        session = self._session
-        waiting = (pair for pair in self._decided.extract if pair[0] > session.covered_seq)
-        lines = [text for seq, text in waiting if session.has_entry(seq)]
-        return ["(earlier ones are left out)", *lines] if len(lines) == EXTRACT_LINES else lines
-
-    # Pending
+    # Fitting
 
     def _bound_pending(self) -> None:
         pending = self._pending
         if len(pending) > self._bounds.handover:
-            self._give_up(pending, len(pending) - self._bounds.handover // 2)
-
-    def _give_up(self, pending: Sequence[Entry], count: int) -> None:
-        """Show the first so many pending ones, up to a user's message, by their first words."""
-        while 0 < count < len(pending) and pending[count].role != "user":
-            count += 1
-        if count > 0:
-            decided = self._decided
-            decided.extract_upto = pending[count - 1].seq
-            decided.extract += first_words(pending[:count])
-            del decided.extract[:-EXTRACT_LINES]
-
-    # Fitting
+            self._abridged.give_up(pending, len(pending) - self._bounds.handover // 2)
 
     def _fit(self, limit: float) -> None:
         """Leave out what must be: old results first, then of the window, then of all results."""
@@ -208,21 +178,21 @@ class View:
                 self._shorten_old(trigger / 2, chars)
             if self._window_tokens() > trigger * 0.75:
                 room = trigger / 2 - self._fixed_tokens()
-                self._session.trim_to_fit(room, self._entry_size)
+                self._session.trim_to_fit(room, self._abridged.size)
         self._fit_pending(limit)
         for chars in SHORTER:
             if self._tokens() <= limit:
                 break
-            self._shorten(self._session.last_seq, chars)
+            self._abridged.shorten(self._session.last_seq, chars)
 
     def _fit_pending(self, limit: float) -> None:
         if not (pending := self._pending) or self._tokens() <= limit:
             return
         room = (limit - self._window_tokens()) / 2
         count = len(pending)
-        while count > 0 and (room := room - self._entry_size(pending[count - 1])) >= 0:
+        while count > 0 and (room := room - self._abridged.size(pending[count - 1])) >= 0:
             count -= 1
-        self._give_up(pending, count)
+        self._abridged.give_up(pending, count)
 
     def _shorten_old(self, target: float, chars: int) -> None:
         """Shorten the oldest results until so much is left, none of the step that is going on."""
@@ -232,9 +202,10 @@ class View:
         for entry in self._session.window:
             if tokens <= target or entry.seq > last:
                 break
-            tokens -= self._entry_size(entry) - entry_tokens(with_short_result(entry, [rule]))
+            tokens -= self._abridged.size(entry) - entry_tokens(with_short_result(entry, [rule]))
             upto = entry.seq
-        self._shorten(upto, chars)
+        if upto:
+            self._abridged.shorten(upto, chars)
 
     def _old_upto(self) -> int:
         """The number of the last entry before the results that the model has not seen yet."""
@@ -244,24 +215,12 @@ class View:
             end -= 1
         return window[end - 1].seq if end else 0
 
-    def _shorten(self, upto: int, chars: int) -> None:
-        new = Shortening(upto=upto, chars=chars)
-        rules = self._decided.shortenings
-        if not any(new.is_within(rule) for rule in rules):
-            rules[:] = [rule for rule in rules if not rule.is_within(new)] + [new]
-
     def _tokens(self) -> int:
-        return self._window_tokens() + self._size(self._pending)
+        return self._window_tokens() + self._abridged.sizes(self._pending)
 
     def _window_tokens(self) -> int:
         """All that is there without handover too."""
-        return self._fixed_tokens() + self._size(self._session.window)
+        return self._fixed_tokens() + self._abridged.sizes(self._session.window)
 
     def _fixed_tokens(self) -> int:
         return self._tools + text_tokens(system_text(self._prompt, **self._told()))
-
-    def _size(self, entries: Sequence[Entry]) -> int:
-        return sum(map(self._entry_size, entries))
-
-    def _entry_size(self, entry: Entry) -> int:
-        return entry_tokens(with_short_result(entry, self._decided.shortenings))

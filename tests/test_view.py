@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop import Entry, Session
+from nanoloop.abridged import EXTRACT_LINES
 from nanoloop.protocols import ToolSpec
 from nanoloop.tokens import text_tokens
-from nanoloop.view import EXTRACT_LINES, Bounds, Views
+from nanoloop.view import Bounds, Views
 
 PROMPT = "Be kind."
 
