@@ -14,9 +14,9 @@ from typing import Protocol
 
 from nanoloop.memory.words import IS_TOOL, ONLY_ASKS, Query
 
-MOST_ROWS = 500
+MOST_ROWS = 400
 """Rows read for one word: one that is in more of them only weighs among those the others find."""
-CANDIDATES = 50
+CANDIDATES = 40
 """Turns that are looked at closely, their neighbours beside them."""
 
 LENGTH = 0.35
