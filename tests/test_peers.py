@@ -165,7 +165,7 @@ async def test_case_8_a_half_written_last_line_then_append_then_load(tmp_path):
     await store.close()
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
-        file.write(b'{"_type":"entry","seq":5,"con')
+        file.write(b'{"_type":"entry","seq":5,"con' + b"x" * 5000)
     store = JsonlStore(tmp_path)
     session = await store.load("s")
     session.add_message("user", "after the tear")

@@ -111,10 +111,15 @@ class Digester:
         )
         self.ledger = HandedOver(self.faulty)
         self.is_well = False
+        self.holds_next = False
 
     def _plan(self, chance):
         while True:
-            yield chance.choice(KINDS) if not self.is_well and chance.random() < 0.4 else "fine"
+            if self.holds_next:
+                self.holds_next = False
+                yield "slow"
+            else:
+                yield chance.choice(KINDS) if not self.is_well and chance.random() < 0.4 else "fine"
 
     async def chat(self, **asked):
         self.begun_at.append(self._clock())

@@ -181,6 +181,25 @@ async def resize_by_hand(world, chat, rules):
     await change(world, chat, rules, act)
 
 
+@step(8)
+async def under_a_summary(world, chat, rules):
+    """A history changes while its summary is being written, which comes back later."""
+    gate = world.digester.faulty.gate
+    world.now += 1000
+    before, world.digester.holds_next = gate.count, True
+    for _ in range(4):
+        await world.say(chat)
+    if gate.count == before:  # this chat is being summarised already, or rests
+        world.digester.holds_next = False
+        return
+    other = world.chance.choice([reset, clear, delete, begin_anew, undo, resize, fork])
+    await other(world, chat, rules)
+    if world.chance.random() < 0.5:
+        await world.say(chat)
+    gate.open(gate.waiting)
+    await world.say(chat)
+
+
 @step(6)
 async def release(world, chat, rules):
     """Late summaries come back, some or all of them."""
