@@ -36,10 +36,10 @@ from nanoloop.protocols import Bus, Provider, Store, Tool
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.view import Bounds, Views
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
-from nanoloop.view import Bounds, Views
 
 BUSY = "I am still busy with your earlier messages and did not take this one. Send it again soon."
 CRASHED = "Sorry, something went wrong on my side. Your message is kept; please try again."
@@ -94,6 +94,8 @@ class AgentLoop:
             provider, summary_model, store=self.sessions.store, announce=announce
         )
         self._recall = recall
+        self.message_buffer_limit = message_buffer_limit
+        self.message_buffer_min = message_buffer_min
         self._buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
         self._views = Views(
             Bounds(context_tokens=context_tokens, handover=handover_limit if handover else 0)
