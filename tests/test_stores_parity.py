@@ -111,7 +111,8 @@ class World:
             seqs(await self.store.entries("s")),
             seqs(await self.store.entries("s", after=window.covered_seq, limit=3)),
             [(each.summary, each.state, each.epoch, each.title) for each in (whole, window)],
-            [(each.covered_seq, each.pending_seq, each.revision) for each in (whole, window)],
+            [(each.covered_seq, each.pending_seq) for each in (whole, window)],
+            whole.revision == window.revision,
         ]
 
 

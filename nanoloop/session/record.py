@@ -159,7 +159,7 @@ class Record:
 
     @property
     def revision(self) -> int:
-        """How many commits its store has made of it."""
+        """Moves with every commit of its store; a new session begins anywhere."""
         return self._ledger.revision
 
     def changes(self) -> Changes | None:

@@ -18,6 +18,7 @@ from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.session.session import Session
 from nanoloop.stores.snapshot import (
     Snapshot,
+    first_revision,
     has_expired,
     info_of,
     is_visible,
@@ -113,7 +114,7 @@ class InMemoryStore:
 
     def _begin(self, session: Session, changes: Changes, old: _Kept | None) -> None:
         # A replacement counts on, so that an object of the replaced one can't commit.
-        revision = old.head["rev"] if old is not None else 0
+        revision = old.head["rev"] if old is not None else first_revision()
         head = {**changes.head, "rev": revision + 1}
         changes = replace(changes, revision=revision, head=head)
         self._kept[session.id] = kept = _Kept()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,6 +43,14 @@ class Snapshot:
             raise StoreError(
                 f"what is stored of session {name!r} makes no sense ({error}): see its file"
             ) from error
+
+
+def first_revision() -> int:
+    """Where a new session begins to count its commits.
+
+    Anywhere: an object of a deleted session must not fit its successor of the same name.
+    """
+    return secrets.randbelow(1 << 31)
 
 
 def message_ids(entries: Iterable[Entry]) -> list[str]:

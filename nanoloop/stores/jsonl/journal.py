@@ -26,7 +26,7 @@ from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.set_aside import SetAside, removed_copy
 from nanoloop.stores.jsonl.writing import replace_file, sync_folder
 from nanoloop.stores.sealing import Sealing
-from nanoloop.stores.snapshot import has_expired
+from nanoloop.stores.snapshot import first_revision, has_expired
 
 
 class Journal:
@@ -123,7 +123,7 @@ class Journal:
             if changes is None or ABOUT not in changes.sections or changes.revision:
                 raise StoreError(f"session {self.id!r} is kept by a store already: fork it")
             # A replacement counts on, so that an object of the replaced one can't commit.
-            changes = replace(changes, revision=old or 0)
+            changes = replace(changes, revision=first_revision() if old is None else old)
             sealed = self._sealing.sealed(changes)
             head = {**sealed.head, "rev": changes.revision + 1}
             data = new_file(sealed, head=head, marks=Marks()).data

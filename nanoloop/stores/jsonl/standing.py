@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nanoloop.session.entry import Entry
 from nanoloop.stores.jsonl.lines import ENTRY, SECTION, Line
 from nanoloop.stores.jsonl.reading import Tail
 
@@ -46,6 +47,7 @@ def standing_of(tail: Tail) -> Standing:
     head, at = head_of(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
     newer = tail.lines[index + 1 :]
     at |= {line.name: line.offset for line in newer if line.kind == SECTION}
+    head |= _awaiting([line.value for line in newer if line.kind == ENTRY])
     return Standing(
         head=head,
         at=at,
@@ -54,6 +56,14 @@ def standing_of(tail: Tail) -> Standing:
         open_ended=tail.open_ended,
         newer=sum(1 for line in newer if line.kind == ENTRY),
     )
+
+
+def _awaiting(newer: Sequence[Entry]) -> dict[str, int]:
+    """What the lost head would have said of an answer that is owed."""
+    last = newer[-1] if newer else None
+    if last is None or last.role not in {"user", "assistant"}:
+        return {}
+    return {"awaiting": last.seq if last.role == "user" else 0}
 
 
 def head_of(line: Line) -> tuple[dict[str, Any], dict[str, int]]:
