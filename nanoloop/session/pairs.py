@@ -10,7 +10,8 @@ from nanoloop.session.entry import TOOL_CALL, TOOL_RESULT, Entry
 def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
     """Index of each call that has a result → index of that result.
 
-    They pair by call id; where none was given, a result answers the oldest open call of its tool.
+    They pair by call id, and a result answers the newest call with its id, since some servers
+    number their calls anew each turn; without ids, it answers the oldest open call of its tool.
     """
     open_calls: dict[int, Entry] = {}
     pairs: dict[int, int] = {}
@@ -26,12 +27,16 @@ def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def _call_of(result: Entry, open_calls: dict[int, Entry]) -> int | None:
-    for index, call in open_calls.items():
-        if call.call_id != result.call_id:
-            continue
-        if result.call_id is not None or call.content.get("tool") == result.content.get("tool"):
-            return index
-    return None
+    if result.call_id is not None:
+        same_id = (i for i, call in open_calls.items() if call.call_id == result.call_id)
+        return max(same_id, default=None)
+    tool = result.content.get("tool")
+    same_tool = (
+        index
+        for index, call in open_calls.items()
+        if call.call_id is None and call.content.get("tool") == tool
+    )
+    return next(same_tool, None)
 
 
 def open_calls(entries: Sequence[Entry]) -> list[Entry]:
