@@ -24,7 +24,7 @@ from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
-from nanoloop.settings_problems import DEFAULT_AGENT
+from nanoloop.settings.problems import DEFAULT_AGENT
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.sweep import sweep

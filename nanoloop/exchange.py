@@ -17,7 +17,6 @@ from nanoloop.events import (
     TurnStopped,
     WindowTrimmed,
 )
-from nanoloop.headroom import Headroom
 from nanoloop.intake import user_entry
 from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.summarizer import Summarizer
@@ -29,6 +28,7 @@ from nanoloop.session.session import Session
 from nanoloop.tools.here import here
 from nanoloop.turn import Answer, Turn
 from nanoloop.view import Views
+from nanoloop.view.headroom import Headroom
 
 STOPPED = "Stopped."
 

@@ -27,7 +27,6 @@ from nanoloop.events import (
     silent,
 )
 from nanoloop.exchange import Exchange, reply_to
-from nanoloop.headroom import Headroom
 from nanoloop.intake import inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
@@ -37,6 +36,7 @@ from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.view import Bounds, Views
+from nanoloop.view.headroom import Headroom
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall

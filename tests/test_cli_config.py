@@ -15,7 +15,7 @@ from nanoloop.cli import COMMANDS, Exit, main
 from nanoloop.cli.config import example, values
 from nanoloop.errors import NoConnection, SessionNotFound, SettingsError, StoreLocked
 from nanoloop.settings import Settings
-from nanoloop.settings_keys import known_settings
+from nanoloop.settings.keys import known_settings
 
 ROOT = Path(__file__).parent.parent
 

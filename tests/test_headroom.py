@@ -5,11 +5,11 @@ import pytest
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.events import ContextNearLimit
-from nanoloop.headroom import Headroom
 from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
+from nanoloop.view.headroom import Headroom
 
 
 def measured(*tokens, limit=100):

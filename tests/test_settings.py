@@ -10,8 +10,8 @@ from pydantic import SecretStr, ValidationError
 
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
-from nanoloop.settings_file import read
-from nanoloop.settings_keys import known_settings, variable
+from nanoloop.settings.file import read
+from nanoloop.settings.keys import known_settings, variable
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop import Entry, Session
-from nanoloop.abridged import EXTRACT_LINES
 from nanoloop.protocols import ToolSpec
-from nanoloop.tokens import text_tokens
 from nanoloop.view import Bounds, Views
+from nanoloop.view.abridged import EXTRACT_LINES
+from nanoloop.view.tokens import text_tokens
 
 PROMPT = "Be kind."
 

@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 
 from nanoloop.cli import Exit, load_settings
 from nanoloop.settings import Settings
-from nanoloop.settings_keys import Unit, is_named, table_of
-from nanoloop.settings_problems import MASK, shown
+from nanoloop.settings.keys import Unit, is_named, table_of
+from nanoloop.settings.problems import MASK, shown
 
 _HEAD = """\
 # Settings of nanoloop, written by `nanoloop config --example`.

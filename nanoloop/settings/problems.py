@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from nanoloop.errors import SettingsError
-from nanoloop.settings_keys import is_secret
+from nanoloop.settings.keys import is_secret
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
     from nanoloop.settings import Settings
-    from nanoloop.settings_sources import Origin
+    from nanoloop.settings.sources import Origin
 
 MASK = "********"
 DEFAULT_AGENT = "assistant"

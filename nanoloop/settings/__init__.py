@@ -22,9 +22,9 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from nanoloop.events import Level
-from nanoloop.settings_keys import Unit
-from nanoloop.settings_problems import Refused, conflicts, http_address
-from nanoloop.settings_sources import DEFAULT, Origin, read_layers, user_folder
+from nanoloop.settings.keys import Unit
+from nanoloop.settings.problems import Refused, conflicts, http_address
+from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Unit("seconds")]
 Messages = Annotated[int, Field(ge=1), Unit("messages")]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nanoloop import settings_file
-from nanoloop.settings_file import SettingsFile, Unreadable
+from nanoloop.settings import file as settings_file
+from nanoloop.settings.file import SettingsFile, Unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOML, _YAML = "+++", "---"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from nanoloop.command import Command, Runner
+from nanoloop.commands.command import Command, Runner
 from nanoloop.errors import SessionError
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo

@@ -6,14 +6,14 @@ import difflib
 from typing import TYPE_CHECKING
 
 from nanoloop.agents import Agents
-from nanoloop.command import Command, Runner
+from nanoloop.commands.command import Command, Runner
+from nanoloop.commands.shelf import Shelf
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import MESSAGE
 from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
 from nanoloop.sessions import Sessions
-from nanoloop.shelf import Shelf
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall

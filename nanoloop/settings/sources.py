@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
-from nanoloop import settings_agents, settings_file
-from nanoloop.settings_keys import (
+from nanoloop.settings import agents as settings_agents
+from nanoloop.settings import file as settings_file
+from nanoloop.settings.keys import (
     PREFIX,
     flag,
     is_free,
@@ -23,7 +24,7 @@ from nanoloop.settings_keys import (
     table_of,
     variable,
 )
-from nanoloop.settings_problems import Problem, malformed, unknown
+from nanoloop.settings.problems import Problem, malformed, unknown
 
 EVERYWHERE = {"OPENAI_API_KEY": "api_key", "OPENAI_BASE_URL": "base_url"}
 """Names that other programs know too; ours are stronger."""

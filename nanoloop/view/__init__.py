@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nanoloop.abridged import Abridged
 from nanoloop.context import build_messages, system_text
-from nanoloop.excerpts import Shortening, with_short_result
 from nanoloop.protocols import Store, ToolSpec
 from nanoloop.session.entry import TOOL_RESULT, Entry
 from nanoloop.session.session import Session
-from nanoloop.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
+from nanoloop.view.abridged import Abridged
+from nanoloop.view.excerpts import Shortening, with_short_result
+from nanoloop.view.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
 
 SHORT = (1500, 400)
 """Characters of a tool's result that stay, where older ones are shortened; the first that does."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from nanoloop.excerpts import Shortening, first_words, with_short_result
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
-from nanoloop.tokens import entry_tokens
+from nanoloop.view.excerpts import Shortening, first_words, with_short_result
+from nanoloop.view.tokens import entry_tokens
 
 EXTRACT_LINES = 40
 """Messages whose first words stand for the oldest pending ones."""
