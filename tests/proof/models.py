@@ -112,6 +112,8 @@ class Digester:
         self.ledger = HandedOver(self.faulty)
         self.is_well = False
         self.holds_next = False
+        self.pause = Gate(is_open=True)
+        """Closed while the rules look."""
 
     def _plan(self, chance):
         while True:
@@ -122,6 +124,7 @@ class Digester:
                 yield chance.choice(KINDS) if not self.is_well and chance.random() < 0.4 else "fine"
 
     async def chat(self, **asked):
+        await self.pause.passes()
         self.begun_at.append(self._clock())
         return await self.ledger.chat(**asked)
 
@@ -137,6 +140,11 @@ class Digester:
     def _say(self, messages, tools, model):
         number = next(self._numbers)
         return f"S{number} stands for {len(marks_in(messages[-1]['content']))} things."
+
+    @property
+    def held(self):
+        """Calls that nothing but a gate's opening lets go on."""
+        return self.faulty.gate.waiting + self.pause.waiting
 
     async def close(self):
         pass

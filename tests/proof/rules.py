@@ -49,9 +49,11 @@ class Rules:
 
     async def check(self):
         """Everything wrong, in words; empty when all is well."""
+        async with self.world.calm():
+            return await self._look()
+
+    async def _look(self):
         wrong = self.world.wrong
-        if self.world.folder:  # else nothing is awaited that lets others run
-            await self.world.calm()
         self._note_calls()
         ids = [info.id async for info in self.world.inner.list()]
         for session_id in ids:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections import Counter, deque
+from contextlib import asynccontextmanager
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -171,10 +172,17 @@ class World:
                 await checkpoint()
         await self.loop.bus.flush()
 
+    @asynccontextmanager
     async def calm(self):
-        """Wait until every summary that runs is held back: nothing is saved during a look."""
+        """Every summary that runs is held back: nothing is saved during a look."""
+        self.digester.pause.close()
+        await self._held_back()
+        yield
+        self.digester.pause.open()
+
+    async def _held_back(self):
         with anyio.fail_after(PATIENCE_SECONDS):
-            while self.loop.summarizer.running > self.digester.faulty.gate.waiting:  # noqa: ASYNC110 - no event tells
+            while self.loop.summarizer.running > self.digester.held:  # noqa: ASYNC110 - no event tells
                 await anyio.sleep(0.0005)
 
     async def session_of(self, chat):
