@@ -114,6 +114,7 @@ class AgentLoop:
             summarizer=self.summarizer,
             recall=recall,
             runner=self,
+            announce=announce,
             **self._buffer,
         )
         self._lanes: Lanes[str, Delivery | _Unanswered] = Lanes(self._handle, limit=lane_limit)

@@ -6,12 +6,13 @@ import difflib
 from typing import TYPE_CHECKING
 
 from nanoloop.agents import Agents
-from nanoloop.commands.command import Command, Runner
+from nanoloop.commands.command import Command, Runner, messages
+from nanoloop.commands.memory import Memory
 from nanoloop.commands.shelf import Shelf
+from nanoloop.events import Announce, silent
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import MESSAGE
-from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
 from nanoloop.sessions import Sessions
 
@@ -42,22 +43,23 @@ class Commands:
         runner: Runner,
         buffer_limit: int,
         buffer_min: int,
+        announce: Announce = silent,
     ) -> None:
         self._sessions = sessions
         self._agents = agents
-        self._summarizer = summarizer
         self._found_by = recall
         self._runner = runner
         self._limit = buffer_limit
-        self._keep = buffer_min
+        self._memory = Memory(
+            sessions=sessions, summarizer=summarizer, buffer_min=buffer_min, announce=announce
+        )
         shelf = Shelf(sessions=sessions, runner=runner)
         known = (
             Command(name="help", usage="what there is to say", run=self._help),
             Command(name="new", usage="begin a new conversation; this one is kept", run=self._new),
             Command(name="stop", usage="stop the answer that is going on", run=self._stop),
             Command(name="status", usage="how this conversation stands", run=self._status),
-            Command(name="summary", usage="what stands for older messages", run=self._summary),
-            Command(name="compact", usage="summarise older messages now", run=self._compact),
+            *self._memory.commands,
             Command(name="history", usage="the last messages, /history 20", run=self._history),
             Command(name="recall", usage="find what was said, /recall WORDS", run=self._recall),
             Command(name="agent", usage="who there is to talk to, /agent NAME", run=self._agent),
@@ -89,14 +91,14 @@ class Commands:
         if stopped:
             parts.append("The answer that was going on was stopped.")
         if waiting := self._runner.waiting(key):
-            parts.append(f"{_messages(waiting)} still waiting will be answered in the new one.")
+            parts.append(f"{messages(waiting)} still waiting will be answered in the new one.")
         return " ".join(parts)
 
     async def _stop(self, message: Inbound, _: str) -> str:
         key = message.session_key
         said = "Stopped." if self._runner.stop(key) else "Nothing is going on."
         waiting = self._runner.waiting(key)
-        return f"{said} {_messages(waiting)} waiting will be answered next." if waiting else said
+        return f"{said} {messages(waiting)} waiting will be answered next." if waiting else said
 
     async def _status(self, message: Inbound, _: str) -> str:
         session = await self._sessions.current(message.session_key)
@@ -107,35 +109,11 @@ class Commands:
             "messages": f"{message_count(session.window)} in the window (at most {self._limit}), "
             f"{session.entry_count} entries in the log",
             "tokens": f"about {session.context_size()} in the window",
-            "summary": self._summary_state(session),
+            **self._memory.rows(session),
             "now": "answering" if self._runner.is_answering(key) else "idle",
             "waiting": str(self._runner.waiting(key)),
         }
         return "\n".join(f"{name}: {value}" for name, value in rows.items())
-
-    def _summary_state(self, session: Session) -> str:
-        reach = f"covers the first {session.covered_seq} entries" if session.summary else "none yet"
-        waiting = max(0, session.pending_seq - session.covered_seq)
-        if session.summary_in_progress:
-            return f"{reach}; {waiting} entries are being folded in"
-        return f"{reach}; {waiting} entries wait for the next try" if waiting else reach
-
-    async def _summary(self, message: Inbound, _: str) -> str:
-        session = await self._sessions.current(message.session_key)
-        return session.summary or "There is no summary yet: nothing has left the window."
-
-    async def _compact(self, message: Inbound, _: str) -> str:
-        session = await self._sessions.current(message.session_key)
-        evicted, did_trim = session.trim_if_needed(limit=self._keep, min_keep=self._keep)
-        if did_trim:
-            await self._sessions.store.save(session)
-            session.release()
-        started = self._summarizer.fire_and_forget(session)
-        if did_trim or started:
-            return f"{_messages(len(evicted))} left the window and go into the summary."
-        if session.summary_in_progress:
-            return "A summary is being written already."
-        return f"Nothing to do: the last {self._keep} messages always stay word for word."
 
     async def _history(self, message: Inbound, rest: str) -> str:
         if rest and not rest.isdigit():
@@ -169,7 +147,3 @@ class Commands:
         session.agent = name
         await self._sessions.store.save(session)
         return f"From now on {name} answers here."
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"

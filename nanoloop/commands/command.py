@@ -36,3 +36,8 @@ class Command:
     name: str
     usage: str
     run: Callable[[Inbound, str], Awaitable[str]]
+
+
+def messages(count: int) -> str:
+    """So many messages, as people say it."""
+    return "1 message" if count == 1 else f"{count} messages"

@@ -12,10 +12,6 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 
-COMPACT_IS_SILENT = pytest.mark.xfail(
-    strict=True, reason="commands.py cuts the window without saying so"
-)
-
 
 @pytest.fixture(params=["memory", "files"])
 async def store(request, tmp_path):
@@ -73,7 +69,6 @@ def test_a_result_belongs_to_the_newest_call_with_its_id():
     assert result["content"] == "two"
 
 
-@COMPACT_IS_SILENT
 async def test_compact_announces_that_it_cut_the_window():
     events = []
     loop = AgentLoop(provider=ScriptedProvider(), announce=events.append, message_buffer_min=2)
