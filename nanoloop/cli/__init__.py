@@ -69,6 +69,15 @@ COMMANDS = {
             "nanoloop sessions prune --older-than 90d --dry-run",
         ),
     ),
+    "memory": Command(
+        "show what is where in a conversation, set its summary right, list who waits for one",
+        (
+            "nanoloop memory show work",
+            "nanoloop memory edit work",
+            'nanoloop memory edit work --text "We plan a trip to Rome."',
+            "nanoloop memory status",
+        ),
+    ),
     "demo": Command(
         "watch a conversation being trimmed and summarised, offline",
         ("nanoloop demo",),
