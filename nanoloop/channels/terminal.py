@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -94,6 +94,9 @@ class TerminalChannel:
             output=output,
         )
         prompt.app.min_redraw_interval = _REDRAW_SECONDS
+        # What is printed meanwhile is printed in raw mode: in cooked mode a Ctrl-C typed at that
+        # moment would be a signal that ends the program, and a Ctrl-D would be lost.
+        vars(prompt.app.input)["cooked_mode"] = nullcontext
         for window in prompt.app.layout.find_all_windows():
             window.dont_extend_height = to_filter(True)  # the status line stays at the prompt
         return prompt
