@@ -90,9 +90,8 @@ class AgentLoop:
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.bus = bus or InProcessBus(announce=announce)
         self.sessions = Sessions(store or InMemoryStore(), limit=open_sessions, announce=announce)
-        self.summarizer = summarizer or Summarizer(
-            provider, summary_model, store=self.sessions.store, announce=announce
-        )
+        self.summarizer = summarizer or Summarizer(provider, summary_model, announce=announce)
+        self.summarizer.keep_in(self.sessions.store)
         self._recall = recall
         self.message_buffer_limit = message_buffer_limit
         self.message_buffer_min = message_buffer_min

@@ -3,7 +3,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from nanoloop import AgentLoop, Inbound, tool
+from nanoloop import AgentLoop, Inbound, Summarizer, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
 from nanoloop.events import LoopStopped, MessageRepeated, TurnFailed, WindowTrimmed
@@ -445,3 +445,15 @@ async def test_b4_2_a_pending_summary_is_taken_up_after_a_restart():
 async def test_odd_texts_are_messages_like_any_other(text):
     async with running(ScriptedProvider(["fine"])) as loop:
         assert (await loop.direct.ask(text)).text == "fine"
+
+
+async def test_a_summariser_without_a_store_is_given_the_loops():
+    both, _, _ = split([], ["They met."])
+    small = {"message_buffer_limit": 6, "message_buffer_min": 2}
+    async with running(both, summarizer=Summarizer(both), **small) as loop:
+        for number in range(6):
+            await loop.direct.ask(f"m{number}")
+        await loop.summarizer.drain(5)
+        stored = await loop.sessions.store.get("direct:default")
+    assert stored.summary
+    assert stored.covered_seq > 0

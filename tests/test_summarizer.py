@@ -273,3 +273,12 @@ async def test_only_so_many_summaries_are_asked_for_at_once():
         provider.release()
         await settled(summarizer)
     assert all(session.summary == "S" for session in sessions)
+
+
+async def test_a_caller_that_raises_the_flag_itself_is_served_and_it_never_sticks():
+    session = trimmed()
+    session.summary_in_progress = True
+    async with Summarizer(ScriptedProvider(["S"])) as summarizer:
+        assert summarizer.fire_and_forget(session)
+        await settled(summarizer)
+    assert (session.summary, session.summary_in_progress) == ("S", False)

@@ -33,7 +33,7 @@ class Folding:
         announce: Announce,
         clock: Callable[[], float],
     ) -> None:
-        self._store = store
+        self.store = store
         self._writer = writer
         self._ledger_items = ledger_items
         self._ledger_chars = ledger_chars
@@ -44,8 +44,8 @@ class Folding:
         """The oldest pending entries, as many as one call takes."""
         after, upto = session.covered_seq, session.pending_seq
         entries: Sequence[Entry] = session.pending
-        if self._store is not None and (not entries or entries[0].seq > after + 1):
-            stored = await self._store.entries(session.id, after=after, upto=upto, limit=READ_AHEAD)
+        if self.store is not None and (not entries or entries[0].seq > after + 1):
+            stored = await self.store.entries(session.id, after=after, upto=upto, limit=READ_AHEAD)
             entries = [entry for entry in stored if session.is_pending(entry)] or entries
         parts = batches(entries, chars=self._writer.chars)
         return parts[0] if parts else []
@@ -96,8 +96,8 @@ class Folding:
             self._announce(SummaryDropped(session_id=session.id, reason="reset"))
             return False
         session.summary_in_progress = True  # until this task ends, so that it stays the only one
-        if self._store is not None:
-            await self._store.save(session)
+        if self.store is not None:
+            await self.store.save(session)
             session.release()
         return True
 

@@ -110,7 +110,7 @@ class Summarizer:
         self._limiter = anyio.Semaphore(max_concurrent)
         self._group: TaskGroup | None = None
         self._loose: set[asyncio.Task[None]] = set()
-        self._running = 0
+        self._folded_now: set[Session] = set()
         self._idle = anyio.Event()
 
     async def __aenter__(self) -> Self:
@@ -127,12 +127,16 @@ class Summarizer:
         group.cancel_scope.cancel()
         return await group.__aexit__(*exc)  # type: ignore[arg-type]
 
+    def keep_in(self, store: Store) -> None:
+        """Read and keep sessions in this store, where it was given none."""
+        self._folding.store = self._folding.store or store
+
     # What is seen of it
 
     @property
     def running(self) -> int:
         """How many sessions are being summarised now."""
-        return self._running
+        return len(self._folded_now)
 
     def is_resting(self, session_id: str) -> bool:
         """Whether this session's summary failed a short while ago and is left alone for now."""
@@ -150,7 +154,7 @@ class Summarizer:
     def state(self) -> SummarizerState:
         """How it stands."""
         return SummarizerState(
-            running=self._running,
+            running=self.running,
             waiting=self._agenda.counts,
             models=self._writer.models,
             spent_today=self._budget.spent_today,
@@ -173,7 +177,10 @@ class Summarizer:
         `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind,
         `prefix_of` what the chat model was asked (used with `reuse_prefix`).
         """
-        if session.summary_in_progress or not session.has_pending:
+        if session in self._folded_now:
+            return False
+        session.summary_in_progress = False  # callers may raise it before they ask
+        if not session.has_pending:
             return False
         if self._admission.has_to_wait(session, even_small=force, even_resting=force):
             return False
@@ -206,7 +213,7 @@ class Summarizer:
     def _start(self, session: Session, *, even_small: bool, **about: Unpack[About]) -> None:
         self._agenda.remove(session.id)
         session.summary_in_progress = True
-        self._running += 1
+        self._folded_now.add(session)
         name = f"summary {session.id}"
         if self._group is not None:
             self._group.start_soon(self._fold, session, even_small, about, name=name)
@@ -227,10 +234,10 @@ class Summarizer:
     async def drain(self, seconds: float) -> int:
         """Wait for the running ones, so long at most; returns how many are still not done."""
         with anyio.move_on_after(seconds):
-            while self._running:
+            while self._folded_now:
                 self._idle = anyio.Event()
                 await self._idle.wait()
-        return self._running
+        return self.running
 
     # Summarising
 
@@ -262,8 +269,8 @@ class Summarizer:
                 self._start_waiting(self._agenda.that_are("breaker"))
         finally:
             session.summary_in_progress = False
-            self._running -= 1
-            if not self._running:
+            self._folded_now.discard(session)
+            if not self._folded_now:
                 self._idle.set()
 
     async def _fold_batch(
