@@ -1,6 +1,6 @@
 """How often a search brings the answer among its first 10 hits, and what it takes in a long chat.
 
-python tests/bench/recall.py [MESSAGES]
+    python -m tests.bench.recall [MESSAGES]
 
 The chats are made up (chats.py), so the shares compare ways of searching under one condition and
 say nothing of real talk. The times are of `Recall.search` whole, over a JSONL store.
@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
-from chats import Chat, chinese, english
-from report import Report
 
 from nanoloop.memory import ranking
 from nanoloop.memory.index import Index
@@ -28,6 +26,8 @@ from nanoloop.memory.words import pairs_of
 from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from tests.bench.chats import Chat, chinese, english
+from tests.bench.report import Report
 
 FIRST = 10
 SEEDS = range(4)

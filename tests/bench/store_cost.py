@@ -81,4 +81,5 @@ async def main(sizes: tuple[int, ...]) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, tuple(int(count) for count in sys.argv[1:]) or SIZES)
+    chosen = tuple(int(word) for word in sys.argv[1:] if word.isdigit())
+    anyio.run(main, chosen or (SIZES[:2] if "--short" in sys.argv else SIZES))
