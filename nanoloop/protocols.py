@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -190,6 +190,13 @@ class Store(Protocol):
 
     def list(self) -> AsyncIterator[SessionInfo]:
         """Every session that has not expired, the last active first."""
+        ...
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Save the session with nothing left of these entries, in it or in what is stored.
+
+        They keep their numbers. Raises as `save`, and the object is of no more use then.
+        """
         ...
 
     async def delete(self, session_id: str) -> None:

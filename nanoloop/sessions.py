@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import datetime, timezone
 from weakref import WeakValueDictionary
 
@@ -145,6 +145,21 @@ class Sessions:
             self.forget(session.id)
             raise
         return taken
+
+    async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
+        """Erase these entries for good, durable when this returns; raises `SessionError`.
+
+        Whoever held another object of this session can't bring them back: its saves conflict.
+        """
+        session = await self.open(session_id)
+        if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
+            raise SessionError(f"there is no message #{wrong[0]} here")
+        try:
+            await self.store.erase(session, seqs)
+        except BaseException:  # what was erased in memory only must not seem to be gone
+            self.forget(session_id)
+            raise
+        return session
 
     async def archive(self, session_id: str, *, archived: bool = True) -> None:
         """Put it away, or get it back; when it was last active stays as it is."""

@@ -396,6 +396,126 @@ class TestEntries:
             assert [e.seq for e in await store.entries("s", after=after, limit=1)] == [after + 1]
 
 
+SECRET = "the secret is xyzzy"
+
+
+def everything_in(store, folder):
+    """All that a store has, as text: of a folder every byte that can be read, or unsealed."""
+    kept = getattr(store, "_kept", None)
+    files = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    return "\n".join(files) + ("" if kept is None else repr(kept))
+
+
+class TestErasing:
+    async def with_secret(self, store, *, keep=None):
+        session = await store.create(id="s")
+        session.add_entry(Entry.message("user", SECRET, metadata={"message_id": "m1"}))
+        say(session, 5)
+        if keep is not None:
+            session.trim_if_needed(1, keep)
+        await store.save(session)
+        return session
+
+    async def test_the_words_are_gone_from_all_that_is_stored(self, store, tmp_path):
+        session = await self.with_secret(store)
+        session.update_summary(f"They said {SECRET}.", seq=0)
+        await store.save(session)
+        session.update_summary("They spoke.")
+        assert session.title == SECRET
+        await store.erase(session, [1])
+        assert "xyzzy" not in everything_in(store, tmp_path)
+        assert "xyzzy" not in (await store.get("s")).dump()
+
+    async def test_the_others_stay_as_they_were_and_keep_their_numbers(self, store):
+        session = await self.with_secret(store, keep=2)
+        before = await store.entries("s")
+        await store.erase(session, [1, 4])
+        after = await store.entries("s")
+        assert [entry.seq for entry in after] == [1, 2, 3, 4, 5, 6]
+        assert [e for e in after if e.type == "message"] == [before[n] for n in (1, 2, 4, 5)]
+        assert (after[0].type, dict(after[0].content), dict(after[0].metadata)) == (
+            ("erased", {}, {})
+        )
+
+    @pytest.mark.parametrize("keep", [None, 2])
+    async def test_the_session_goes_on_after_it(self, store, keep):
+        session = await self.with_secret(store, keep=keep)
+        await store.erase(session, [1, 5])
+        session.add_message("user", "later")
+        await store.save(session)
+        for again in (await store.load("s"), await store.get("s")):
+            assert again.messages == session.messages
+            assert again.last_seq == 7
+        assert texts(await store.entries("s", after=5)) == ["message 4", "later"]
+
+    async def test_an_object_from_before_can_not_bring_them_back(self, store):
+        session = await self.with_secret(store)
+        other = await store.load("s")
+        await store.erase(session, [1])
+        other.add_message("user", "more")
+        with pytest.raises(StoreConflict):
+            await store.save(other)
+        assert "xyzzy" not in str(await store.entries("s"))
+
+    async def test_an_object_that_is_behind_erases_nothing(self, store):
+        session = await self.with_secret(store)
+        other = await store.load("s")
+        session.add_message("user", "more")
+        await store.save(session)
+        with pytest.raises(StoreConflict):
+            await store.erase(other, [1])
+        assert (await store.get("s")).title == SECRET
+
+    async def test_what_is_not_saved_yet_is_saved_without_them(self, store, tmp_path):
+        session = await store.create(id="s")
+        session.add_message("user", SECRET)
+        session.add_message("assistant", "noted")
+        await store.erase(session, [1])
+        assert "xyzzy" not in everything_in(store, tmp_path)
+        assert [entry.type for entry in await store.entries("s")] == ["erased", "message"]
+
+    async def test_what_was_taken_back_is_erased_too(self, store, tmp_path):
+        session = await self.with_secret(store)
+        session.add_message("user", "and plugh")
+        await store.save(session)
+        session.undo()
+        await store.erase(session, [7])
+        assert "plugh" not in everything_in(store, tmp_path)
+        assert (await store.get("s")).last_seq == 7
+
+    async def test_a_summary_that_tells_of_them_goes_and_all_waits_for_a_new_one(self, store):
+        session = await self.with_secret(store, keep=2)
+        session.update_summary("Of 3.", seq=3, ledger=[{"kind": "id", "text": "A-1", "seq": 3}])
+        await store.save(session)
+        epoch = session.epoch
+        await store.erase(session, [2])
+        again = await store.load("s")
+        assert (again.summary, again.ledger, again.covered_seq) == ("", (), 0)
+        assert again.pending_seq == 3
+        assert again.epoch > epoch
+
+    async def test_a_summary_that_does_not_reach_so_far_stays(self, store):
+        session = await self.with_secret(store, keep=2)
+        session.update_summary("Of 3.", seq=3)
+        await store.erase(session, [5])
+        again = await store.load("s")
+        assert (again.summary, again.covered_seq) == ("Of 3.", 3)
+
+    async def test_a_deleted_one_is_not_found(self, store):
+        session = await self.with_secret(store)
+        await store.delete("s")
+        with pytest.raises(SessionNotFound):
+            await store.erase(session, [1])
+
+    async def test_every_place_of_a_long_history_is_found_after_it(self, store):
+        session = await said(store, 300, keep=20)
+        await store.erase(session, range(100, 200))
+        for after in (0, 99, 150, 199, 298):
+            (entry,) = await store.entries("s", after=after, limit=1)
+            assert entry.seq == after + 1
+        assert len((await store.load("s")).window) == 20
+
+
 class TestExpiry:
     async def test_it_is_strictly_after_the_moment(self, store, clock):
         session = await store.create(id="s", ttl=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,10 @@ class Ledger:
     def add(self, entry: Entry) -> None:
         """Note a new entry."""
         self._fresh.append(entry)
+
+    def erase(self, seqs: Collection[int]) -> None:
+        """Leave nothing of these new entries but their place."""
+        self._fresh = deque(e.erased() if e.seq in seqs else e for e in self._fresh)
 
     def committed(self, changes: Changes) -> None:
         """Note that these changes are durable; what came since is not."""

@@ -96,7 +96,7 @@ class Conversation(Record):
         elif entry.role == "user":
             self._seen.add(entry.metadata.get(MESSAGE_ID))
             if not self._title:
-                self._title = " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]
+                self._title = title_of(entry)
                 self._ledger.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
@@ -369,3 +369,8 @@ class Conversation(Record):
                 self._count(entry)
             elif entry.role == "user":
                 self._seen.add(entry.metadata.get(MESSAGE_ID))
+
+
+def title_of(entry: Entry) -> str:
+    """The title that a user's first message gives."""
+    return " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]

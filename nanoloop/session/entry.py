@@ -16,6 +16,8 @@ MESSAGE = "message"
 TOOL_CALL = "tool_call"
 TOOL_RESULT = "tool_result"
 THINKING = "thinking"
+ERASED = "erased"
+"""What is left of an entry whose words were erased: its number, its id and its time."""
 
 CALL_ID = "tool_call_id"
 """The metadata key that pairs a call with its result."""
@@ -124,6 +126,10 @@ class Entry:
     def copy(self) -> Entry:
         """An entry whose content shares nothing with this one."""
         return replace(self, content=copied(self.content), metadata=copied(self.metadata))
+
+    def erased(self) -> Entry:
+        """The same entry without anything that was said in it or about it."""
+        return replace(self, type=ERASED, content={}, metadata={})
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form: id, type, timestamp, content, metadata, and nothing else."""

@@ -8,7 +8,7 @@ not list positions: a handler may show any part of the history, and positions th
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -186,6 +186,14 @@ class Log:
         self._window_seq = min(self._window_seq, first)
         self.hidden = _joined(self.hidden, (first, self.last))
         return taken
+
+    def erase(self, seqs: Collection[int]) -> list[Entry]:
+        """Leave nothing of these but their place; returns those that were in memory."""
+        gone = [entry for entry in self._entries if entry.seq in seqs]
+        self._entries = [e.erased() if e.seq in seqs else e for e in self._entries]
+        if self._shown is not None:
+            self._shown = [e.erased() if e.seq in seqs else e for e in self._shown]
+        return gone
 
     def is_hidden(self, seq: int) -> bool:
         """Whether this entry was taken back."""

@@ -19,6 +19,11 @@ class Seen:
     def __contains__(self, message_id: str) -> bool:
         return message_id in self._ids
 
+    def remove(self, message_id: str | None) -> None:
+        """Forget this one; an unknown one is fine."""
+        if message_id is not None:
+            self._ids.pop(message_id, None)
+
     def add(self, message_id: str | None) -> None:
         """Remember this one as the newest; None is nobody's id."""
         if message_id is None:

@@ -2,7 +2,7 @@
 
 It is built in layers, each a file: `Record` (who, how long, state), `Conversation` (log, window,
 summary), `History` (the whole of it), `Resizing` (memo, settings, policy), `Portable` (export and
-import), and on top `Session`.
+import), `Erasing` (for good), and on top `Session`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from nanoloop.session.changes import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Chan
 from nanoloop.session.codec import parsed
 from nanoloop.session.display import conversation, counted, displayed
 from nanoloop.session.entry import Entry, copied, utc_now
+from nanoloop.session.erasing import Erasing
 from nanoloop.session.kept import placed
 from nanoloop.session.log import Digest, Log
 from nanoloop.session.markdown import as_markdown
-from nanoloop.session.portable import Portable
 from nanoloop.session.record import Identity
 from nanoloop.session.rendering import Rendered, rendered
 from nanoloop.session.resizing import Handlers
@@ -49,7 +49,7 @@ def _loaded(
     return session.load_dict(parsed(text, format, key_path))
 
 
-class Session(Portable):
+class Session(Erasing):
     """A conversation that forgets nothing: what leaves the window stays in the log."""
 
     load = _Load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -42,6 +42,13 @@ class _Kept:
         self.sections |= copied(changes.sections)
         self.entries += changes.entries
         self.size += sum(len(entry.to_json()) for entry in changes.entries)
+
+    def erase(self, seqs: Collection[int]) -> list[Entry]:
+        """Leave nothing of these but their place; returns them as they were."""
+        gone = [entry for entry in self.entries if entry.seq in seqs]
+        self.entries = [e.erased() if e.seq in seqs else e for e in self.entries]
+        self.size = sum(len(entry.to_json()) for entry in self.entries)
+        return gone
 
     def snapshot(self, after: int) -> Snapshot:
         """What a new session object is made of."""
@@ -153,6 +160,14 @@ class InMemoryStore:
         kept = self._found(session_id)
         visible = [e for e in kept.between(after, upto) if is_visible(kept.head, e.seq)]
         return visible[:limit]
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Save it with nothing left of these entries; raises as `save`."""
+        kept = self._found(session.id)
+        if session.revision != kept.head["rev"]:
+            raise StoreConflict(session.id, mine=session.revision, theirs=kept.head["rev"])
+        session.erase(seqs, stored=kept.erase(seqs))
+        await self.save(session)
 
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Any, Literal
 
 from nanoloop.errors import StoreError
@@ -57,6 +57,10 @@ class FaultyStore:
     def list(self) -> AsyncIterator[SessionInfo]:
         """As the store's."""
         return self._store.list()
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """As the store's."""
+        await self._store.erase(session, seqs)
 
     async def delete(self, session_id: str) -> None:
         """As the store's."""

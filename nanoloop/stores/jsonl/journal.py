@@ -7,7 +7,7 @@ the file and the session of different minds.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +19,7 @@ from nanoloop.events import Event
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.session import Session
 from nanoloop.stores.jsonl.commit import new_file
+from nanoloop.stores.jsonl.erasure import Erasure, erase_in_copies
 from nanoloop.stores.jsonl.history import History
 from nanoloop.stores.jsonl.lines import Line
 from nanoloop.stores.jsonl.log_file import LogFile
@@ -50,7 +51,7 @@ class Journal:
         self._sealing = sealing or Sealing()
         self._lock = RLock()
         self._file: LogFile | None = None
-        self._unreadable = SetAside(path, session_id=session_id, read_only=read_only)
+        self._unreadable = self._set_aside()
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
@@ -112,6 +113,28 @@ class Journal:
             file.append(file.commit_of(sealed))
             session.committed(changes)
             file.renew_first_line(sealed)
+
+    def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Write the file anew without these entries' words; or raise, and it is as it was."""
+        with self._lock:
+            file = self._opened()
+            mine, theirs = session.revision, file.standing.revision
+            if mine != theirs:
+                raise StoreConflict(self.id, mine=mine, theirs=theirs)
+            erasure = Erasure.of(file.fd, file.standing.size, seqs)
+            stored = [self._sealing.entry(entry, self.id) for entry in erasure.entries]
+            session.erase(seqs, stored=stored)
+            changes = session.changes()
+            assert changes is not None  # noqa: S101 - erasing is one
+            # Onto the disk in any case: it takes the place of a whole history.
+            replace_file(self._path, erasure.file(self._sealing.sealed(changes)), durable=True)
+            session.committed(changes)
+            erase_in_copies(self._path, erasure.traces)
+            self._forget()
+            self._unreadable = self._set_aside()
+
+    def _set_aside(self) -> SetAside:
+        return SetAside(self._path, session_id=self.id, read_only=self._read_only)
 
     def create(self, session: Session, *, may_replace: bool = False) -> None:
         """Make the file of a session, whole or not at all; raises `SessionExists`."""

@@ -14,7 +14,7 @@ class SetAside:
     """The unreadable lines of one file."""
 
     def __init__(self, path: Path, *, session_id: str, read_only: bool) -> None:
-        self._copy = path.with_name(path.name + ".corrupt")
+        self._copy = copy_of(path)
         self._id = session_id
         self._read_only = read_only
         self._told: set[int] = set()
@@ -51,4 +51,9 @@ def _number(fd: int, offset: int) -> int:
 
 def removed_copy(path: Path) -> None:
     """Remove the copies with the file they came from."""
-    path.with_name(path.name + ".corrupt").unlink(missing_ok=True)
+    copy_of(path).unlink(missing_ok=True)
+
+
+def copy_of(path: Path) -> Path:
+    """Where the copies of a file's lines are."""
+    return path.with_name(path.name + ".corrupt")

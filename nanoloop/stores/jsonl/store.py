@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -133,6 +133,10 @@ class JsonlStore:
                 return history.between(after, upto, limit)
 
         return await self._read(session_id, read)
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Save it with nothing left of these entries, its file written anew; raises as `save`."""
+        await self._write(session.id, lambda journal: journal.erase(session, seqs))
 
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""

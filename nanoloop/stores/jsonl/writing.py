@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """Put a whole file in the place of another, or of none: never a half of it."""
+def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
+    """Put a whole file, or its pieces, in the place of another or of none: never a half of it."""
     fresh = path.with_name(path.name + ".new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        write_all(fd, data)
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write_all(fd, piece)
         if durable:
             os.fsync(fd)
     finally:
