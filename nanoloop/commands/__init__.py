@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanoloop.agents import Agents
 from nanoloop.commands.command import Command, Runner, messages
+from nanoloop.commands.erasing import Erasing
 from nanoloop.commands.memory import Memory
 from nanoloop.commands.shelf import Shelf
 from nanoloop.events import Announce, silent
@@ -53,6 +54,7 @@ class Commands:
         self._memory = Memory(
             sessions=sessions, summarizer=summarizer, buffer_min=buffer_min, announce=announce
         )
+        erasing = Erasing(sessions=sessions, summarizer=summarizer, recall=recall, runner=runner)
         shelf = Shelf(sessions=sessions, runner=runner)
         known = (
             Command(name="help", usage="what there is to say", run=self._help),
@@ -60,6 +62,7 @@ class Commands:
             Command(name="stop", usage="stop the answer that is going on", run=self._stop),
             Command(name="status", usage="how this conversation stands", run=self._status),
             *self._memory.commands,
+            *erasing.commands,
             Command(name="history", usage="the last messages, /history 20", run=self._history),
             Command(name="recall", usage="find what was said, /recall WORDS", run=self._recall),
             Command(name="agent", usage="who there is to talk to, /agent NAME", run=self._agent),
@@ -123,7 +126,7 @@ class Commands:
         after = max(0, session.last_seq - ENTRIES_A_MESSAGE * shown)
         entries = await self._sessions.store.entries(session.id, after=after)
         said = [e for e in entries if e.type == MESSAGE and e.content.get("text")]
-        lines = [f"{e.role}: {e.content['text']}" for e in said[-shown:]] if shown else []
+        lines = [f"#{e.seq} {e.role}: {e.content['text']}" for e in said[-shown:]] if shown else []
         return "\n".join(lines) or "Nothing has been said yet."
 
     async def _recall(self, message: Inbound, words: str) -> str:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from nanoloop.messages import Inbound
 
+BUSY = "An answer is going on here: wait for it, or /stop it first."
+
 
 class Runner(Protocol):
     """What commands need of the loop."""

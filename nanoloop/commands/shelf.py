@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from nanoloop.commands.command import Command, Runner
+from nanoloop.commands.command import BUSY, Command, Runner
 from nanoloop.errors import SessionError
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
@@ -16,7 +16,6 @@ SHOWN = 20
 """Conversations that `/sessions` lists, the newest ones."""
 EXPORT_CHARS = 8000
 """How much of an export fits into an answer."""
-BUSY = "An answer is going on here: wait for it, or /stop it first."
 
 
 class Shelf:

@@ -111,7 +111,7 @@ class Writer:
 
     async def _folded(self, said: Said, previous: str, focus: str, written: Written) -> str:
         text = previous
-        for lines in calls_of(said, chars=self.chars):
+        for lines in filter(None, calls_of(said, chars=self.chars)):  # erased ones say nothing
             request = summary_request(lines, text, max_words=self._max_words, focus=focus)
             text = await self._asked(request, written)
         return text

@@ -1,0 +1,94 @@
+"""What a chat can have erased for good: messages of its own, by their numbers in /history."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from nanoloop.commands.command import BUSY, Command, Runner
+from nanoloop.errors import IndexUnusable
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.messages import Inbound
+from nanoloop.session.entry import ERASED
+from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
+
+if TYPE_CHECKING:
+    from nanoloop.memory.recall import Recall
+
+USAGE = "/forget takes a number from /history, or two: /forget 12, /forget 12-15, /forget last"
+MOST = 1000
+"""Entries that go at once."""
+_RANGE = re.compile(r"#?(\d{1,9})(?:\s*-\s*#?(\d{1,9}))?")
+
+
+class Erasing:
+    """Erases from the log, the summary, the ledger, the pins and the recall index."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        summarizer: Summarizer,
+        recall: Recall | None,
+        runner: Runner,
+    ) -> None:
+        self._sessions = sessions
+        self._summarizer = summarizer
+        self._found_by = recall
+        self._runner = runner
+        self.commands = (
+            Command(
+                name="forget",
+                usage="erase a message for good, /forget NUMBER; the last exchange, /forget last",
+                run=self._forget,
+            ),
+        )
+
+    async def _forget(self, message: Inbound, rest: str) -> str:
+        session = await self._sessions.current(message.session_key)
+        seqs = last_exchange(session) if rest == "last" else numbers(rest)
+        if not seqs:
+            return "Nothing has been said yet." if rest == "last" else USAGE
+        entries = await self._sessions.store.entries(session.id, after=seqs[0] - 1, upto=seqs[-1])
+        said = [entry.seq for entry in entries if entry.type != ERASED]
+        if not said:
+            return f"There is no message #{rest} here: /history shows the numbers."
+        if self._runner.is_busy(message.session_key):
+            return BUSY  # what is being answered may still quote it
+        was_told = said[0] <= session.covered_seq and bool(session.summary)
+        session = await self._sessions.erase(session.id, said)
+        told = [f"Erased for good: {_entries(len(said))}."]
+        if was_told:
+            waiting = _entries(session.pending_seq - session.covered_seq)
+            told.append(f"The summary told of it: it is gone, and made anew from {waiting}.")
+            self._summarizer.fire_and_forget(session, force=True)
+        return " ".join([*told, *await self._leave_index(session, said)])
+
+    async def _leave_index(self, session: Session, seqs: list[int]) -> list[str]:
+        """What is to be said of the recall index, which may be out of order."""
+        try:
+            if self._found_by is not None:
+                await self._found_by.forget(session.id, seqs)
+        except IndexUnusable as failure:
+            return [f"But {failure}: /recall may still find it for now."]
+        return []
+
+
+def numbers(text: str) -> range:
+    """The numbers that a text names, such as 12 or 12-15; empty where it names none."""
+    found = _RANGE.fullmatch(text.strip())
+    if found is None:
+        return range(0)
+    first, last = int(found[1]), int(found[2] or found[1])
+    return range(first, last + 1) if 0 < first <= last < first + MOST else range(0)
+
+
+def last_exchange(session: Session) -> range:
+    """The numbers from the last user's message of the window on."""
+    said = [entry.seq for entry in session.window if entry.role == "user"]
+    return range(said[-1], session.last_seq + 1) if said else range(0)
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
