@@ -15,7 +15,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 
-SECRET = "my secret is at https://xyzzy.example/a"
+SECRET = "my house is at https://xyzzy.example/a"
 
 
 class Chat:
@@ -115,6 +115,7 @@ async def test_a_summary_that_comes_late_does_not_bring_it_back(store):
         chat.writer.release()
         await chat.says("/summary", "four")
         assert (await chat.session()).summary == "Fine."
+        assert "xyzzy" not in str(chat.writer.calls[-1].messages)
         assert "xyzzy" not in await chat.stored()
 
 
@@ -130,9 +131,9 @@ async def test_where_all_that_waits_is_erased_no_model_is_asked(store):
 async def test_recall_does_not_find_it_any_more(store):
     async with chatting(store) as chat:
         await chat.says(SECRET, "two")
-        assert "https" in await chat.says("/recall secret")
+        assert "https" in await chat.says("/recall house")
         await chat.says("/forget 1-2")
-        assert "https" not in await chat.says("/recall secret")
+        assert "https" not in await chat.says("/recall house")
 
 
 async def test_a_call_that_was_erased_leaves_no_result_that_belongs_to_none(store):
