@@ -60,8 +60,10 @@ class Erasing:
         session = await self._sessions.erase(session.id, said)
         told = [f"Erased for good: {_entries(len(said))}."]
         if was_told:
-            waiting = _entries(session.pending_seq - session.covered_seq)
-            told.append(f"The summary told of it: it is gone, and made anew from {waiting}.")
+            told.append(
+                "The summary told of it: it is gone, and made anew from all that is left "
+                f"up to #{session.pending_seq}."
+            )
             self._summarizer.fire_and_forget(session, force=True)
         return " ".join([*told, *await self._leave_index(session, said)])
 
