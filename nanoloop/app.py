@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 import anyio
@@ -250,8 +251,13 @@ def make_recall(settings: Settings, store: Store, telemetry: Telemetry) -> Recal
         return None
     # Sealed files say nothing without their key, and an index of all words would say it for them.
     is_kept = settings.store.kind != "memory" and settings.store.encryption_key is None
-    index = Index(settings.data / "recall.sqlite" if is_kept else None)
+    index = Index(recall_file(settings) if is_kept else None)
     return Recall(store, index, announce=telemetry)
+
+
+def recall_file(settings: Settings) -> Path:
+    """Where the recall index is, where one is kept."""
+    return settings.data / "recall.sqlite"
 
 
 def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:

@@ -66,6 +66,7 @@ COMMANDS = {
             "nanoloop sessions export work --format json > work.json",
             "nanoloop sessions import work.json --as again",
             "nanoloop sessions fork work --from 12 --as other",
+            "nanoloop sessions forget work 12-15",
             "nanoloop sessions prune --older-than 90d --dry-run",
         ),
     ),

@@ -13,7 +13,7 @@ import anyio
 from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.amounts import duration
 from nanoloop.cli.listing import show_list
-from nanoloop.cli.removal import delete, prune
+from nanoloop.cli.removal import delete, forget, prune
 from nanoloop.cli.transcript import export, show, stats
 from nanoloop.cli.upkeep import archive, fork, load, rename, unarchive, undo
 
@@ -29,7 +29,7 @@ _READ_OR_WRITTEN = {
     "archive": archive,
     "unarchive": unarchive,
 }
-_ASKING = {"delete": delete, "prune": prune}
+_ASKING = {"delete": delete, "prune": prune, "forget": forget}
 
 _Action = Callable[..., ArgumentParser]
 
@@ -110,7 +110,9 @@ def _add_removing(action: _Action) -> None:
         "--archived", action="store_true", help="delete, for good, those that were put away"
     )
     pruned.add_argument("--dry-run", action="store_true", help="only say which ones")
-    for parser in (deleted, pruned):
+    erased = action("forget", "erase messages of a conversation for good, its summary with them")
+    erased.add_argument("seqs", metavar="SEQ", help="their numbers as `show` has them: 12, 12-15")
+    for parser in (deleted, pruned, erased):
         parser.add_argument("--yes", action="store_true", help="delete without asking")
 
 
