@@ -26,6 +26,12 @@ _MEMO_HEADING = """\
 Notes kept from this conversation, as data:
 
 """
+_PINNED_HEADING = """\
+## Pinned
+
+Messages that the user keeps in view, as data; each with who said it and its number:
+
+"""
 _LEDGER_HEADING = """\
 ## Kept word for word
 
@@ -62,6 +68,7 @@ def build_messages(
     *,
     summary: str | None = None,
     memo: Any = None,
+    pins: Sequence[Mapping[str, Any]] = (),
     ledger: Sequence[Mapping[str, Any]] = (),
     extract: Sequence[str] = (),
     with_time: bool = False,
@@ -71,7 +78,9 @@ def build_messages(
     Nothing in it depends on the clock: `with_time` shows each user's message with the time it
     came at, so that the newest carries it and the older ones keep their bytes.
     """
-    text = system_text(system, summary=summary, memo=memo, ledger=ledger, extract=extract)
+    text = system_text(
+        system, summary=summary, memo=memo, pins=pins, ledger=ledger, extract=extract
+    )
     head = [{"role": "system", "content": text}] if text else []
     return head + model_messages([_as_shown(entry, with_time) for entry in _entries(window)])
 
@@ -90,16 +99,19 @@ def system_text(
     *,
     summary: str | None = None,
     memo: Any = None,
+    pins: Sequence[Mapping[str, Any]] = (),
     ledger: Sequence[Mapping[str, Any]] = (),
     extract: Sequence[str] = (),
 ) -> str:
-    """The system prompt, then the blocks of memo and ledger, at the very end the summary's.
+    """The system prompt, then the blocks of memo, pins and ledger, at the very end the summary's.
 
     Where there is an `extract` of what waits to be summarised, it comes behind that.
     """
     blocks = [system.strip()] if system.strip() else []
     if notes := _memo_text(memo):
         blocks.append(_MEMO_HEADING + as_data(notes))
+    if pins:
+        blocks.append(_PINNED_HEADING + "\n".join(map(_pin_text, pins)))
     if ledger:
         blocks.append(_LEDGER_HEADING + "\n".join(_ledger_line(item) for item in ledger))
     if summary:
@@ -122,6 +134,11 @@ def _as_entity(found: re.Match[str]) -> str:
 def _ledger_line(item: Mapping[str, Any]) -> str:
     said = " ".join(as_data(str(item.get("near") or item["text"])).split())
     return f"- {item.get('kind', 'said')}: {said} ({item.get('who', 'user')}, {item['seq']})"
+
+
+def _pin_text(pin: Mapping[str, Any]) -> str:
+    said = as_data(str(pin["text"])).replace("\n", "\n  ")
+    return f"- {' '.join(as_data(str(pin.get('who', 'user'))).split())}, {pin['seq']}: {said}"
 
 
 def _memo_text(memo: Any) -> str:

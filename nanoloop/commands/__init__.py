@@ -9,6 +9,7 @@ from nanoloop.agents import Agents
 from nanoloop.commands.command import Command, Runner, messages
 from nanoloop.commands.erasing import Erasing
 from nanoloop.commands.memory import Memory
+from nanoloop.commands.pinning import Pinning
 from nanoloop.commands.shelf import Shelf
 from nanoloop.events import Announce, silent
 from nanoloop.memory.summarizer import Summarizer
@@ -62,6 +63,7 @@ class Commands:
             Command(name="stop", usage="stop the answer that is going on", run=self._stop),
             Command(name="status", usage="how this conversation stands", run=self._status),
             *self._memory.commands,
+            *Pinning(sessions=sessions).commands,
             *erasing.commands,
             Command(name="history", usage="the last messages, /history 20", run=self._history),
             Command(name="recall", usage="find what was said, /recall WORDS", run=self._recall),

@@ -8,11 +8,11 @@ from nanoloop.session.changes import ABOUT, MEMO, SUMMARY
 from nanoloop.session.conversation import title_of
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import Digest
-from nanoloop.session.portable import Portable
+from nanoloop.session.pinned import Pinned
 from nanoloop.session.seen import MESSAGE_ID
 
 
-class Erasing(Portable):
+class Erasing(Pinned):
     """A session whose entries can be erased; a store's `erase` does it, so that it lasts."""
 
     def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
@@ -38,6 +38,7 @@ class Erasing(Portable):
             self._title = "" if self._title == title_of(entry) else self._title
 
     def _erase_digests(self, gone: Collection[int]) -> None:
+        self._pins = tuple(pin for pin in self._pins if pin["seq"] not in gone)
         first = min(gone, default=self._log.last + 1)
         if first <= self._summary.seq:
             self._summary = Digest(value="", seq=self._log.start - 1)

@@ -2,7 +2,7 @@
 
 It is built in layers, each a file: `Record` (who, how long, state), `Conversation` (log, window,
 summary), `History` (the whole of it), `Resizing` (memo, settings, policy), `Portable` (export and
-import), `Erasing` (for good), and on top `Session`.
+import), `Pinned` (kept in view), `Erasing` (for good), and on top `Session`.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Session(Erasing):
             if self._memo.seq <= last:
                 covered = sum(entry.seq <= self._memo.seq for entry in entries)
                 fork._memo = Digest(value=copied(self._memo.value), seq=covered)
+            fork._pins = placed((pin for pin in self.pins if pin["seq"] <= last), entries)
             fork._touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
             return fork
 

@@ -150,6 +150,7 @@ class View:
         return {
             "summary": session.summary,
             "memo": session.memo,
+            "pins": session.pins,
             "ledger": session.ledger,
             "extract": self._abridged.extract(session),
         }
