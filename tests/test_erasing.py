@@ -7,6 +7,7 @@ import pytest
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.commands.command import BUSY
+from nanoloop.errors import IndexUnusable
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
@@ -43,6 +44,10 @@ class Chat:
 
     def shown(self):
         return str(self.model.calls[-1].messages)
+
+
+async def failing(error):
+    raise error
 
 
 @pytest.fixture(params=["memory", "jsonl"])
@@ -135,6 +140,25 @@ async def test_recall_does_not_find_it_any_more(store):
         assert "https" in await chat.says("/recall house")
         await chat.says("/forget 1-2")
         assert "https" not in await chat.says("/recall house")
+
+
+async def test_an_index_that_fails_is_told_and_forgets_when_asked_again(store, monkeypatch):
+    async with chatting(store) as chat:
+        await chat.says(SECRET, "/recall house")
+        with monkeypatch.context() as broken:
+            error = IndexUnusable("the recall index can't be used")
+            broken.setattr(Recall, "_on_index", lambda *_: failing(error))
+            assert "/recall may still find it" in await chat.says("/forget 1-2")
+        assert "xyzzy" not in await chat.stored()
+        assert "/recall" not in await chat.says("/forget 1-2")
+        assert "https" not in await chat.says("/recall house")
+
+
+async def test_erasing_once_more_costs_no_summary(store):
+    options = {"message_buffer_limit": 4, "message_buffer_min": 2}
+    async with chatting(store, "Old.", "New.", **options) as chat:
+        await chat.says(SECRET, "two", "three", "/forget 1", "/summary", "/forget 1", "/summary")
+        assert (chat.writer.count, (await chat.session()).summary) == (2, "New.")
 
 
 async def test_a_call_that_was_erased_leaves_no_result_that_belongs_to_none(store):

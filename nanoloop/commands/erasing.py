@@ -51,15 +51,16 @@ class Erasing:
         if not seqs:
             return "Nothing has been said yet." if rest == "last" else USAGE
         entries = await self._sessions.store.entries(session.id, after=seqs[0] - 1, upto=seqs[-1])
-        said = [entry.seq for entry in entries if entry.type != ERASED]
+        # Those erased already are among them: what failed behind the store is done again so.
+        said = [entry.seq for entry in entries]
         if not said:
             return f"There is no message #{rest} here: /history shows the numbers."
         if self._runner.is_busy(message.session_key):
             return BUSY  # what is being answered may still quote it
-        was_told = said[0] <= session.covered_seq and bool(session.summary)
+        before = session.summary
         session = await self._sessions.erase(session.id, said)
-        told = [f"Erased for good: {_entries(len(said))}."]
-        if was_told:
+        told = [f"Erased for good: {_entries(sum(e.type != ERASED for e in entries))}."]
+        if before and not session.summary:
             told.append(
                 "The summary told of it: it is gone, and made anew from all that is left "
                 f"up to #{session.pending_seq}."
@@ -73,7 +74,7 @@ class Erasing:
             if self._found_by is not None:
                 await self._found_by.forget(session.id, seqs)
         except IndexUnusable as failure:
-            return [f"But {failure}: /recall may still find it for now."]
+            return [f"But {failure}: /recall may still find it. Say /forget once more later."]
         return []
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from nanoloop.session.changes import ABOUT, MEMO, SUMMARY
 from nanoloop.session.conversation import title_of
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import ERASED, Entry
 from nanoloop.session.log import Digest
 from nanoloop.session.pinned import Pinned
 from nanoloop.session.seen import MESSAGE_ID
@@ -19,7 +19,7 @@ class Erasing(Pinned):
         """Leave nothing of these entries, and begin a new epoch: a summary being written is late.
 
         Where the summary tells of one, it goes, with the ledger, and the whole history waits to
-        be summarised anew. `stored` are the entries as the store has them.
+        be summarised anew. `stored` are the entries as the store has them. Once more does no harm.
         """
         with self._lock:
             gone = frozenset(seqs)
@@ -27,7 +27,7 @@ class Erasing(Pinned):
             self._ledger.erase(gone)
             for entry in said.values():
                 self._forget_trace(entry)
-            self._erase_digests(gone)
+            self._erase_digests(gone - {seq for seq, e in said.items() if e.type == ERASED})
             self._awaiting = 0 if self._awaiting in gone else self._awaiting
             self._epoch += 1
             self._touch(ABOUT, SUMMARY, MEMO)
