@@ -1,6 +1,7 @@
 """Whatever is done to a session, every store tells the same of it."""
 
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -8,7 +9,7 @@ import anyio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoloop.errors import SessionNotFound
+from nanoloop.errors import SessionError, SessionNotFound
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 
@@ -16,6 +17,8 @@ STEPS = st.one_of(
     st.tuples(st.just("say"), st.integers(1, 8)),
     st.tuples(st.just("trim"), st.integers(1, 5)),
     st.tuples(st.just("summarise"), st.integers(0, 40)),
+    st.tuples(st.just("erase"), st.sets(st.integers(1, 40), min_size=1, max_size=5)),
+    st.tuples(st.just("pin"), st.integers(0, 3)),
     st.tuples(st.just("set"), st.integers(0, 3)),
     st.tuples(st.sampled_from(["save", "load", "get", "undo", "release"]), st.none()),
     st.tuples(st.sampled_from(["reset", "clear", "replace", "delete", "reopen"]), st.none()),
@@ -54,6 +57,14 @@ class World:
 
     async def summarise(self, number):
         self.session.update_summary(f"summary {number}", seq=number)
+
+    async def erase(self, seqs):
+        await self.store.erase(self.session, seqs)
+
+    async def pin(self, number):
+        for entry in self.session.window[number : number + 1]:
+            with suppress(SessionError):
+                self.session.pin(entry)
 
     async def set(self, number):
         self.session.set(f"k{number}", self.words)
@@ -111,13 +122,14 @@ class World:
             seqs(await self.store.entries("s")),
             seqs(await self.store.entries("s", after=window.covered_seq, limit=3)),
             [(each.summary, each.state, each.epoch, each.title) for each in (whole, window)],
+            [(each.pins, each.ledger, each.awaiting, each.turns) for each in (whole, window)],
             [(each.covered_seq, each.pending_seq) for each in (whole, window)],
             whole.revision == window.revision,
         ]
 
 
 def seqs(entries):
-    return [(entry.seq, entry.content["text"]) for entry in entries]
+    return [(entry.seq, entry.content.get("text")) for entry in entries]
 
 
 @settings(max_examples=60, deadline=None)

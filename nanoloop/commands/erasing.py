@@ -57,16 +57,20 @@ class Erasing:
             return f"There is no message #{rest} here: /history shows the numbers."
         if self._runner.is_busy(message.session_key):
             return BUSY  # what is being answered may still quote it
+        new = sum(entry.type != ERASED for entry in entries)
+        told = (f"Erased for good: {_entries(new)}.", *await self._erase(session, said))
+        return " ".join(told)
+
+    async def _erase(self, session: Session, seqs: list[int]) -> list[str]:
+        """Erase them; returns what there is to say of it."""
         before = session.summary
-        session = await self._sessions.erase(session.id, said)
-        told = [f"Erased for good: {_entries(sum(e.type != ERASED for e in entries))}."]
-        if before and not session.summary:
-            told.append(
-                "The summary told of it: it is gone, and made anew from all that is left "
-                f"up to #{session.pending_seq}."
-            )
-            self._summarizer.fire_and_forget(session, force=True)
-        return " ".join([*told, *await self._leave_index(session, said)])
+        session = await self._sessions.erase(session.id, seqs)
+        if session.summary == before:
+            return await self._leave_index(session, seqs)
+        self._summarizer.fire_and_forget(session, force=True)
+        reach = f"all that is left up to #{session.pending_seq}"
+        told = f"The summary told of it: it is gone, and made anew from {reach}."
+        return [told, *await self._leave_index(session, seqs)]
 
     async def _leave_index(self, session: Session, seqs: list[int]) -> list[str]:
         """What is to be said of the recall index, which may be out of order."""
