@@ -152,6 +152,8 @@ class Request:
             [*window, *(self._held or ())],
             summary=self._session.summary,
             memo=self._session.memo,
+            pins=self._session.pins,
+            ledger=self._session.ledger,
         )
 
     async def record(self, entries: Sequence[Entry]) -> None:
