@@ -98,8 +98,10 @@ class App:
                 group.start_soon(self._serve, name="serve")
         finally:
             with anyio.CancelScope(shield=True):
-                await self._provider.close()
-                await self._store.close()
+                try:
+                    await self._provider.close()
+                finally:
+                    await self._store.close()
 
     def stop(self) -> None:
         """Take nothing more in; what runs is finished, up to its deadlines."""

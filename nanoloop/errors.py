@@ -105,6 +105,7 @@ class StoreConflict(StoreError):
     """Another writer committed this session first."""
 
     def __init__(self, session_id: str, *, mine: int, theirs: int) -> None:
+        self.session_id = session_id
         super().__init__(
             f"session {session_id!r} is at revision {theirs}, not {mine}: another writer "
             "committed first; load it again"

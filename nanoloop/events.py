@@ -86,6 +86,8 @@ class TextStreamed(Event):
     chat: str
     session_id: str
     text: str
+    reply_to: str | None = None
+    """The id of the message that is being answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,4 +238,5 @@ def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:
     if not bus.streams(message.channel):
         return None
     chat = {"channel": message.channel, "chat": message.chat, "session_id": session_id}
-    return lambda piece: bus.publish_nowait(TextStreamed(**chat, text=piece))
+    answers = message.message_id
+    return lambda piece: bus.publish_nowait(TextStreamed(**chat, text=piece, reply_to=answers))

@@ -72,7 +72,7 @@ class Lanes(Generic[K, T]):
         self.put_nowait(key, item)
 
     def _open(self, key: K, item: T) -> None:
-        if self._group is None:
+        if self._group is None or self._group.cancel_scope.cancel_called:
             raise RuntimeError("lanes are open only inside `async with`")
         self._waiting[key] = deque((item,))
         if self._idle.is_set():
@@ -97,6 +97,13 @@ class Lanes(Generic[K, T]):
         room = self._room.pop(key, None)
         if room is not None:
             room.set()
+
+    def take_waiting(self) -> list[T]:
+        """Take out what nobody has begun to handle."""
+        taken = [item for waiting in self._waiting.values() for item in waiting]
+        for waiting in self._waiting.values():
+            waiting.clear()
+        return taken
 
     async def idle(self) -> None:
         """Wait until no key has work."""

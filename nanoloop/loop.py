@@ -10,11 +10,19 @@ from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskStatus
+from anyio.lowlevel import checkpoint
 
 from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
-from nanoloop.commands import Commands, is_command
-from nanoloop.errors import LaneFull, NanoloopError, ProviderError, SessionNotFound, place_of
+from nanoloop.commands import Commands, is_command, is_stop
+from nanoloop.errors import (
+    LaneFull,
+    NanoloopError,
+    ProviderError,
+    SessionNotFound,
+    StoreConflict,
+    place_of,
+)
 from nanoloop.events import (
     Announce,
     LoopStarted,
@@ -140,11 +148,14 @@ class AgentLoop:
                 self._announce_start()
                 task_status.started()
                 async for delivery in self.bus.deliveries():
-                    self._dispatch(delivery)
+                    await self._dispatch(delivery)
+                    await checkpoint()  # a burst must leave the lanes their turn
                 with anyio.move_on_after(self._shutdown_turns_seconds):
                     await self._lanes.idle()
                     await self._asides.idle()
                 unfinished = len(self._lanes)
+                waiting = self._lanes.take_waiting()
+            await self._keep(waiting)
             await self._stop(unfinished)
 
     async def _stop(self, unfinished: int) -> None:
@@ -153,32 +164,44 @@ class AgentLoop:
             await self.bus.flush()
         self._announce(LoopStopped(unfinished_turns=unfinished, unfinished_summaries=summaries))
 
+    async def _keep(self, waiting: Iterable[Delivery | _Unanswered]) -> None:
+        """Make durable what no turn came to: it is answered after the next start."""
+        for item in waiting:
+            if isinstance(item, Delivery):
+                with suppress(NanoloopError):
+                    message = item.message
+                    session = await self.sessions.current(message.session_key, agent=message.agent)
+                    if not session.has_seen(message.message_id or ""):
+                        await self._exchange(session, message).hear()
+                    await item.ack()
+
     def _announce_start(self) -> None:
         self._started_at = datetime.now(timezone.utc)
         self._announce(
             LoopStarted(channels=self.bus.channels, max_concurrent_turns=self._max_concurrent_turns)
         )
 
-    def _dispatch(self, delivery: Delivery) -> None:
-        """Put a message where it will be handled; never waits."""
+    async def _dispatch(self, delivery: Delivery) -> None:
+        """Put a message where it will be handled; waits for nobody."""
         message = delivery.message
         key = message.session_key
         lanes = self._asides if is_command(message.text) else self._lanes
         try:
-            lanes.put_nowait(key, delivery)
+            # /stop waits for no other command, which may take long.
+            lanes.put_nowait(f"{key} stop" if is_stop(message.text) else key, delivery)
             waiting = lanes.waiting(key)
         except LaneFull:
-            self._refuse(key, delivery)
+            await self._refuse(key, delivery)
         else:
             self._announce(MessageAccepted(key=key, message_id=message.message_id, waiting=waiting))
 
-    def _refuse(self, key: str, delivery: Delivery) -> None:
+    async def _refuse(self, key: str, delivery: Delivery) -> None:
         message_id = delivery.message.message_id
         self._announce(MessageRefused(key=key, message_id=message_id, reason="lane full"))
         try:
             self._asides.put_nowait(key, delivery)
         except LaneFull:  # it has been told often enough
-            return
+            await delivery.ack()
 
     async def _answer_aside(self, key: str, delivery: Delivery) -> None:
         """Answer a command, or say that the lane is full."""
@@ -189,8 +212,15 @@ class AgentLoop:
             text = await self._commands.answer(message) if is_for_us else BUSY
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             kind, text = "error", self._apology(error, session_id=key, turn_id="")
-        await delivery.ack()
-        await self.bus.publish(reply_to(message, text, kind))
+        await self._tell(delivery, text, kind)
+
+    async def _tell(self, delivery: Delivery, text: str, kind: str) -> None:
+        """Answer and acknowledge; never raises."""
+        try:
+            await delivery.ack()
+            await self.bus.publish(reply_to(delivery.message, text, kind))
+        except Exception as error:  # noqa: BLE001 - a bus that fails must not end every lane
+            self._apology(error, session_id=delivery.message.session_key, turn_id="")
 
     # One message
 
@@ -203,8 +233,7 @@ class AgentLoop:
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             text = self._apology(error, session_id=key, turn_id="")
             if isinstance(item, Delivery):
-                await item.ack()
-                await self.bus.publish(reply_to(item.message, text, "error"))
+                await self._tell(item, text, "error")
 
     async def _receive(self, key: str, delivery: Delivery) -> None:
         message = delivery.message
@@ -267,6 +296,8 @@ class AgentLoop:
                 where=place_of(error),
             )
         )
+        if isinstance(error, StoreConflict):  # that object is of no more use
+            self.sessions.forget(error.session_id)
         if isinstance(error, ProviderError):
             return f"Sorry, I could not answer: {error}"
         return f"Sorry: {error}" if isinstance(error, NanoloopError) else CRASHED
@@ -299,7 +330,8 @@ class AgentLoop:
         async for info in self.sessions.store.list():
             is_left = (info.awaiting or info.pending) and info.updated_at < self._started_at
             if is_left:
-                await self._take_up(info.key or info.id, info.id, info.awaiting)
+                with suppress(SessionNotFound):  # deleted meanwhile
+                    await self._take_up(info.key or info.id, info.id, info.awaiting)
 
     async def recover_chat(self, key: str) -> None:
         """The same for the session that one chat has now."""
@@ -315,6 +347,7 @@ class AgentLoop:
 
     async def _resume(self, key: str, item: _Unanswered) -> None:
         session = await self.sessions.open(item.session_id)
+        self.summarizer.fire_and_forget(session)
         entry = next((e for e in session.window if e.seq == session.awaiting), None)
         if entry is None:  # it was answered together with a newer one
             return

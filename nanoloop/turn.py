@@ -92,11 +92,13 @@ class Turn:
                 return self._answer(reply, step)
             calls = _with_ids(reply.tool_calls)
             # Recorded before they run: whatever a tool does, the log says who asked for it.
-            await conversation.record([*_words(reply), *_call_entries(calls)])
             self._spoke_before = self._spoke_before or bool(self.said)
+            # Handed over before the wait: stopped while it is saved, it is not added again.
             self.said = ""
-            await conversation.record(await self._run_tools(calls))
+            await conversation.record([*_words(reply), *_call_entries(calls)])
+            results = await self._run_tools(calls)
             self.finished = []
+            await conversation.record(results)
         return self._given_up()
 
     async def _ask(self, conversation: Conversation, step: int) -> Reply:

@@ -161,7 +161,7 @@ async def test_while_an_answer_is_going_on_nothing_is_taken_back(store):
         provider.hold()
         async with anyio.create_task_group() as group:
             group.start_soon(chat.says, "two")
-            await provider.asked()
+            await provider.asked(2)
             for command in ("/undo", "/fork", "/switch 1"):
                 assert (await chat._direct.ask(command, chat="a")).text == BUSY
             provider.release()

@@ -73,13 +73,15 @@ class InProcessBus:
         )
         try:
             self._chats.put_nowait((message.channel, message.chat), busy)
-        except LaneFull:
-            self._announce(SendFailed(channel=busy.channel, chat=busy.chat, error="LaneFull"))
+        except (LaneFull, RuntimeError) as why:  # or nothing is carried any more
+            error = type(why).__name__
+            self._announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
 
     async def put(self, message: Inbound) -> None:
         """Take a message in as soon as there is room."""
         while not self._is_closed and len(self._unacknowledged) >= self._inbound_limit:
-            self._room = anyio.Event()
+            if self._room.is_set():  # one for all who wait, or all but the last were forgotten
+                self._room = anyio.Event()
             await self._room.wait()
         self.put_nowait(message)
 

@@ -31,7 +31,7 @@ class DirectChannel:
         message_id = uuid4().hex
         self._arrived[message_id] = anyio.Event()
         if on_text is not None:
-            self._listeners[chat] = on_text
+            self._listeners[message_id] = on_text
         try:
             await self._bus.put(
                 Inbound(
@@ -42,7 +42,7 @@ class DirectChannel:
             return self._answers.pop(message_id)
         finally:
             del self._arrived[message_id]
-            self._listeners.pop(chat, None)
+            self._listeners.pop(message_id, None)
 
     async def run(self, bus: Bus) -> None:
         """Nothing comes in by itself: `ask` puts it on the bus."""
@@ -50,8 +50,8 @@ class DirectChannel:
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Hand an answer to whoever asked, and its pieces before it."""
         if isinstance(item, TextStreamed):
-            if item.chat in self._listeners:
-                self._listeners[item.chat](item.text)
+            if item.reply_to in self._listeners:
+                self._listeners[item.reply_to](item.text)
         elif item.reply_to in self._arrived:
             self._answers[str(item.reply_to)] = item
             self._arrived[str(item.reply_to)].set()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 HISTORY_SHOWN = 10
 """Messages that `/history` shows when no number is given."""
+HISTORY_LIMIT = 100
+"""Messages that it shows at most: the whole is `/export`'s."""
 ENTRIES_A_MESSAGE = 4
 """Entries read for each message that `/history` shows: tool calls and results lie between."""
 
@@ -30,6 +32,11 @@ ENTRIES_A_MESSAGE = 4
 def is_command(text: str) -> bool:
     """Whether this is for the loop and not for the model."""
     return text.startswith("/") and not text.startswith("//") and len(text) > 1
+
+
+def is_stop(text: str) -> bool:
+    """Whether this is the one command that waits for no other."""
+    return text.split(maxsplit=1)[:1] == ["/stop"]
 
 
 class Commands:
@@ -121,10 +128,10 @@ class Commands:
         return "\n".join(f"{name}: {value}" for name, value in rows.items())
 
     async def _history(self, message: Inbound, rest: str) -> str:
-        if rest and not rest.isdigit():
+        if rest and not (rest.isascii() and rest.isdigit()):
             return f"/history takes a number, not {rest!r}: /history 20"
         session = await self._sessions.current(message.session_key)
-        shown = int(rest or HISTORY_SHOWN)
+        shown = min(int(rest or HISTORY_SHOWN), HISTORY_LIMIT)
         after = max(0, session.last_seq - ENTRIES_A_MESSAGE * shown)
         entries = await self._sessions.store.entries(session.id, after=after)
         said = [e for e in entries if e.type == MESSAGE and e.content.get("text")]

@@ -272,6 +272,8 @@ class Summarizer:
             self._folded_now.discard(session)
             if not self._folded_now:
                 self._idle.set()
+        if session.epoch != epoch:  # erased or begun anew meanwhile; what was asked for since waits
+            self.fire_and_forget(session, force=True)
 
     async def _fold_batch(
         self, session: Session, epoch: int, even_small: bool, about: About

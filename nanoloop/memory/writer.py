@@ -99,19 +99,23 @@ class Writer:
             with suppress(ProviderError):
                 written.text = await self._asked_as_before(prefix, focus, written)
                 return written
+        chars = self.chars
         while True:
             try:
-                written.text = await self._folded(said, previous, focus, written)
+                written.text = await self._folded(said, previous, focus, written, chars)
             except ContextTooLong:
-                if self.chars <= LEAST_CHARS:
+                if chars <= LEAST_CHARS:
                     raise
-                self.chars = max(LEAST_CHARS, self.chars // 2)
+                chars = max(LEAST_CHARS, chars // 2)
             else:
+                self.chars = min(self.chars, chars)  # learnt only where less did help
                 return written
 
-    async def _folded(self, said: Said, previous: str, focus: str, written: Written) -> str:
+    async def _folded(
+        self, said: Said, previous: str, focus: str, written: Written, chars: int
+    ) -> str:
         text = previous
-        for lines in filter(None, calls_of(said, chars=self.chars)):  # erased ones say nothing
+        for lines in filter(None, calls_of(said, chars=chars)):  # erased ones say nothing
             request = summary_request(lines, text, max_words=self._max_words, focus=focus)
             text = await self._asked(request, written)
         return text

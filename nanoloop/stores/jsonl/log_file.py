@@ -118,10 +118,10 @@ class LogFile:
         about, summary = changes.sections.get(ABOUT), summary_text(changes.sections)
         if about is None and summary is None:
             return
-        line = line_at(self.fd, 0, self.standing.size)
-        if line is None or line.kind != METADATA:  # never overwrite what can't be read
-            return
-        data = renewed(line.value, line.end, about=about, summary=summary)
         with suppress(OSError):  # the commit stands; the copy is renewed with the next change
+            line = line_at(self.fd, 0, self.standing.size)
+            if line is None or line.kind != METADATA:  # never overwrite what can't be read
+                return
+            data = renewed(line.value, line.end, about=about, summary=summary)
             if len(data) == line.end:
                 os.pwrite(self.fd, data, 0)
