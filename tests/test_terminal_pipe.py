@@ -8,6 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
+from nanoloop.bus.in_process import InProcessBus
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
@@ -119,7 +120,7 @@ async def test_json_lines_carry_role_text_and_session(ends):
     ]
     written, _ = await script.play()
     assert [json.loads(line) for line in written.splitlines()] == [
-        {"role": "notice", "text": "by the way", "session": "home"},
+        {"role": "notice", "text": "by the way", "session": "home", "unasked": True},
         {"role": "error", "text": "a\u009b\ud800b\nc é", "session": "home"},
     ]
     assert "é" in written
@@ -239,3 +240,32 @@ async def test_pieces_are_not_written_unless_asked_for(ends):
     assert not script.channel.streams
     script.bus.answer = lambda m: [piece("He"), out("Hello", to=m)]
     assert json.loads((await script.play())[0])["text"] == "Hello"
+
+
+async def test_an_answer_that_can_not_be_written_ends_the_run_and_fails_it():
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        channel = PipeChannel(chat="c", message="hi", stdout=full)
+        async with InProcessBus() as bus, anyio.create_task_group() as group:
+            bus.attach(channel)
+            group.start_soon(channel.run, bus)
+            await anyio.wait_all_tasks_blocked()
+            asked = await anext(bus.deliveries())
+            reply = asked.message.message_id
+            await bus.publish(Outbound(channel="terminal", chat="c", text="ho", reply_to=reply))
+    finally:
+        os.close(full)
+    assert channel.failed
+
+
+async def test_lines_that_nobody_has_asked_yet_stay_in_the_pipe():
+    reading, writing = os.pipe()
+    os.write(writing, b"one\ntwo\nthree\n")
+    async with InProcessBus() as bus, anyio.create_task_group() as group:
+        group.start_soon(PipeChannel(chat="c", stdin=reading).run, bus)
+        delivery = await anext(bus.deliveries())
+        group.cancel_scope.cancel()
+    assert delivery.message.text == "one"
+    assert os.read(reading, 100) == b"two\nthree\n"
+    os.close(reading)
+    os.close(writing)

@@ -17,7 +17,6 @@ from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 
-_READ_BYTES = 65_536
 _UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
 
@@ -82,9 +81,13 @@ class PipeChannel:
             return
         try:
             await (self._whole(item) if isinstance(item, Outbound) else self._piece(item.text))
-        except BrokenPipeError:
+        except OSError as error:
+            # Nobody reads any more, or it can't be written, on a full disk say: asking on is vain.
             if self._scope is not None:
                 self._scope.cancel()
+            if not isinstance(error, BrokenPipeError):
+                self.failed = True
+                raise
 
     async def _piece(self, text: str) -> None:
         if self.streams:
@@ -94,7 +97,7 @@ class PipeChannel:
     async def _whole(self, item: Outbound) -> None:
         asked = item.reply_to is not None and item.reply_to == self._asked
         if self._as_json:
-            await _write(self._stdout, self._json(item))
+            await _write(self._stdout, self._json(item, asked=asked))
         else:
             await self._plain(item, asked=asked)
         self.failed = self.failed or item.kind == "error"
@@ -111,29 +114,34 @@ class PipeChannel:
             self._streamed = ""
         await _write(self._stdout if to_stdout else self._stderr, printable(text) + "\n")
 
-    def _json(self, item: Outbound) -> str:
-        fields = {"role": _ROLES[item.kind], "text": item.text, "session": self.chat}
+    def _json(self, item: Outbound, *, asked: bool) -> str:
+        fields: dict[str, str | bool] = {"role": _ROLES[item.kind], "text": item.text}
+        fields["session"] = self.chat
+        if not asked:  # to a message from before a restart, or to none
+            fields["unasked"] = True
         line = json.dumps(fields, ensure_ascii=False)
         return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    rest = bytearray()
-    while chunk := await _read(descriptor):
-        first, *others = chunk.split(b"\n")
-        rest += first
-        for line in others:
-            yield bytes(rest)
-            rest = bytearray(line)
-    yield bytes(rest)
+    while line := await _line(descriptor):
+        yield line
 
 
-async def _read(descriptor: int) -> bytes:
-    """Some bytes, or none at the end. Waits without a thread, so that it can be cancelled."""
-    while True:
-        await _ready(anyio.wait_readable, descriptor)
+async def _line(descriptor: int) -> bytes:
+    """One line and not a byte more: what nobody has asked yet stays in the pipe.
+
+    Waits without a thread, so that it can be cancelled.
+    """
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if not select.select([descriptor], [], [], 0)[0]:
+            await _ready(anyio.wait_readable, descriptor)
         with suppress(BlockingIOError):
-            return os.read(descriptor, _READ_BYTES)
+            if not (byte := os.read(descriptor, 1)):
+                break
+            line += byte
+    return bytes(line)
 
 
 async def _write(descriptor: int, text: str) -> None:

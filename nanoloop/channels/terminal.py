@@ -191,6 +191,7 @@ class TerminalChannel:
     def _interrupt(self, event: KeyPressEvent) -> None:
         """Stop the answer, or clear the line; the second time leave."""
         again = monotonic() - self._interrupted_at < _TWICE_SECONDS
+        again = again and not event.current_buffer.text  # who typed meanwhile wants to stay
         self._interrupted_at = monotonic()
         if again:
             event.app.exit(exception=EOFError())

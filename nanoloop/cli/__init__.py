@@ -118,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it may be closed
+            sys.stdout.flush()
     except SystemExit as left:
         return left.code if isinstance(left.code, int) else Exit.DONE
     except (KeyboardInterrupt, NanoloopError, OSError, BaseExceptionGroup) as error:

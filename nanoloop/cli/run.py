@@ -25,7 +25,8 @@ _HOW = """
 Standard input is a chat too, unless channels.terminal.enabled is false: a prompt in a terminal,
 where leaving it stops the daemon, and a message a line from a pipe or a file, whose end stops
 nothing. In the background and as a service (/dev/null) only the other channels are served.
-SIGTERM and SIGINT let running turns finish; a second one ends at once. Both lose nothing."""
+SIGTERM and SIGINT let running turns finish; a second one ends at once. Both lose nothing: a line is
+taken from a pipe when the one before is answered, and what is not taken stays there."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
