@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nanoloop.errors import SessionNotFound
+from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.session.entry import MESSAGE
 
@@ -41,6 +41,6 @@ async def says(store: Store, session_id: str, words: str) -> bool:
                 if entry.type == MESSAGE and all(word in text for word in wanted):
                     return True
             after = entries[-1].seq
-    except SessionNotFound:  # deleted meanwhile
+    except (SessionNotFound, StoreError):  # deleted meanwhile, or sealed with another key
         return False
     return False

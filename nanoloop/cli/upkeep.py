@@ -72,6 +72,8 @@ async def load(args: Namespace, settings: Settings) -> None:
         session = session_in(_text_of(args.file))
     except (ValueError, TypeError) as error:
         raise SessionError(f"{args.file} is no session to import: {error}") from error
+    if not session.entry_count:
+        raise SessionError(f"{args.file} has no messages to import: name an export of a session")
     async with opened(settings, read_only=False) as store:
         key = await _free_key(store, args.new_name)
         if key is not None:

@@ -180,6 +180,8 @@ def conflicts(settings: Settings) -> list[Problem]:
     """What does not go together."""
     found = [_too_high(settings, low, high, or_equal=True) for low, high in _LESS_THAN]
     found += [_too_high(settings, low, high, or_equal=False) for low, high in _AT_MOST]
+    if settings.context_tokens is not None and settings.context_limit is not None:
+        found.append(_too_high(settings, "context_tokens", "context_limit", or_equal=False))
     if settings.store.kind == "memory" and settings.store.durability == "fsync":
         keys = ("store.durability", "store.kind")
         text = '{} is "fsync", but {} "memory" writes nothing: choose "jsonl"'.format(*keys)
