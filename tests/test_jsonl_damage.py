@@ -348,3 +348,20 @@ async def test_a_file_that_makes_no_sense_is_a_store_error(store, file):
 
 def _fails(*_):
     raise OSError(5, "Input/output error")
+
+
+async def test_entries_are_found_in_a_file_whose_places_no_longer_hold(tmp_path):
+    store = JsonlStore(tmp_path)
+    session = await store.create(id="s")
+    for number in range(6):
+        session.add_message("user", f"m{number}")
+    await store.save(session)
+    await store.close()
+    (path,) = tmp_path.glob("*.jsonl")
+    first, _, rest = path.read_bytes().partition(b"\n")
+    for damaged in (first.rstrip() + b"\n" + rest, rest):
+        path.write_bytes(damaged)
+        store = JsonlStore(tmp_path)
+        found = await store.entries("s", after=2)
+        await store.close()
+        assert [entry.content["text"] for entry in found] == ["m2", "m3", "m4", "m5"]

@@ -115,8 +115,7 @@ class History:
         """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
         head = self._standing.head
         found: list[Entry] = []
-        start = search(self._fd, after + 1, self._marks.before(after + 1), self._standing.size)
-        for line in self._told(lines_from(self._fd, start, self._standing.size)):
+        for line in self._told(lines_from(self._fd, self._start(after), self._standing.size)):
             if line.kind != ENTRY or line.value.seq <= after:
                 continue
             if (upto is not None and line.value.seq > upto) or len(found) == limit:
@@ -125,6 +124,16 @@ class History:
             if is_visible(head, line.value.seq):
                 found.append(self._sealing.entry(line.value, self._id))
         return found
+
+    def _start(self, after: int) -> int:
+        """A byte not far before the entry behind `after`."""
+        size = self._standing.size
+        start = search(self._fd, after + 1, self._marks.before(after + 1), size)
+        lines = lines_from(self._fd, start, size, PROBE)
+        first = next((line.value.seq for line in lines if line.kind == ENTRY), None)
+        if start == 0 or after >= self._standing.last or (first or after + 2) <= after + 1:
+            return start
+        return search(self._fd, after + 1, 0, size)  # the file was edited: no known place holds
 
     def _told(self, lines: Iterator[Line] | tuple[Line, ...]) -> Iterator[Line]:
         for line in lines:
