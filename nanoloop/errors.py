@@ -63,7 +63,7 @@ class SessionExists(SessionError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"session {session_id!r} exists already: choose another id, or pass replace=True"
+            f"session {session_id!r} exists already: choose another id (in code, replace=True)"
         )
         self.session_id = session_id
 

@@ -28,6 +28,12 @@ SUFFIX = ".jsonl"
 KEYS = "keys"
 """The folder of bindings, in the folder of sessions."""
 
+_ADVICE: Mapping[type[OSError], str] = {
+    FileExistsError: "choose a folder",
+    NotADirectoryError: "choose a folder",
+    PermissionError: "choose a folder that may be written in",
+}
+
 Durability = Literal["flush", "fsync"]
 T = TypeVar("T")
 
@@ -245,7 +251,8 @@ class JsonlStore:
             result: T = await wrap(work)(*args)
         except OSError as error:
             raise StoreError(
-                f"the store in {self._folder} failed: {error.strerror or error}: free some space "
-                "or check the disk; what was saved before still is"
+                f"the store in {self._folder} failed: {error.strerror or error}: "
+                f"{_ADVICE.get(type(error), 'free some space or check the disk')}; "
+                "what was saved before still is"
             ) from error
         return result
