@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop import Entry
-from nanoloop.view.excerpts import Shortening, first_words, shortened, with_short_results
+from nanoloop.view.excerpts import Shortening, first_words, shortened, with_short_result
 
 
 def result(seq, text, err=None):
@@ -20,14 +20,15 @@ def test_a_result_keeps_head_and_tail_and_says_how_much_is_left_out():
 
 def test_only_long_results_up_to_the_number_are_shortened():
     entries = [result(1, "x" * 900), result(2, "short"), result(3, "y" * 900)]
-    shown = with_short_results(entries, [Shortening(upto=2, chars=100)])
+    rules = [Shortening(upto=2, chars=100)]
+    shown = [with_short_result(entry, rules) for entry in entries]
     assert len(shown[0].content["result"]) < 200
     assert shown[1:] == entries[1:]
     assert entries[0].content["result"] == "x" * 900
 
 
 def test_a_shortened_error_is_still_told_as_one():
-    (shown,) = with_short_results([result(1, None, "e" * 900)], [Shortening(upto=1, chars=90)])
+    shown = with_short_result(result(1, None, "e" * 900), [Shortening(upto=1, chars=90)])
     assert shown.content["result"].startswith("Error: eee")
     assert shown.call_id == "c1"
 
@@ -35,9 +36,9 @@ def test_a_shortened_error_is_still_told_as_one():
 @given(st.text(min_size=1, max_size=400), st.integers(1, 200))
 def test_shortening_is_bounded_and_the_same_every_time(text, chars):
     rules = [Shortening(upto=1, chars=chars)]
-    (once,) = with_short_results([result(1, text)], rules)
+    once = with_short_result(result(1, text), rules)
     assert len(once.content["result"]) <= chars + 60
-    assert with_short_results([result(1, text)], rules)[0].content == once.content
+    assert with_short_result(result(1, text), rules).content == once.content
 
 
 def test_first_words_are_of_messages_only_in_one_line_each():

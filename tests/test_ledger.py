@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.memory.exact import SCANNED, exact_in
-from nanoloop.memory.ledger import DECISION, PER_MESSAGE, found_in, merged, without
+from nanoloop.memory.ledger import DECISION, PER_MESSAGE, found_in, merged
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 
@@ -121,11 +121,6 @@ def test_what_is_said_again_and_again_outlives_what_was_said_once():
     often = [item for seq in range(1, 9) for item in found_in(said("5 km", seq=seq))]
     once = found_in(said("6 km", seq=20))
     assert [item["text"] for item in merged(merged([], often), once, items=1)] == ["5 km"]
-
-
-def test_an_erased_message_is_out_of_the_ledger():
-    ledger = merged([], [*found_in(said("$5")), *found_in(said("$6", seq=2))])
-    assert [item["text"] for item in without(ledger, {1})] == ["$6"]
 
 
 @given(st.lists(st.lists(st.sampled_from([s for _, _, s in KEPT]), max_size=4), max_size=20))

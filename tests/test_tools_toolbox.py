@@ -26,6 +26,19 @@ async def echo(text: str = "") -> str:
     return text
 
 
+async def together(box, calls):
+    """Run calls side by side, as a turn does; the outcomes stand in the order of the calls."""
+    outcomes = {}
+
+    async def keep(place):
+        outcomes[place] = await box.run(calls[place])
+
+    async with anyio.create_task_group() as group:
+        for place in range(len(calls)):
+            group.start_soon(keep, place)
+    return [outcomes[place] for place in range(len(calls))]
+
+
 async def outcome_of(function, arguments="{}", **options):
     box = Toolbox([tool(name="it")(function)], **options)
     with anyio.fail_after(5):
@@ -107,7 +120,7 @@ async def test_a_tool_that_cancels_itself_cancels_no_neighbour():
     async def quits():
         raise asyncio.CancelledError
 
-    outcomes = await Toolbox([quits, echo]).run_all([call("quits"), call(arguments="")])
+    outcomes = await together(Toolbox([quits, echo]), [call("quits"), call(arguments="")])
     assert [outcome.success for outcome in outcomes] == [False, True]
     assert "broke off" in outcomes[0].text
 
@@ -126,7 +139,7 @@ async def test_calls_run_side_by_side_and_answer_in_order():
         return "second"
 
     with anyio.fail_after(5):
-        outcomes = await Toolbox([waits, opens]).run_all([call("waits"), call("opens")])
+        outcomes = await together(Toolbox([waits, opens]), [call("waits"), call("opens")])
     assert [outcome.text for outcome in outcomes] == ["first", "second"]
 
 
@@ -156,7 +169,7 @@ async def test_a_hung_sync_tool_holds_up_neither_its_turn_nor_another_tool():
     box = Toolbox([hung, quick])
     try:
         with anyio.fail_after(5):
-            outcomes = await box.run_all([call("hung"), call("hung"), call("quick")])
+            outcomes = await together(box, [call("hung"), call("hung"), call("quick")])
             refused = await box.run(call("hung"))
     finally:
         gate.set()

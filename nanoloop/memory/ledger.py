@@ -6,7 +6,7 @@ what a user marked as decided goes last of all.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nanoloop.memory.exact import Exact, exact_in
@@ -56,11 +56,6 @@ def merged(
     while kept and sum(_size(item) for item in kept) > chars:
         kept.remove(min(kept, key=_worth))
     return tuple(kept)
-
-
-def without(items: Iterable[Mapping[str, Any]], seqs: Container[int]) -> Kept:
-    """The ledger without what these messages said: for erasing."""
-    return tuple(item for item in items if item["seq"] not in seqs)
 
 
 def _item(exact: Exact, who: str, seq: int) -> Item:

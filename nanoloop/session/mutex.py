@@ -18,7 +18,6 @@ class _Waiter:
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.turn = threading.Event()
-        self.has_left = False
 
 
 class Mutex:
@@ -61,7 +60,6 @@ class Mutex:
 
     def _leave(self, me: _Waiter) -> None:
         with self._guard:
-            me.has_left = True
             is_mine = self._holder is me
             if not is_mine:
                 self._waiting.remove(me)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from time import perf_counter
@@ -58,18 +58,6 @@ class Toolbox:
         async with anyio.create_task_group() as alone:
             alone.start_soon(self._into, run, name=f"tool {call.name}")
         return run.outcome(self._result_chars)
-
-    async def run_all(self, calls: Sequence[ToolCall]) -> list[ToolOutcome]:
-        """Run calls side by side; the outcomes stand in the order of the calls."""
-        outcomes: dict[int, ToolOutcome] = {}
-
-        async def keep(place: int) -> None:
-            outcomes[place] = await self.run(calls[place])
-
-        async with anyio.create_task_group() as group:
-            for place in range(len(calls)):
-                group.start_soon(keep, place, name=f"call {place}")
-        return [outcomes[place] for place in range(len(calls))]
 
     async def _into(self, run: _Run) -> None:
         try:

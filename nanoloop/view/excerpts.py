@@ -27,11 +27,6 @@ class Shortening:
         return self.upto <= other.upto and self.chars >= other.chars
 
 
-def with_short_results(entries: Sequence[Entry], rules: Sequence[Shortening]) -> list[Entry]:
-    """The entries as a model is shown them; those that no rule is about are the same objects."""
-    return [with_short_result(entry, rules) for entry in entries]
-
-
 def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
     """The entry, its tool result shortened where a rule says so; the log keeps it whole."""
     if entry.type != TOOL_RESULT or not rules:
