@@ -11,7 +11,12 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = PROJECT["dependencies"]
-EXTRAS = [text for wanted in PROJECT["optional-dependencies"].values() for text in wanted]
+EXTRAS = [
+    text
+    for wanted in PROJECT["optional-dependencies"].values()
+    for text in wanted
+    if not text.startswith("nanoloop[")  # which names other extras
+]
 
 
 def needed(requirements):
