@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from nanoloop.events import Level
+from nanoloop.models.naming import is_local
 from nanoloop.settings.keys import Unit
 from nanoloop.settings.problems import Refused, conflicts, http_address
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
@@ -113,6 +114,23 @@ class ProviderSettings(Section):
     """How often a call is tried again after a busy server or a lost connection."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
     """Further fields of each request, for the server's own knobs; never put a secret here."""
+
+
+class LocalSettings(Section):
+    """A model in a process of this machine: model = "local:NAME" (`nanoloop model list`)."""
+
+    context_tokens: Annotated[int, Field(ge=256), Unit("tokens")] | None = Field(
+        default=None, examples=[8192]
+    )
+    """How much one conversation may take of its memory; left out, what suits the model."""
+    parallel: Annotated[int, Field(ge=1), Unit("answers")] = 1
+    """Answers that are written side by side; each takes memory for a context of its own."""
+    threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
+    """Threads that compute; left out, what suits the machine."""
+    hub: Annotated[str, AfterValidator(http_address)] | None = Field(
+        default=None, examples=["https://hub.example"]
+    )
+    """A model hub to fetch from where the package index has no such model; HF_ENDPOINT too."""
 
 
 class SummarySettings(Section):
@@ -210,8 +228,13 @@ class Settings(BaseSettings):
         examples=["~/.local/share/nanoloop"],
     )
     """The folder for everything that is kept; relative to where nanoloop is started."""
+    models: Folder = Field(
+        default_factory=lambda: user_folder("data", os.environ) / "models",
+        examples=["~/.local/share/nanoloop/models"],
+    )
+    """The folder for model files that were fetched; several data folders may share it."""
     model: str = Field("gpt-5.4-mini", min_length=1)
-    """The model that answers, as the server names it."""
+    """The model that answers, as the server names it; or local:NAME, or the path of a .gguf."""
     summary_model: str | None = Field(None, min_length=1, examples=["gpt-5.4-nano"])
     """The model that summarises; left out, it is the one that answers."""
     api_key: SecretStr | None = Field(None, examples=["..."])
@@ -247,6 +270,7 @@ class Settings(BaseSettings):
     turn: TurnSettings = TurnSettings()
     tools: ToolSettings = ToolSettings()
     provider: ProviderSettings = ProviderSettings()
+    local: LocalSettings = LocalSettings()
     summary: SummarySettings = SummarySettings()
     recall: RecallSettings = RecallSettings()
     log: LogSettings = LogSettings()
@@ -307,8 +331,8 @@ class Settings(BaseSettings):
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a key or a server, so that a model can be asked."""
-        return self.api_key is not None or self.base_url is not None
+        """Whether there is a key, a server or a local model, so that a model can be asked."""
+        return any((self.api_key, self.base_url, is_local(self.model)))
 
     def origin(self, key: str) -> Origin:
         """Where the value of a dotted key came from."""

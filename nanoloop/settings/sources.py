@@ -26,7 +26,11 @@ from nanoloop.settings.keys import (
 )
 from nanoloop.settings.problems import Problem, malformed, unknown
 
-EVERYWHERE = {"OPENAI_API_KEY": "api_key", "OPENAI_BASE_URL": "base_url"}
+EVERYWHERE = {
+    "OPENAI_API_KEY": "api_key",
+    "OPENAI_BASE_URL": "base_url",
+    "HF_ENDPOINT": "local.hub",
+}
 """Names that other programs know too; ours are stronger."""
 _SERVICE_LINK = re.compile(r"NANOLOOP_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 """What Kubernetes tells every process about a service called nanoloop."""
@@ -141,13 +145,17 @@ def read_layers(
     """Read every source; what is wrong with them is in `problems`, nothing is raised."""
     path = Path(config) if config else settings_file.find(cwd, user_folder("config", env))
     said, unreadable = _read(path)
+    data = user_folder("data", env)
     agents, odd = _read_agents(path.parent if path else user_folder("config", env))
     sources = (
         [*_from_flags(flags)],
         [*_from_env(env)],
         [*_from_table(model, said.table, (), said.lines, str(path))],
         agents,
-        [Given(path=("data",), value=user_folder("data", env), origin=DEFAULT)],
+        [
+            Given(path=("data",), value=data, origin=DEFAULT),
+            Given(path=("models",), value=data / "models", origin=DEFAULT),
+        ],
     )
     found = tuple(Layer(model, given) for given in sources)
     origins = {key: value for layer in reversed(found) for key, value in layer.origins.items()}
@@ -224,7 +232,8 @@ def _from_env(env: Mapping[str, str]) -> Iterator[Given]:
     # Ours come after those that all programs know: the later one counts.
     for name, key in EVERYWHERE.items():
         if env.get(name):
-            yield Given(path=(key,), value=env[name], origin=Origin(kind="env", name=name))
+            path, origin = tuple(key.split(".")), Origin(kind="env", name=name)
+            yield Given(path=path, value=env[name], origin=origin)
     for name, value in env.items():
         if name.startswith(PREFIX) and value and not _SERVICE_LINK.fullmatch(name):
             path = tuple(name.removeprefix(PREFIX).lower().split("__"))
