@@ -142,6 +142,15 @@ class TestSessions:
         assert two.get("list") == ([1], True)
         assert two.entry_count == 0
 
+    async def test_its_revision_tells_of_each_commit(self, store):
+        session = await store.create(id="s")
+        before = await store.revision("s")
+        session.add_message("user", "hi")
+        await store.save(session)
+        assert await store.revision("s") == before + 1 == session.revision
+        with pytest.raises(SessionNotFound):
+            await store.revision("nobody")
+
     async def test_a_session_made_elsewhere_is_added_whole(self, store):
         session = Session(id="mine")
         say(session, 3)
@@ -401,7 +410,7 @@ SECRET = "the secret is xyzzy"
 
 def everything_in(store, folder):
     """All that a store has, as text: of a folder every byte that can be read, or unsealed."""
-    kept = getattr(store, "_kept", None)
+    kept = getattr(getattr(store, "_database", None), "_rows", None)
     files = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     return "\n".join(files) + ("" if kept is None else repr(kept))
 

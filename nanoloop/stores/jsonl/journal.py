@@ -154,10 +154,16 @@ class Journal:
             self._forget()
             session.committed(changes)
 
+    @property
+    def revision(self) -> int:
+        """Where the session stands; raises `SessionNotFound`."""
+        with self._lock:
+            return self._opened().standing.revision
+
     def _revision(self) -> int | None:
         """Where the session stands that has this id; None for none, or one that expired."""
         try:
-            return self._opened().standing.revision
+            return self.revision
         except SessionNotFound:
             return None
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanoloop.errors import StoreError
 from nanoloop.session.entry import Entry
+from nanoloop.stores import encoding
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
 UNREADABLE = ""
@@ -31,17 +31,7 @@ class Line:
 
 def encoded(record: Mapping[str, Any]) -> bytes:
     """A record as one line; raises `StoreError` where it can't be JSON."""
-    try:
-        return _as_json(record, ascii_only=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair: only an escape can carry it
-        return _as_json(record, ascii_only=True).encode() + b"\n"
-    except (TypeError, ValueError, RecursionError) as error:
-        kind = record.get("_type", "record")
-        raise StoreError(f"this {kind} can't be written as JSON ({error}): change it") from error
-
-
-def _as_json(record: Mapping[str, Any], *, ascii_only: bool) -> str:
-    return json.dumps(record, ensure_ascii=ascii_only, default=str, separators=(",", ":"))
+    return encoding.encoded(record, kind=record.get("_type", "record")) + b"\n"
 
 
 def entry_line(entry: Entry) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,7 @@ from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
+from nanoloop.stores.creation import Creation
 from nanoloop.stores.jsonl.bindings import Bindings
 from nanoloop.stores.jsonl.file_names import file_name
 from nanoloop.stores.jsonl.folder_lock import FolderLock
@@ -38,7 +39,7 @@ Durability = Literal["flush", "fsync"]
 T = TypeVar("T")
 
 
-class JsonlStore:
+class JsonlStore(Creation):
     """A folder of sessions, owned by one process at a time."""
 
     def __init__(
@@ -75,30 +76,6 @@ class JsonlStore:
 
     # Sessions
 
-    async def create(
-        self,
-        *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
-        key: str | None = None,
-        ttl: float | timedelta | None = None,
-        sliding: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        agent: str | None = None,
-        replace: bool = False,
-    ) -> Session:
-        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
-        session = Session(
-            id=id,
-            key=key,
-            ttl=ttl,
-            sliding=sliding,
-            metadata=metadata,
-            agent=agent,
-            clock=self._clock,
-        )
-        await self.add(session, replace=replace)
-        return session
-
     async def add(self, session: Session, *, replace: bool = False) -> None:
         """Make a session that was made elsewhere durable here; raises `SessionExists`."""
         await self._write(session.id, lambda journal: journal.create(session, may_replace=replace))
@@ -128,6 +105,10 @@ class JsonlStore:
         was first.
         """
         await self._write(session.id, lambda journal: journal.commit(session))
+
+    async def revision(self, session_id: str) -> int:
+        """How many commits it has seen, as stored; raises as `get`."""
+        return await self._read(session_id, lambda journal: journal.revision)
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None

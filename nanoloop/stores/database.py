@@ -1,0 +1,165 @@
+"""The seam below a store: what a database has to do so that sessions can be kept in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from nanoloop.session.changes import Changes
+from nanoloop.session.entry import Entry, from_rfc3339
+from nanoloop.stores.encoding import encoded
+from nanoloop.stores.snapshot import expiry, message_ids, window_start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What is written in one piece: the head, the sections that changed, the entries."""
+
+    id: str
+    revision: int
+    """What it is based on; `head["rev"]` is one more."""
+    head: Mapping[str, Any]
+    sections: Mapping[str, Any]
+    entries: Sequence[Entry]
+    """New ones, their numbers above all that are there."""
+    rewritten: Sequence[Entry] = ()
+    """Erased ones, each in the place of the entry with its number."""
+    grows: int = 0
+    """By how many bytes the session grows."""
+
+    @classmethod
+    def of(
+        cls,
+        session_id: str,
+        changes: Changes,
+        *,
+        rewritten: Sequence[Entry] = (),
+        shrinks: int = 0,
+    ) -> Commit:
+        """These changes; with them the entries in `rewritten` lose so many bytes."""
+        return cls(
+            id=session_id,
+            revision=changes.revision,
+            head={**changes.head, "rev": changes.revision + 1},
+            sections=changes.sections,
+            entries=changes.entries,
+            rewritten=rewritten,
+            grows=sum(map(size_of, changes.entries)) - shrinks,
+        )
+
+    @property
+    def window(self) -> int:
+        """The lowest number that the window shows from now on."""
+        return window_start(self.head)
+
+    @property
+    def updated_at(self) -> int:
+        """When the session changed, in microseconds since 1970."""
+        return micros(from_rfc3339(self.head["updated_at"]))
+
+    @property
+    def expires_at(self) -> int | None:
+        """After which moment it is gone, in microseconds since 1970; None for never."""
+        moment = expiry(self.head)
+        return None if moment is None else micros(moment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A session as a database has it, expired or not."""
+
+    head: Mapping[str, Any]
+    sections: Mapping[str, Any]
+    entries: Sequence[Entry] = ()
+    """Oldest first."""
+    seen: Sequence[str] = ()
+    """The channels' ids of the newest messages before those entries, oldest first."""
+    size: int = 0
+
+
+class Database(Protocol):
+    """Rows of sessions. Each call is atomic, durable when it returns, and raises `StoreError` only.
+
+    It knows nothing of time and of seals: whoever calls has the clock and the key.
+    """
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        """Make the session, in place of all there is of the one at revision `over`.
+
+        With None there must be none of that id, and False says that another was first.
+        """
+        ...
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        """Write it all if the session stands at `commit.revision` and has not expired before now.
+
+        Returns where it stood, and None where there is none: nothing was written unless that is
+        `commit.revision`.
+        """
+        ...
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        """Its head, or None."""
+        ...
+
+    async def window(self, session_id: str) -> Stored | None:
+        """It with the entries from its window on, and with `seen`; history costs nothing here."""
+        ...
+
+    async def whole(self, session_id: str) -> Stored | None:
+        """It with all entries."""
+        ...
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        ...
+
+    async def delete(self, session_id: str) -> None:
+        """Remove all there is of it; a missing one is fine."""
+        ...
+
+    async def delete_expired(self, *, now: int) -> int:
+        """Remove those whose time was over before now; returns how many."""
+        ...
+
+    def glances(self, *, now: int) -> AsyncIterator[Stored]:
+        """All that have not expired, without entries, the last changed first, a page at a time.
+
+        Of the sections only the one that says who they are is needed.
+        """
+        ...
+
+    async def bind(self, key: str, session_id: str) -> None:
+        """From now on this key means that session."""
+        ...
+
+    async def bound(self, key: str) -> str | None:
+        """The session bound to this key, or None."""
+        ...
+
+    def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        """Every key and its session."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of files and connections; closing twice is fine."""
+        ...
+
+
+def micros(moment: datetime) -> int:
+    """A moment as a whole number: microseconds since 1970."""
+    return int(moment.timestamp()) * 1_000_000 + moment.microsecond
+
+
+def size_of(entry: Entry) -> int:
+    """The bytes that an entry takes."""
+    return len(encoded(entry.to_dict()))
+
+
+def message_id(entry: Entry) -> str | None:
+    """The channel's id of a user's message, by which a repeated delivery is known."""
+    return next(iter(message_ids([entry])), None)

@@ -1,0 +1,220 @@
+"""A store over any database: time, seals, order and errors stand here, once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import replace as changed
+from datetime import datetime
+from weakref import WeakValueDictionary
+
+import anyio
+
+from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.protocols import Seal, SessionInfo
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.session import Session
+from nanoloop.stores.creation import Creation, first_changes
+from nanoloop.stores.database import Commit, Database, Stored, micros, size_of
+from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.snapshot import (
+    Snapshot,
+    first_revision,
+    has_expired,
+    info_of,
+    is_visible,
+    window_start,
+)
+
+
+class DatabaseStore(Creation):
+    """Sessions as rows: what is new is added, and the head is committed with it."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._sealing = Sealing(seal)
+        self._writing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._closed = anyio.Event()
+
+    # Sessions
+
+    async def add(self, session: Session, *, replace: bool = False) -> None:
+        """Make a session that was made elsewhere durable here; raises `SessionExists`."""
+        await self._write(session.id, lambda: self._begin(session, may_replace=replace))
+
+    async def _begin(self, session: Session, *, may_replace: bool) -> None:
+        while True:
+            old = await self._open.head(session.id)
+            is_living = old is not None and not has_expired(old, self._clock())
+            if is_living and not may_replace:
+                raise SessionExists(session.id)
+            # A replacement counts on, so that an object of the replaced one can't commit.
+            revision = int(old["rev"]) if old is not None and is_living else first_revision()
+            changes = changed(first_changes(session), revision=revision)
+            commit = Commit.of(session.id, self._sealing.sealed(changes))
+            over = None if old is None else int(old["rev"])
+            if await self._open.insert(commit, over=over):
+                session.committed(changes)
+                return
+
+    async def get(self, session_id: str) -> Session:
+        """The session with its whole history; raises `SessionNotFound`, also when it expired."""
+        stored = self._living(session_id, await self._open.whole(session_id))
+        return self._session(stored, after=0)
+
+    async def load(self, session_id: str) -> Session:
+        """The session with its window only, at a cost that history doesn't raise; as `get`."""
+        stored = self._living(session_id, await self._open.window(session_id))
+        return self._session(stored, after=window_start(stored.head) - 1)
+
+    def _session(self, stored: Stored, *, after: int) -> Session:
+        snapshot = Snapshot(
+            head=stored.head,
+            sections=stored.sections,
+            entries=stored.entries,
+            after=after,
+            seen=stored.seen,
+        )
+        return self._sealing.opened(snapshot).to_session(self._clock)
+
+    async def save(self, session: Session) -> None:
+        """Make all that is new in it durable at once, or nothing.
+
+        Raises `SessionNotFound` after a delete or expiry and `StoreConflict` when another writer
+        was first.
+        """
+        await self._write(session.id, lambda: self._commit(session))
+
+    async def _commit(self, session: Session) -> None:
+        changes = session.changes()
+        if changes is None:
+            await self.revision(session.id)
+            return
+        await self._committed(Commit.of(session.id, self._sealing.sealed(changes)))
+        session.committed(changes)
+
+    async def _committed(self, commit: Commit) -> None:
+        stood = await self._open.commit(commit, now=self._now())
+        if stood is None:
+            raise SessionNotFound(commit.id)
+        if stood != commit.revision:
+            raise StoreConflict(commit.id, mine=commit.revision, theirs=stood)
+
+    async def revision(self, session_id: str) -> int:
+        """How many commits it has seen, as stored; raises as `get`."""
+        head = await self._open.head(session_id)
+        if head is None or has_expired(head, self._clock()):
+            raise SessionNotFound(session_id)
+        return int(head["rev"])
+
+    async def entries(
+        self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        head = await self._open.head(session_id)
+        if head is None or has_expired(head, self._clock()):
+            raise SessionNotFound(session_id)
+        found: list[Entry] = []
+        after = max(after, int(head.get("start", 1)) - 1)
+        while limit is None or len(found) < limit:
+            wanted = None if limit is None else limit - len(found)
+            page = await self._open.between(session_id, after=after, upto=upto, limit=wanted)
+            found += [self._opened(e, session_id) for e in page if is_visible(head, e.seq)]
+            if wanted is None or len(page) < wanted:  # else some of them were taken back
+                break
+            after = page[-1].seq
+        return found
+
+    def _opened(self, entry: Entry, session_id: str) -> Entry:
+        return self._sealing.entry(entry, session_id)
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Save it with nothing left of these entries, in it or in what is stored; as `save`."""
+        await self._write(session.id, lambda: self._erase(session, seqs))
+
+    async def _erase(self, session: Session, seqs: Collection[int]) -> None:
+        theirs = await self.revision(session.id)
+        if session.revision != theirs:
+            raise StoreConflict(session.id, mine=session.revision, theirs=theirs)
+        stored = [entry for seq in sorted(seqs) for entry in await self._at(session.id, seq)]
+        session.erase(seqs, stored=[self._opened(entry, session.id) for entry in stored])
+        changes = session.changes()
+        assert changes is not None  # noqa: S101 - erasing is one
+        left = [entry.erased() for entry in stored]
+        shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
+        sealed = self._sealing.sealed(changes)
+        await self._committed(Commit.of(session.id, sealed, rewritten=left, shrinks=shrinks))
+        session.committed(changes)
+
+    async def _at(self, session_id: str, seq: int) -> Collection[Entry]:
+        return await self._open.between(session_id, after=seq - 1, upto=seq, limit=1)
+
+    async def delete(self, session_id: str) -> None:
+        """Remove it for good; a missing one is fine."""
+        await self._write(session_id, lambda: self._open.delete(session_id))
+
+    # All of them
+
+    async def list(self) -> AsyncIterator[SessionInfo]:
+        """Every session that has not expired, the last active first."""
+        async for stored in self._open.glances(now=self._now()):
+            about = self._sealing.glance(stored.sections[ABOUT])
+            yield info_of(stored.head, about, size=stored.size)
+
+    async def delete_expired(self) -> int:
+        """Remove what expired; returns how many."""
+        return await self._open.delete_expired(now=self._now())
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        """From now on this key means that session; durable when this returns."""
+        with anyio.CancelScope(shield=True):
+            await self._open.bind(key, session_id)
+
+    async def bound(self, key: str) -> str | None:
+        """The session bound to this key, or None."""
+        return await self._open.bound(key)
+
+    # The end
+
+    async def close(self) -> None:
+        """Let go of the database; closing twice is fine."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with anyio.CancelScope(shield=True):
+                await self._database.close()
+
+    async def wait_closed(self) -> None:
+        """Return once the store is closed."""
+        await self._closed.wait()
+
+    @property
+    def _open(self) -> Database:
+        if self._closed.is_set():
+            raise StoreError("the store is closed: open another")
+        return self._database
+
+    # How it is called
+
+    def _now(self) -> int:
+        return micros(self._clock())
+
+    def _living(self, session_id: str, stored: Stored | None) -> Stored:
+        if stored is None or has_expired(stored.head, self._clock()):
+            raise SessionNotFound(session_id)
+        return stored
+
+    async def _write(self, session_id: str, work: Callable[[], Awaitable[None]]) -> None:
+        """One at a time for each session: what is new in an object is committed once."""
+        lock = self._writing.setdefault(session_id, anyio.Lock(fast_acquire=True))
+        async with lock:
+            with anyio.CancelScope(shield=True):  # what has begun is finished, and heard of
+                await work()
