@@ -14,11 +14,13 @@ from nanoloop.session.session import Session
 from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.sweep import sweep
 
 SEAL = FernetSeal(Fernet.generate_key().decode())
 STORES = {
     "in_memory": lambda _folder, clock: InMemoryStore(clock=clock),
+    "layered": lambda _folder, clock: LayeredStore(InMemoryStore(clock=clock), sessions=2),
     "jsonl": lambda folder, clock: JsonlStore(folder, clock=clock),
     "jsonl_fsync": lambda folder, clock: JsonlStore(folder, clock=clock, durability="fsync"),
     "jsonl_sealed": lambda folder, clock: JsonlStore(folder, clock=clock, seal=SEAL),
@@ -410,7 +412,7 @@ SECRET = "the secret is xyzzy"
 
 def everything_in(store, folder):
     """All that a store has, as text: of a folder every byte that can be read, or unsealed."""
-    kept = getattr(getattr(store, "_database", None), "_rows", None)
+    kept = getattr(getattr(store, "database", None), "_rows", None)
     files = [path.read_text() for path in folder.rglob("*") if path.is_file()]
     return "\n".join(files) + ("" if kept is None else repr(kept))
 

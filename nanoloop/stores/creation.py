@@ -12,7 +12,7 @@ from nanoloop.session.session import Session
 
 
 class _Adding(Protocol):
-    _clock: Callable[[], datetime]
+    clock: Callable[[], datetime]
 
     async def add(self, session: Session, *, replace: bool = False) -> None: ...
 
@@ -39,7 +39,7 @@ class Creation:
             sliding=sliding,
             metadata=metadata,
             agent=agent,
-            clock=self._clock,
+            clock=self.clock,
         )
         await self.add(session, replace=replace)
         return session

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
 from nanoloop.session.changes import Changes
 from nanoloop.session.entry import Entry, from_rfc3339
+from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.stores.encoding import encoded
 from nanoloop.stores.snapshot import expiry, message_ids, window_start
 
@@ -26,6 +27,8 @@ class Commit:
     """New ones, their numbers above all that are there."""
     rewritten: Sequence[Entry] = ()
     """Erased ones, each in the place of the entry with its number."""
+    message_ids: Mapping[int, str] = field(default_factory=dict)
+    """The channels' ids of the users' messages among the new ones, by number."""
     grows: int = 0
     """By how many bytes the session grows."""
 
@@ -35,10 +38,14 @@ class Commit:
         session_id: str,
         changes: Changes,
         *,
+        heard: Sequence[Entry] = (),
         rewritten: Sequence[Entry] = (),
         shrinks: int = 0,
     ) -> Commit:
-        """These changes; with them the entries in `rewritten` lose so many bytes."""
+        """These changes, sealed or not; `heard` are their entries before they were sealed.
+
+        The entries in `rewritten` lose so many bytes.
+        """
         return cls(
             id=session_id,
             revision=changes.revision,
@@ -46,6 +53,7 @@ class Commit:
             sections=changes.sections,
             entries=changes.entries,
             rewritten=rewritten,
+            message_ids={entry.seq: name for entry in heard for name in message_ids([entry])},
             grows=sum(map(size_of, changes.entries)) - shrinks,
         )
 
@@ -74,8 +82,8 @@ class Stored:
     sections: Mapping[str, Any]
     entries: Sequence[Entry] = ()
     """Oldest first."""
-    seen: Sequence[str] = ()
-    """The channels' ids of the newest messages before those entries, oldest first."""
+    seen: Mapping[int, str] = field(default_factory=dict)
+    """The channels' ids of the newest messages, at least `SEEN_LIMIT` if there are, by number."""
     size: int = 0
 
 
@@ -160,6 +168,7 @@ def size_of(entry: Entry) -> int:
     return len(encoded(entry.to_dict()))
 
 
-def message_id(entry: Entry) -> str | None:
-    """The channel's id of a user's message, by which a repeated delivery is known."""
-    return next(iter(message_ids([entry])), None)
+def newest_seen(seen: Mapping[int, str], commit: Commit) -> dict[int, str]:
+    """The ids of the newest messages once the commit is in, bounded."""
+    names = [*seen.items(), *commit.message_ids.items()]
+    return dict(names[-SEEN_LIMIT:])

@@ -10,8 +10,7 @@ from typing import Any
 
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, copied, utc_now
-from nanoloop.session.seen import SEEN_LIMIT
-from nanoloop.stores.database import Commit, Stored, message_id
+from nanoloop.stores.database import Commit, Stored, newest_seen
 from nanoloop.stores.store import DatabaseStore
 
 
@@ -23,6 +22,7 @@ class _Row:
     sections: dict[str, Any] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     size: int = 0
+    seen: dict[int, str] = field(default_factory=dict)
     window: int = 1
     updated_at: int = 0
     expires_at: int | None = None
@@ -35,6 +35,7 @@ class _Row:
         self.entries += commit.entries
         self.head = copied(commit.head)
         self.sections |= copied(commit.sections)
+        self.seen = newest_seen(self.seen, commit)
         self.size += commit.grows
         self.window = commit.window
         self.updated_at = commit.updated_at
@@ -47,12 +48,11 @@ class _Row:
     def stored(self, after: int | None) -> Stored:
         """It with the entries behind `after`, or with none."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
-        before = [] if after is None else self.between(after - SEEN_LIMIT, after)
         return Stored(
             head=self.head,
             sections=self.sections,
             entries=entries,
-            seen=[name for name in map(message_id, before) if name],
+            seen=self.seen,
             size=self.size,
         )
 

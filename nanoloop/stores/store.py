@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace as changed
 from datetime import datetime
 from weakref import WeakValueDictionary
@@ -11,7 +11,7 @@ import anyio
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.protocols import Seal, SessionInfo
-from nanoloop.session.changes import ABOUT
+from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation, first_changes
@@ -36,10 +36,12 @@ class DatabaseStore(Creation):
         *,
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
+        sealing: Sealing | None = None,
     ) -> None:
-        self._database = database
-        self._clock = clock
-        self._sealing = Sealing(seal)
+        self.database = database
+        """What it keeps them in."""
+        self.clock = clock
+        self.sealing = sealing or Sealing(seal)
         self._writing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._closed = anyio.Event()
 
@@ -52,13 +54,13 @@ class DatabaseStore(Creation):
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
         while True:
             old = await self._open.head(session.id)
-            is_living = old is not None and not has_expired(old, self._clock())
+            is_living = old is not None and not has_expired(old, self.clock())
             if is_living and not may_replace:
                 raise SessionExists(session.id)
             # A replacement counts on, so that an object of the replaced one can't commit.
             revision = int(old["rev"]) if old is not None and is_living else first_revision()
             changes = changed(first_changes(session), revision=revision)
-            commit = Commit.of(session.id, self._sealing.sealed(changes))
+            commit = self._commit_of(session, changes)
             over = None if old is None else int(old["rev"])
             if await self._open.insert(commit, over=over):
                 session.committed(changes)
@@ -80,9 +82,9 @@ class DatabaseStore(Creation):
             sections=stored.sections,
             entries=stored.entries,
             after=after,
-            seen=stored.seen,
+            seen=[stored.seen[seq] for seq in sorted(stored.seen) if seq <= after],
         )
-        return self._sealing.opened(snapshot).to_session(self._clock)
+        return self.sealing.opened(snapshot).to_session(self.clock)
 
     async def save(self, session: Session) -> None:
         """Make all that is new in it durable at once, or nothing.
@@ -97,8 +99,24 @@ class DatabaseStore(Creation):
         if changes is None:
             await self.revision(session.id)
             return
-        await self._committed(Commit.of(session.id, self._sealing.sealed(changes)))
+        await self._committed(self._commit_of(session, changes))
         session.committed(changes)
+
+    def _commit_of(
+        self,
+        session: Session,
+        changes: Changes,
+        *,
+        rewritten: Sequence[Entry] = (),
+        shrinks: int = 0,
+    ) -> Commit:
+        return Commit.of(
+            session.id,
+            self.sealing.sealed(changes),
+            heard=changes.entries,
+            rewritten=rewritten,
+            shrinks=shrinks,
+        )
 
     async def _committed(self, commit: Commit) -> None:
         stood = await self._open.commit(commit, now=self._now())
@@ -110,7 +128,7 @@ class DatabaseStore(Creation):
     async def revision(self, session_id: str) -> int:
         """How many commits it has seen, as stored; raises as `get`."""
         head = await self._open.head(session_id)
-        if head is None or has_expired(head, self._clock()):
+        if head is None or has_expired(head, self.clock()):
             raise SessionNotFound(session_id)
         return int(head["rev"])
 
@@ -119,7 +137,7 @@ class DatabaseStore(Creation):
     ) -> list[Entry]:
         """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
         head = await self._open.head(session_id)
-        if head is None or has_expired(head, self._clock()):
+        if head is None or has_expired(head, self.clock()):
             raise SessionNotFound(session_id)
         found: list[Entry] = []
         after = max(after, int(head.get("start", 1)) - 1)
@@ -133,7 +151,7 @@ class DatabaseStore(Creation):
         return found
 
     def _opened(self, entry: Entry, session_id: str) -> Entry:
-        return self._sealing.entry(entry, session_id)
+        return self.sealing.entry(entry, session_id)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save it with nothing left of these entries, in it or in what is stored; as `save`."""
@@ -149,8 +167,7 @@ class DatabaseStore(Creation):
         assert changes is not None  # noqa: S101 - erasing is one
         left = [entry.erased() for entry in stored]
         shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
-        sealed = self._sealing.sealed(changes)
-        await self._committed(Commit.of(session.id, sealed, rewritten=left, shrinks=shrinks))
+        await self._committed(self._commit_of(session, changes, rewritten=left, shrinks=shrinks))
         session.committed(changes)
 
     async def _at(self, session_id: str, seq: int) -> Collection[Entry]:
@@ -165,7 +182,7 @@ class DatabaseStore(Creation):
     async def list(self) -> AsyncIterator[SessionInfo]:
         """Every session that has not expired, the last active first."""
         async for stored in self._open.glances(now=self._now()):
-            about = self._sealing.glance(stored.sections[ABOUT])
+            about = self.sealing.glance(stored.sections[ABOUT])
             yield info_of(stored.head, about, size=stored.size)
 
     async def delete_expired(self) -> int:
@@ -190,7 +207,7 @@ class DatabaseStore(Creation):
         if not self._closed.is_set():
             self._closed.set()
             with anyio.CancelScope(shield=True):
-                await self._database.close()
+                await self.database.close()
 
     async def wait_closed(self) -> None:
         """Return once the store is closed."""
@@ -200,15 +217,15 @@ class DatabaseStore(Creation):
     def _open(self) -> Database:
         if self._closed.is_set():
             raise StoreError("the store is closed: open another")
-        return self._database
+        return self.database
 
     # How it is called
 
     def _now(self) -> int:
-        return micros(self._clock())
+        return micros(self.clock())
 
     def _living(self, session_id: str, stored: Stored | None) -> Stored:
-        if stored is None or has_expired(stored.head, self._clock()):
+        if stored is None or has_expired(stored.head, self.clock()):
             raise SessionNotFound(session_id)
         return stored
 

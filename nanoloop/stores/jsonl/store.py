@@ -55,7 +55,7 @@ class JsonlStore(Creation):
     ) -> None:
         self._folder = Path(folder)
         self._durable = durability == "fsync"
-        self._clock = clock
+        self.clock = clock
         self._announce = announce
         self._read_only = read_only
         self._sealing = Sealing(seal)
@@ -68,7 +68,7 @@ class JsonlStore(Creation):
         return Journal(
             self._folder / f"{file_name(session_id)}{SUFFIX}",
             session_id,
-            clock=self._clock,
+            clock=self.clock,
             durable=self._durable,
             read_only=self._read_only,
             sealing=self._sealing,
@@ -85,7 +85,7 @@ class JsonlStore(Creation):
 
         def read(journal: Journal) -> Session:
             with journal.history() as history:
-                return history.whole().to_session(self._clock)
+                return history.whole().to_session(self.clock)
 
         return await self._read(session_id, read)
 
@@ -94,7 +94,7 @@ class JsonlStore(Creation):
 
         def read(journal: Journal) -> Session:
             with journal.history() as history:
-                return history.window().to_session(self._clock)
+                return history.window().to_session(self.clock)
 
         return await self._read(session_id, read)
 
@@ -157,7 +157,7 @@ class JsonlStore(Creation):
                 self._announce(event)
 
     def _is_over(self, info: SessionInfo) -> bool:
-        return info.expires_at is not None and self._clock() > info.expires_at
+        return info.expires_at is not None and self.clock() > info.expires_at
 
     # Keys
 

@@ -1,0 +1,117 @@
+"""Memory in front of a database: the windows of the sessions used last, true by their revision."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nanoloop.session.entry import Entry, copied
+from nanoloop.stores.database import Commit, Database, Stored, newest_seen
+from nanoloop.stores.snapshot import window_start
+from nanoloop.stores.store import DatabaseStore
+
+
+class _Layered:
+    """All is written through; a window is read again only when another process wrote."""
+
+    def __init__(self, behind: Database, *, limit: int) -> None:
+        self._behind = behind
+        self._limit = limit
+        self._windows: OrderedDict[str, Stored] = OrderedDict()
+
+    async def window(self, session_id: str) -> Stored | None:
+        kept = self._windows.get(session_id)
+        if kept is not None and await self._is_true(session_id, kept):
+            self._windows.move_to_end(session_id)
+            return kept
+        self._windows.pop(session_id, None)
+        stored = await self._behind.window(session_id)
+        if stored is not None:
+            self._keep(session_id, stored)
+        return stored
+
+    async def _is_true(self, session_id: str, kept: Stored) -> bool:
+        head = await self._behind.head(session_id)
+        return head is not None and head["rev"] == kept.head["rev"]
+
+    def _keep(self, session_id: str, stored: Stored) -> None:
+        self._windows[session_id] = stored
+        self._windows.move_to_end(session_id)
+        if len(self._windows) > self._limit:
+            self._windows.popitem(last=False)
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        # Out of the way until it is known what was written; a failure may mean both.
+        kept = self._windows.pop(commit.id, None)
+        stood = await self._behind.commit(commit, now=now)
+        if kept is not None and stood == commit.revision == kept.head["rev"]:
+            advanced = _advanced(kept, commit)
+            if advanced is not None:
+                self._keep(commit.id, advanced)
+        return stood
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        self._windows.pop(commit.id, None)
+        return await self._behind.insert(commit, over=over)
+
+    async def delete(self, session_id: str) -> None:
+        self._windows.pop(session_id, None)
+        await self._behind.delete(session_id)
+
+    # What goes to the database as it is
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        return await self._behind.head(session_id)
+
+    async def whole(self, session_id: str) -> Stored | None:
+        return await self._behind.whole(session_id)
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        return await self._behind.between(session_id, after=after, upto=upto, limit=limit)
+
+    async def delete_expired(self, *, now: int) -> int:
+        return await self._behind.delete_expired(now=now)
+
+    def glances(self, *, now: int) -> AsyncIterator[Stored]:
+        return self._behind.glances(now=now)
+
+    async def bind(self, key: str, session_id: str) -> None:
+        await self._behind.bind(key, session_id)
+
+    async def bound(self, key: str) -> str | None:
+        return await self._behind.bound(key)
+
+    def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        return self._behind.bindings()
+
+    async def close(self) -> None:
+        self._windows.clear()
+        await self._behind.close()
+
+
+def _advanced(kept: Stored, commit: Commit) -> Stored | None:
+    """The window after that commit; None where it begins before what is kept, or was erased in."""
+    if commit.rewritten or commit.window < window_start(kept.head):
+        return None
+    entries = [*kept.entries, *commit.entries]
+    return replace(
+        kept,
+        head=copied(commit.head),
+        sections={**kept.sections, **copied(commit.sections)},
+        entries=[entry for entry in entries if entry.seq >= commit.window],
+        seen=newest_seen(kept.seen, commit),
+        size=kept.size + commit.grows,
+    )
+
+
+class LayeredStore(DatabaseStore):
+    """A store with the windows of so many sessions in memory too, written through."""
+
+    def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
+        super().__init__(
+            _Layered(behind.database, limit=sessions), clock=behind.clock, sealing=behind.sealing
+        )
