@@ -1,0 +1,178 @@
+"""Model files from the web: a real server, and all that may go wrong on the way."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from nanoloop.models import fetching, part
+from nanoloop.models.catalogue import Model, at
+from nanoloop.models.errors import ModelError, NoRoom, NotFetched
+from nanoloop.models.web import Hub, Url
+from tests.file_server import FileServer
+
+CONTENT = b"GGUF" + bytes(range(256)) * 2000
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def server():
+    with FileServer(CONTENT) as server:
+        yield server
+
+
+def model(server, name="tiny.gguf", **known):
+    return Model(name="tiny", sources=(Url(url=server.url(name), pause_seconds=0),), **known)
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
+
+
+async def test_a_file_comes_whole_and_leaves_nothing_else(server, tmp_path):
+    path = await fetching.fetch(model(server, sha256=SUM), tmp_path / "models")
+    assert path == tmp_path / "models" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert left_in(path.parent) == ["tiny.gguf"]
+
+
+async def test_what_is_there_is_not_fetched_again(server, tmp_path):
+    for _ in range(2):
+        await fetching.fetch(model(server), tmp_path)
+    assert len(server.asked) == 1
+
+
+async def test_a_lost_connection_is_taken_up_where_it_broke(server, tmp_path):
+    server.cuts = [100_000, 50_000]
+    path = await fetching.fetch(model(server, sha256=SUM), tmp_path)
+    assert server.ranges == [None, "bytes=100000-", "bytes=150000-"]
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("known", [{}, {"sha256": SUM}])
+async def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, tmp_path, known):
+    server.cuts = [100_000, 0, 0, 0, 0]
+    with pytest.raises(NotFetched, match="again and again"):
+        await fetching.fetch(model(server, **known), tmp_path)
+    server.asked.clear()
+    path = await fetching.fetch(model(server, **known), tmp_path)
+    assert server.ranges == ["bytes=100000-"]
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(server, tmp_path):
+    server.cuts = [100_000, 0, 0, 0, 0]
+    with pytest.raises(NotFetched):
+        await fetching.fetch(model(server), tmp_path)
+    server.tag, server.content = '"second"', CONTENT[::-1].replace(b"FUGG", b"") + CONTENT
+    server.content = b"GGUF" + server.content
+    path = await fetching.fetch(model(server), tmp_path)
+    assert path.read_bytes() == server.content
+
+
+async def test_without_a_version_or_a_sum_nothing_old_is_gone_on_with(server, tmp_path):
+    server.tag = 'W/"weak"'
+    server.cuts = [100_000, 50_000]
+    path = await fetching.fetch(model(server), tmp_path)
+    assert set(server.ranges) == {None}
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_server_without_ranges_sends_it_all_again(server, tmp_path):
+    server.knows_ranges = False
+    server.cuts = [100_000]
+    path = await fetching.fetch(model(server, sha256=SUM), tmp_path)
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_part_longer_than_the_file_there_is_thrown_away(server, tmp_path):
+    fetching.part_of(tmp_path / "tiny.gguf").write_bytes(CONTENT * 2)
+    path = await fetching.fetch(model(server, sha256=SUM), tmp_path)
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_redirect_is_followed(server, tmp_path):
+    path = await fetching.fetch(model(server, "moved/tiny.gguf", sha256=SUM), tmp_path)
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_server_that_says_no_length_is_believed_to_the_end(server, tmp_path):
+    server.says_length = False
+    path = await fetching.fetch(model(server, sha256=SUM), tmp_path)
+    assert path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("known", [{"sha256": "0" * 64}, {"size_bytes": 7}])
+async def test_another_file_than_was_wanted_is_refused_and_not_kept(server, tmp_path, known):
+    with pytest.raises(NotFetched, match=r"and not (0{64}|7)"):
+        await fetching.fetch(model(server, **known), tmp_path)
+    assert left_in(tmp_path) == []
+
+
+async def test_a_web_page_is_no_model(server, tmp_path):
+    server.content = b"<html>please log in</html>"
+    with pytest.raises(NotFetched, match="no GGUF file"):
+        await fetching.fetch(model(server), tmp_path)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(("status", "told"), [(404, "no such file"), (403, "whom it knows")])
+async def test_a_refusal_is_told_at_once_and_without_secrets(server, tmp_path, status, told):
+    server.status = status
+    with pytest.raises(NotFetched, match=told) as raised:
+        await fetching.fetch(model(server, "tiny.gguf?token=hidden"), tmp_path)
+    assert "hidden" not in str(raised.value)
+    assert len(server.asked) == 1
+
+
+async def test_no_network_is_told_with_the_next_step(tmp_path):
+    nowhere = Model(name="tiny", sources=(Url(url="http://127.0.0.1:9", pause_seconds=0),))
+    with pytest.raises(NotFetched, match=r"model get tiny.*\n.*nothing answers"):
+        await fetching.fetch(nowhere, tmp_path)
+
+
+async def test_the_next_source_goes_on_with_what_the_first_one_gave(server, tmp_path):
+    with FileServer(CONTENT) as broken:
+        broken.cuts = [100_000, 0, 0, 0, 0]
+        first = model(broken, sha256=SUM)
+        both = replace(first, sources=first.sources + model(server).sources)
+        path = await fetching.fetch(both, tmp_path)
+    assert server.ranges == ["bytes=100000-"]
+    assert path.read_bytes() == CONTENT
+
+
+async def test_a_hubs_file_is_found_at_whatever_address_the_hub_is(server, tmp_path):
+    hub = Model(name="tiny", sha256=SUM, sources=(Hub(repository="me/tiny", file="a.gguf"),))
+    with pytest.raises(NotFetched, match="HF_ENDPOINT"):
+        await fetching.fetch(hub, tmp_path)
+    await fetching.fetch(hub, tmp_path, hub=server.root)
+    assert server.asked == [("/me/tiny/resolve/main/a.gguf", None)]
+
+
+async def test_without_room_nothing_is_fetched_and_the_sizes_are_told(
+    server, tmp_path, monkeypatch
+):
+    full = type("Usage", (), {"free": 1_000})
+    monkeypatch.setattr(part.shutil, "disk_usage", lambda _: full)
+    with pytest.raises(NoRoom, match=r"1 MB are needed in .* and 0 MB are free"):
+        await fetching.fetch(model(server), tmp_path)
+
+
+async def test_a_folder_that_can_not_be_written_is_named(server, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ModelError, match=r"can't be written .*NANOLOOP_MODELS"):
+        await fetching.fetch(model(server), tmp_path / "file" / "models")
+
+
+async def test_what_arrives_is_told(server, tmp_path):
+    told = []
+    await fetching.fetch(model(server, sha256=SUM), tmp_path, tell=told.append)
+    assert [progress.step for progress in told][-1] == "checking"
+    assert told[-2].done == told[-2].total == len(CONTENT)
+
+
+def test_an_address_names_its_model_or_is_none():
+    assert at("https://host.example/a/big.gguf?x=1").name == "big"
+    for wrong in ("https://host.example/big.bin", "https://host.example/.gguf", "big"):
+        with pytest.raises(ModelError, match=r"end with \.gguf"):
+            at(wrong)
