@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoloop.errors import StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
-from nanoloop.session.changes import ABOUT
+from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, copied, from_rfc3339
 from nanoloop.session.seen import MESSAGE_ID
 from nanoloop.session.session import Session
@@ -43,6 +43,16 @@ class Snapshot:
             raise StoreError(
                 f"what is stored of session {name!r} makes no sense ({error}): see its file"
             ) from error
+
+    def to_changes(self) -> Changes:
+        """All of it as one commit, for a store that has nothing of it."""
+        return Changes(
+            revision=int(self.head["rev"]) - 1,
+            entries=tuple(self.entries),
+            head=self.head,
+            sections=self.sections,
+            tick=0,
+        )
 
 
 def first_revision() -> int:

@@ -60,7 +60,7 @@ class DatabaseStore(Creation):
             # A replacement counts on, so that an object of the replaced one can't commit.
             revision = int(old["rev"]) if old is not None and is_living else first_revision()
             changes = changed(first_changes(session), revision=revision)
-            commit = self._commit_of(session, changes)
+            commit = self._commit_of(session.id, changes)
             over = None if old is None else int(old["rev"])
             if await self._open.insert(commit, over=over):
                 session.committed(changes)
@@ -68,15 +68,15 @@ class DatabaseStore(Creation):
 
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
-        stored = self._living(session_id, await self._open.whole(session_id))
-        return self._session(stored, after=0)
+        return (await self.snapshot(session_id)).to_session(self.clock)
 
     async def load(self, session_id: str) -> Session:
         """The session with its window only, at a cost that history doesn't raise; as `get`."""
         stored = self._living(session_id, await self._open.window(session_id))
-        return self._session(stored, after=window_start(stored.head) - 1)
+        after = window_start(stored.head) - 1
+        return self._snapshot(stored, after=after).to_session(self.clock)
 
-    def _session(self, stored: Stored, *, after: int) -> Session:
+    def _snapshot(self, stored: Stored, *, after: int) -> Snapshot:
         snapshot = Snapshot(
             head=stored.head,
             sections=stored.sections,
@@ -84,7 +84,7 @@ class DatabaseStore(Creation):
             after=after,
             seen=[stored.seen[seq] for seq in sorted(stored.seen) if seq <= after],
         )
-        return self.sealing.opened(snapshot).to_session(self.clock)
+        return self.sealing.opened(snapshot)
 
     async def save(self, session: Session) -> None:
         """Make all that is new in it durable at once, or nothing.
@@ -99,19 +99,19 @@ class DatabaseStore(Creation):
         if changes is None:
             await self.revision(session.id)
             return
-        await self._committed(self._commit_of(session, changes))
+        await self._committed(self._commit_of(session.id, changes))
         session.committed(changes)
 
     def _commit_of(
         self,
-        session: Session,
+        session_id: str,
         changes: Changes,
         *,
         rewritten: Sequence[Entry] = (),
         shrinks: int = 0,
     ) -> Commit:
         return Commit.of(
-            session.id,
+            session_id,
             self.sealing.sealed(changes),
             heard=changes.entries,
             rewritten=rewritten,
@@ -167,7 +167,7 @@ class DatabaseStore(Creation):
         assert changes is not None  # noqa: S101 - erasing is one
         left = [entry.erased() for entry in stored]
         shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
-        await self._committed(self._commit_of(session, changes, rewritten=left, shrinks=shrinks))
+        await self._committed(self._commit_of(session.id, changes, rewritten=left, shrinks=shrinks))
         session.committed(changes)
 
     async def _at(self, session_id: str, seq: int) -> Collection[Entry]:
@@ -176,6 +176,25 @@ class DatabaseStore(Creation):
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""
         await self._write(session_id, lambda: self._open.delete(session_id))
+
+    async def snapshot(self, session_id: str) -> Snapshot:
+        """All there is of it, for another store; raises as `get`."""
+        stored = self._living(session_id, await self._open.whole(session_id))
+        return self._snapshot(stored, after=0)
+
+    async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
+        """Have a session as another store had it; raises `SessionExists` unless `replace`."""
+        name = str(snapshot.sections[ABOUT]["id"])
+        await self._write(name, lambda: self._restore(name, snapshot, may_replace=replace))
+
+    async def _restore(self, name: str, snapshot: Snapshot, *, may_replace: bool) -> None:
+        commit = self._commit_of(name, snapshot.to_changes())
+        while True:
+            old = await self._open.head(name)
+            if old is not None and not has_expired(old, self.clock()) and not may_replace:
+                raise SessionExists(name)
+            if await self._open.insert(commit, over=None if old is None else int(old["rev"])):
+                return
 
     # All of them
 
@@ -199,6 +218,11 @@ class DatabaseStore(Creation):
     async def bound(self, key: str) -> str | None:
         """The session bound to this key, or None."""
         return await self._open.bound(key)
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        """Every key and its session."""
+        async for item in self._open.bindings():
+            yield item
 
     # The end
 

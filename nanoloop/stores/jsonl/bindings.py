@@ -24,13 +24,21 @@ class Bindings:
 
     def bound(self, key: str) -> str | None:
         """The session that this key means, or None."""
-        try:
-            record = json.loads(self._path(key).read_bytes())
-        except (FileNotFoundError, ValueError):
-            return None
+        found = _read(self._path(key))
         # On a file system that ignores case another key's file may answer.
-        is_ours = isinstance(record, dict) and record.get("key") == key
-        return str(record["session"]) if is_ours and record.get("session") else None
+        return found[1] if found and found[0] == key else None
+
+    def all(self) -> list[tuple[str, str]]:
+        """Every key and its session."""
+        return [found for path in sorted(self._folder.glob("*.json")) if (found := _read(path))]
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{file_name(key)}.json"
+
+
+def _read(path: Path) -> tuple[str, str] | None:
+    try:
+        record = json.loads(path.read_bytes())
+        return str(record["key"]), str(record["session"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None

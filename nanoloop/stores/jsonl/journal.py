@@ -14,10 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from threading import RLock
 
-from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict
 from nanoloop.events import Event
-from nanoloop.session.changes import ABOUT
+from nanoloop.session.changes import Changes
 from nanoloop.session.session import Session
+from nanoloop.stores.creation import first_changes
 from nanoloop.stores.jsonl.commit import new_file
 from nanoloop.stores.jsonl.erasure import Erasure, erase_in_copies
 from nanoloop.stores.jsonl.history import History
@@ -27,7 +28,7 @@ from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.set_aside import SetAside, removed_copy
 from nanoloop.stores.jsonl.writing import replace_file, sync_folder
 from nanoloop.stores.sealing import Sealing
-from nanoloop.stores.snapshot import first_revision, has_expired
+from nanoloop.stores.snapshot import Snapshot, first_revision, has_expired
 
 
 class Journal:
@@ -142,17 +143,25 @@ class Journal:
             old = self._revision()
             if old is not None and not may_replace:
                 raise SessionExists(self.id)
-            changes = session.changes()
-            if changes is None or ABOUT not in changes.sections or changes.revision:
-                raise StoreError(f"session {self.id!r} is kept by a store already: fork it")
             # A replacement counts on, so that an object of the replaced one can't commit.
-            changes = replace(changes, revision=first_revision() if old is None else old)
-            sealed = self._sealing.sealed(changes)
-            head = {**sealed.head, "rev": changes.revision + 1}
-            data = new_file(sealed, head=head, marks=Marks()).data
-            replace_file(self._path, data, durable=self._durable)
-            self._forget()
+            revision = first_revision() if old is None else old
+            changes = replace(first_changes(session), revision=revision)
+            self._make(changes)
             session.committed(changes)
+
+    def restore(self, snapshot: Snapshot, *, may_replace: bool = False) -> None:
+        """Make the file of a session as another store had it; raises `SessionExists`."""
+        with self._lock:
+            if self._revision() is not None and not may_replace:
+                raise SessionExists(self.id)
+            self._make(snapshot.to_changes())
+
+    def _make(self, changes: Changes) -> None:
+        sealed = self._sealing.sealed(changes)
+        head = {**sealed.head, "rev": changes.revision + 1}
+        data = new_file(sealed, head=head, marks=Marks()).data
+        replace_file(self._path, data, durable=self._durable)
+        self._forget()
 
     @property
     def revision(self) -> int:

@@ -14,6 +14,7 @@ from aiofiles.os import wrap
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, SessionInfo
+from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation
@@ -24,6 +25,7 @@ from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.listing import Listing
 from nanoloop.stores.jsonl.open_files import OpenFiles
 from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.snapshot import Snapshot
 
 SUFFIX = ".jsonl"
 KEYS = "keys"
@@ -82,12 +84,8 @@ class JsonlStore(Creation):
 
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
-
-        def read(journal: Journal) -> Session:
-            with journal.history() as history:
-                return history.whole().to_session(self.clock)
-
-        return await self._read(session_id, read)
+        snapshot = await self.snapshot(session_id)
+        return await self._in_thread(snapshot.to_session, self.clock)
 
     async def load(self, session_id: str) -> Session:
         """The session with its window only, at a cost that history doesn't raise; as `get`."""
@@ -128,6 +126,20 @@ class JsonlStore(Creation):
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""
         await self._write(session_id, Journal.remove)
+
+    async def snapshot(self, session_id: str) -> Snapshot:
+        """All there is of it, for another store; raises as `get`."""
+
+        def read(journal: Journal) -> Snapshot:
+            with journal.history() as history:
+                return history.whole()
+
+        return await self._read(session_id, read)
+
+    async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
+        """Have a session as another store had it; raises `SessionExists` unless `replace`."""
+        name = str(snapshot.sections[ABOUT]["id"])
+        await self._write(name, lambda journal: journal.restore(snapshot, may_replace=replace))
 
     # All of them
 
@@ -171,6 +183,11 @@ class JsonlStore(Creation):
         """The session bound to this key, or None."""
         self._check_open()
         return await self._in_thread(self._bindings.bound, key)
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        """Every key and its session."""
+        for item in await self._in_thread(self._bindings.all):
+            yield item
 
     # The end
 

@@ -1,0 +1,134 @@
+"""Moving sessions from one store to another: each verified, and none copied twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from nanoloop.errors import SessionNotFound, StoreError
+from nanoloop.protocols import SessionInfo
+from nanoloop.session.entry import Entry
+from nanoloop.stores.snapshot import Snapshot
+
+
+class Movable(Protocol):
+    """A store whose sessions can be taken elsewhere as they are."""
+
+    def list(self) -> AsyncIterator[SessionInfo]:
+        """Every session that has not expired."""
+        ...
+
+    async def snapshot(self, session_id: str) -> Snapshot:
+        """All there is of one; raises `SessionNotFound`."""
+        ...
+
+    async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
+        """Have one as another store had it; raises `SessionExists` unless `replace`."""
+        ...
+
+    def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        """Every key and its session."""
+        ...
+
+    async def bind(self, key: str, session_id: str) -> None:
+        """From now on this key means that session."""
+        ...
+
+    async def bound(self, key: str) -> str | None:
+        """The session bound to this key, or None."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Copied:
+    """What a copy came to."""
+
+    copied: int = 0
+    same: int = 0
+    """Sessions that were there already, and the same."""
+    entries: int = 0
+    """In all of these."""
+    keys: int = 0
+
+
+Tell = Callable[[SessionInfo, Copied], None]
+"""Hears of each session that has been dealt with."""
+
+
+class Different(StoreError):
+    """A session of that name is there already, and is another one."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id!r} is in the target already and differs: --replace puts this one "
+            "in its place, or delete it there first; what was copied so far stays"
+        )
+
+
+async def copy(
+    source: Movable, target: Movable, *, replace: bool = False, tell: Tell = lambda *_: None
+) -> Copied:
+    """Copy every session and key; what is there already, and the same, is left alone.
+
+    Interrupted, it goes on where it was when it is run again. Raises `Different` unless `replace`,
+    and `StoreError` for a session that isn't the same after it was written.
+    """
+    done = Copied()
+    # All names first: what is written meanwhile must not move the pages under our feet.
+    for info in [info async for info in source.list()]:
+        try:
+            snapshot = await source.snapshot(info.id)
+        except SessionNotFound:  # deleted or expired since
+            continue
+        if await _has(target, info.id, snapshot, may_differ=replace):
+            done.same += 1
+        else:
+            await target.restore(snapshot, replace=replace)
+            await _verify(target, info.id, snapshot)
+            done.copied += 1
+        done.entries += len(snapshot.entries)
+        tell(info, done)
+    await _copy_keys(source, target, done)
+    return done
+
+
+async def _has(target: Movable, name: str, snapshot: Snapshot, *, may_differ: bool) -> bool:
+    try:
+        theirs = await target.snapshot(name)
+    except SessionNotFound:
+        return False
+    is_same = digest(theirs) == digest(snapshot)
+    if not is_same and not may_differ:
+        raise Different(name)
+    return is_same
+
+
+async def _verify(target: Movable, name: str, snapshot: Snapshot) -> None:
+    if digest(await target.snapshot(name)) != digest(snapshot):
+        raise StoreError(
+            f"session {name!r} is not the same after it was copied: is something else writing to "
+            "the target? stop it, and copy again with --replace"
+        )
+
+
+async def _copy_keys(source: Movable, target: Movable, done: Copied) -> None:
+    async for key, session_id in source.bindings():
+        if await target.bound(key) != session_id:
+            await target.bind(key, session_id)
+        done.keys += 1
+
+
+def digest(snapshot: Snapshot) -> str:
+    """A short text that two snapshots share when they say the same, wherever they come from."""
+    said = hashlib.sha256()
+    for part in (snapshot.head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
+        said.update(json.dumps(part, sort_keys=True, default=str).encode())
+        said.update(b"\n")
+    return said.hexdigest()
+
+
+def _told(entry: Entry) -> list[object]:
+    return [entry.seq, entry.to_dict()]
