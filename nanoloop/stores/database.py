@@ -25,6 +25,8 @@ class Commit:
     sections: Mapping[str, Any]
     entries: Sequence[Entry]
     """New ones, their numbers above all that are there."""
+    texts: Sequence[bytes]
+    """The JSON of each of these, without its number."""
     rewritten: Sequence[Entry] = ()
     """Erased ones, each in the place of the entry with its number."""
     message_ids: Mapping[int, str] = field(default_factory=dict)
@@ -46,15 +48,17 @@ class Commit:
 
         The entries in `rewritten` lose so many bytes.
         """
+        texts = [text_of(entry) for entry in changes.entries]
         return cls(
             id=session_id,
             revision=changes.revision,
             head={**changes.head, "rev": changes.revision + 1},
             sections=changes.sections,
             entries=changes.entries,
+            texts=texts,
             rewritten=rewritten,
             message_ids={entry.seq: name for entry in heard for name in message_ids([entry])},
-            grows=sum(map(size_of, changes.entries)) - shrinks,
+            grows=sum(map(len, texts)) - shrinks,
         )
 
     @property
@@ -163,9 +167,14 @@ def micros(moment: datetime) -> int:
     return int(moment.timestamp()) * 1_000_000 + moment.microsecond
 
 
+def text_of(entry: Entry) -> bytes:
+    """An entry as a row has it: its JSON, its number left out."""
+    return encoded(entry.to_dict(), kind="entry")
+
+
 def size_of(entry: Entry) -> int:
     """The bytes that an entry takes."""
-    return len(encoded(entry.to_dict()))
+    return len(text_of(entry))
 
 
 def newest_seen(seen: Mapping[int, str], commit: Commit) -> dict[int, str]:
