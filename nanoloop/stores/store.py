@@ -8,6 +8,7 @@ from datetime import datetime
 from weakref import WeakValueDictionary
 
 import anyio
+from aiofiles.os import wrap
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.protocols import Seal, SessionInfo
@@ -68,7 +69,8 @@ class DatabaseStore(Creation):
 
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
-        return (await self.snapshot(session_id)).to_session(self.clock)
+        snapshot = await self.snapshot(session_id)
+        return await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
 
     async def load(self, session_id: str) -> Session:
         """The session with its window only, at a cost that history doesn't raise; as `get`."""
@@ -180,7 +182,7 @@ class DatabaseStore(Creation):
     async def snapshot(self, session_id: str) -> Snapshot:
         """All there is of it, for another store; raises as `get`."""
         stored = self._living(session_id, await self._open.whole(session_id))
-        return self._snapshot(stored, after=0)
+        return await wrap(self._snapshot)(stored, after=0)
 
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
