@@ -26,8 +26,8 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
 from nanoloop.settings.problems import DEFAULT_AGENT
-from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.opening import Opening
+from nanoloop.stores.place import default_url
 from nanoloop.stores.sweep import sweep
 from nanoloop.telemetry import Telemetry
 from nanoloop.tools.calculator import calculator
@@ -144,17 +144,19 @@ class App:
                 raise  # there is nothing else to serve
 
 
-def make_store(settings: Settings, telemetry: Telemetry, *, read_only: bool = False) -> Store:
-    """The store that these settings name."""
-    if settings.store.kind == "memory":
-        return InMemoryStore()
-    return JsonlStore(
-        settings.data / "sessions",
+def make_store(
+    settings: Settings, telemetry: Telemetry, *, url: str | None = None, read_only: bool = False
+) -> Store:
+    """The store that these settings name, or one at another URL with all else as they say."""
+    opening = Opening(
+        data=settings.data,
         durability=settings.store.durability,
+        seal=make_seal(settings),
+        cached_sessions=settings.store.cached_sessions,
         read_only=read_only,
         announce=telemetry,
-        seal=make_seal(settings),
     )
+    return opening.open(url or settings.store.url or default_url(settings.data))
 
 
 def make_seal(settings: Settings) -> Seal | None:
@@ -252,7 +254,7 @@ def make_recall(settings: Settings, store: Store, telemetry: Telemetry) -> Recal
     if not settings.recall.enabled:
         return None
     # Sealed files say nothing without their key, and an index of all words would say it for them.
-    is_kept = settings.store.kind != "memory" and settings.store.encryption_key is None
+    is_kept = settings.store.url != "memory:" and settings.store.encryption_key is None
     index = Index(recall_file(settings) if is_kept else None)
     return Recall(store, index, announce=telemetry)
 

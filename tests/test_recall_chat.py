@@ -94,7 +94,7 @@ async def test_an_index_that_can_not_be_used_fails_no_turn():
     ("settings", "file"),
     [
         ({}, "recall.sqlite"),
-        ({"store": StoreSettings(kind="memory")}, None),
+        ({"store": StoreSettings(url="memory:")}, None),
         ({"store": StoreSettings(encryption_key="k")}, None),
     ],
 )

@@ -56,11 +56,11 @@ def test_the_environment_beats_the_file_and_a_flag_beats_both(load):
 
 def test_each_value_knows_where_it_came_from(load, tmp_path):
     text = "# first\nmessage_buffer_min = 5\n[loop]\nlane_limit = 3\n"
-    settings = load(text, env={"NANOLOOP_STORE__KIND": "memory"}, flags={"log.level": "debug"})
+    settings = load(text, env={"NANOLOOP_STORE__URL": "memory:"}, flags={"log.level": "debug"})
     file = tmp_path / "nanoloop.toml"
     assert str(settings.origin("message_buffer_min")) == f"{file}:2"
     assert str(settings.origin("loop.lane_limit")) == f"{file}:4"
-    assert str(settings.origin("store.kind")) == "env NANOLOOP_STORE__KIND"
+    assert str(settings.origin("store.url")) == "env NANOLOOP_STORE__URL"
     assert str(settings.origin("log.level")) == "flag --log-level"
     assert str(settings.origin("model")) == "default"
 
@@ -133,7 +133,7 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ("message_buffer_min = 60", "1: message_buffer_min is 60, more than message_buffer_limit"),
         ("message_buffer_limit = 10", "message_buffer_min is 10, as much as message_buffer_limit"),
         ("[provider]\ncall_timeout_seconds = 5", "2: provider.connect_timeout_seconds is 10, more"),
-        ('store = {kind = "memory", durability = "fsync"}', "writes nothing: choose"),
+        ('store = {url = "memory:", durability = "fsync"}', "writes nothing: choose"),
         ("\nmodel = ", "2: not TOML: Invalid value"),
     ],
 )

@@ -70,6 +70,15 @@ COMMANDS = {
             "nanoloop sessions prune --older-than 90d --dry-run",
         ),
     ),
+    "store": Command(
+        "move all sessions to another store, check them, bring a database up to date",
+        (
+            "nanoloop store copy jsonl: sqlite:",
+            "nanoloop store copy sqlite: postgresql://bot@db.example/bot",
+            "nanoloop store check",
+            "nanoloop store migrate postgresql://bot@db.example/bot",
+        ),
+    ),
     "memory": Command(
         "show what is where in a conversation, set its summary right, list who waits for one",
         (

@@ -26,6 +26,7 @@ from nanoloop.models.naming import is_local
 from nanoloop.settings.keys import Unit
 from nanoloop.settings.problems import Refused, conflicts, http_address
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
+from nanoloop.stores.place import store_url
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Unit("seconds")]
 Messages = Annotated[int, Field(ge=1), Unit("messages")]
@@ -49,10 +50,14 @@ class Section(BaseModel):
 class StoreSettings(Section):
     """Where conversations are kept."""
 
-    kind: Literal["jsonl", "memory"] = "jsonl"
-    """`jsonl`: one readable file per session in the data folder; `memory`: gone at the end."""
+    url: Annotated[str, AfterValidator(store_url)] | None = Field(
+        default=None, examples=["sqlite:"]
+    )
+    """`sqlite:FILE`, `jsonl:FOLDER` (readable files), `redis://…`, `postgresql://…`, `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
-    """What survives a message: `flush` a killed process, `fsync` a power cut too (slower)."""
+    """What survives a message in files: `flush` a killed process, `fsync` a power cut too."""
+    cached_sessions: Annotated[int, Field(ge=0), Unit("sessions")] = 0
+    """Sessions whose newest messages are kept in memory in front of a database; 0 for none."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
     """Seals what is said and known in the files; of several, with commas, the first one seals."""
 

@@ -183,9 +183,9 @@ def conflicts(settings: Settings) -> list[Problem]:
     found += [_too_high(settings, low, high, or_equal=False) for low, high in _AT_MOST]
     if settings.context_tokens is not None and settings.context_limit is not None:
         found.append(_too_high(settings, "context_tokens", "context_limit", or_equal=False))
-    if settings.store.kind == "memory" and settings.store.durability == "fsync":
-        keys = ("store.durability", "store.kind")
-        text = '{} is "fsync", but {} "memory" writes nothing: choose "jsonl"'.format(*keys)
+    if settings.store.url == "memory:" and settings.store.durability == "fsync":
+        keys = ("store.durability", "store.url")
+        text = '{} is "fsync", but {} "memory:" writes nothing: choose "sqlite:"'.format(*keys)
         found.append(Problem(text=text, keys=keys))
     found += [_other_model(settings, key, name) for key, name in _further_models(settings)]
     found += [_no_agent(settings), *(_agent_window(settings, name) for name in settings.agents)]

@@ -1,0 +1,129 @@
+"""`nanoloop store`: where sessions last: moved, checked, brought up to date."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from nanoloop.app import make_store
+from nanoloop.cli import Exit, load_settings
+from nanoloop.errors import SettingsError
+from nanoloop.protocols import SessionInfo
+from nanoloop.settings import Settings
+from nanoloop.settings.problems import shown
+from nanoloop.stores.checking import check
+from nanoloop.stores.copying import Copied, copy
+from nanoloop.stores.place import FORMS, store_url
+from nanoloop.telemetry import Telemetry
+
+_PLACE = f"{FORMS}; left out, it is the store of the settings"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What `nanoloop store` takes."""
+    common = ArgumentParser(add_help=False)
+    for flag in ("--config", "--data", "--model", "--log-level"):
+        # Taken here too, so that they may stand last; left out, those before the action count.
+        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    moved = actions.add_parser(
+        "copy",
+        help="copy all sessions from one store to another, each verified; goes on where it stopped",
+        parents=[common],
+    )
+    moved.add_argument("source", metavar="FROM", help=FORMS)
+    moved.add_argument("target", metavar="TO", help="the same; it may have sessions already")
+    moved.add_argument(
+        "--replace", action="store_true", help="replace those of the target that differ"
+    )
+    looked = actions.add_parser("check", help="find broken sessions", parents=[common])
+    looked.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
+    looked.add_argument("--json", action="store_true", help="an object a line, for scripts")
+    raised = actions.add_parser(
+        "migrate", help="make a database's tables, or bring them up to date", parents=[common]
+    )
+    raised.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
+
+
+def run(args: Namespace) -> int:
+    """Do what was asked for."""
+    settings = load_settings(args)
+    action = {"copy": _copy, "check": _check, "migrate": _migrate}[args.action]
+    return anyio.run(action, args, settings)
+
+
+async def _copy(args: Namespace, settings: Settings) -> int:
+    if args.source == args.target:
+        raise SettingsError(f"{shown(args.source)} can't be copied to itself: name another store")
+    bar = Progress(
+        TextColumn("copying"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    )
+    async with (
+        _opened(settings, args.source, read_only=True) as source,
+        _opened(settings, args.target) as target,
+    ):
+        with bar:
+            total = sum([1 async for _ in source.list()])
+            task = bar.add_task("", total=total)
+
+            def tell(_: SessionInfo, done: Copied) -> None:
+                bar.update(task, completed=done.copied + done.same)
+
+            done = await copy(source, target, replace=args.replace, tell=tell)
+    print(
+        f"copied {done.copied} sessions; {done.same} were there already, and the same. All "
+        f"{done.entries} entries and {done.keys} keys are verified",
+        file=sys.stderr,
+    )
+    return Exit.DONE
+
+
+async def _check(args: Namespace, settings: Settings) -> int:
+    sessions = broken = 0
+    async with _opened(settings, args.place, read_only=True) as store:
+        async for found in check(store):
+            sessions += 1
+            broken += bool(found.problems)
+            if args.json:
+                print(json.dumps({"id": found.info.id, "problems": found.problems}))
+            for problem in () if args.json else found.problems:
+                print(f"{found.info.id}: {problem}")
+    print(f"{sessions} sessions were looked at, {broken} are broken", file=sys.stderr)
+    return Exit.FAILED if broken else Exit.DONE
+
+
+async def _migrate(args: Namespace, settings: Settings) -> int:
+    async with _opened(settings, args.place) as store:
+        await store.delete_expired()  # whatever has to be made or raised is, before this
+    print("it is up to date", file=sys.stderr)
+    return Exit.DONE
+
+
+@asynccontextmanager
+async def _opened(
+    settings: Settings, url: str | None, *, read_only: bool = False
+) -> AsyncIterator[Any]:
+    """The store at this URL, else that of the settings; raises `SettingsError`."""
+    telemetry = Telemetry(level="warning", format=settings.log.format)
+    try:
+        place = None if url is None else store_url(url)
+    except ValueError as error:
+        raise SettingsError(f"{shown(url)} is {error}") from error
+    store = make_store(settings, telemetry, url=place, read_only=read_only)
+    try:
+        yield store
+    finally:
+        await store.close()

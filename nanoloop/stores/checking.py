@@ -1,0 +1,65 @@
+"""What is wrong with a stored session, in words without anyone's text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nanoloop.errors import NanoloopError
+from nanoloop.protocols import SessionInfo
+from nanoloop.session.entry import utc_now
+from nanoloop.stores.copying import Movable
+from nanoloop.stores.snapshot import Snapshot, window_start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One session, looked at."""
+
+    info: SessionInfo
+    problems: tuple[str, ...]
+
+
+async def check(store: Movable) -> AsyncIterator[Checked]:
+    """Look at every session whole; nothing is changed."""
+    for info in [info async for info in store.list()]:
+        try:
+            snapshot = await store.snapshot(info.id)
+            problems = tuple(problems_of(snapshot))
+        except NanoloopError as error:
+            problems = (str(error),)
+        yield Checked(info=info, problems=problems)
+
+
+def problems_of(snapshot: Snapshot) -> Iterator[str]:
+    """What doesn't fit together in it."""
+    yield from _in_numbers(snapshot)
+    yield from _in_head(snapshot)
+    try:
+        snapshot.to_session(utc_now)
+    except NanoloopError as error:
+        yield str(error)
+
+
+def _in_numbers(snapshot: Snapshot) -> Iterator[str]:
+    numbers = [entry.seq for entry in snapshot.entries]
+    for before, after in pairwise([0, *numbers]):
+        if after <= before:
+            yield f"entry {after} stands behind entry {before}"
+        elif after > before + 1:
+            yield f"entries {before + 1} to {after - 1} are missing"
+    last = int(snapshot.head.get("last", 0))
+    if last > (numbers[-1] if numbers else 0):
+        yield f"the newest entry should be {last}, and is {numbers[-1] if numbers else 'missing'}"
+
+
+def _in_head(snapshot: Snapshot) -> Iterator[str]:
+    head = snapshot.head
+    last = int(head.get("last", 0))
+    if int(head.get("covered", 0)) > last:
+        yield f"the summary stands for entries up to {head['covered']}, and there are {last}"
+    if window_start(head) > last + 1:
+        yield f"the window begins at {window_start(head)}, and there are {last} entries"
+    if int(head.get("awaiting", 0)) > last:
+        yield f"entry {head['awaiting']} awaits an answer, and there are {last}"

@@ -1,0 +1,97 @@
+"""One URL chooses where sessions last; a database's library is loaded by this alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from nanoloop.events import Announce, silent
+from nanoloop.protocols import Seal, Store
+from nanoloop.stores.layered import LayeredStore
+from nanoloop.stores.place import FILE, FOLDER, parts
+from nanoloop.stores.store import DatabaseStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a store is opened with, wherever it is."""
+
+    data: Path
+    durability: Literal["flush", "fsync"] = "flush"
+    seal: Seal | None = None
+    cached_sessions: int = 0
+    """How many windows of a database's sessions are kept in memory too."""
+    read_only: bool = False
+    announce: Announce = field(default=silent)
+
+    def open(self, url: str) -> Store:
+        """The store that this URL names; nothing is touched before it is used."""
+        kind, place = parts(url)
+        return _OPENERS[kind](self, url, place)
+
+    def at(self, place: str, default: str) -> Path:
+        """The path that a URL means."""
+        return Path(place).expanduser() if place else self.data / default
+
+    def cached(self, store: DatabaseStore) -> Store:
+        """The store with memory in front of it, where that is wanted."""
+        return LayeredStore(store, sessions=self.cached_sessions) if self.cached_sessions else store
+
+
+def _memory(_how: Opening, _url: str, _place: str) -> Store:
+    from nanoloop.stores.in_memory import InMemoryStore  # noqa: PLC0415 - only what is asked for
+
+    return InMemoryStore()
+
+
+def _jsonl(how: Opening, _url: str, place: str) -> Store:
+    from nanoloop.stores.jsonl import JsonlStore  # noqa: PLC0415 - as above
+
+    return JsonlStore(
+        how.at(place, FOLDER),
+        durability=how.durability,
+        read_only=how.read_only,
+        announce=how.announce,
+        seal=how.seal,
+    )
+
+
+def _sqlite(how: Opening, _url: str, place: str) -> Store:
+    from nanoloop.stores.sqlite import SqliteStore  # noqa: PLC0415 - as above
+
+    return how.cached(
+        SqliteStore(
+            how.at(place, FILE),
+            durability=how.durability,
+            exclusive=not how.read_only,
+            read_only=how.read_only,
+            announce=how.announce,
+            seal=how.seal,
+        )
+    )
+
+
+def _redis(how: Opening, url: str, _place: str) -> Store:
+    from nanoloop.stores.redis import RedisStore  # noqa: PLC0415 - as above
+
+    return how.cached(RedisStore(url, seal=how.seal))
+
+
+def _postgres(how: Opening, url: str, _place: str) -> Store:
+    from nanoloop.stores.postgres import PostgresStore  # noqa: PLC0415 - as above
+
+    return how.cached(PostgresStore(url, seal=how.seal))
+
+
+_OPENERS: dict[str, Callable[[Opening, str, str], Store]] = {
+    "memory": _memory,
+    "jsonl": _jsonl,
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "rediss": _redis,
+    "unix": _redis,
+    "postgresql": _postgres,
+    "postgres": _postgres,
+}

@@ -1,0 +1,34 @@
+"""A store's URL: which kind of store it means, and where that is. Pure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FORMS = "memory:, jsonl:FOLDER, sqlite:FILE, redis://… or postgresql://…"
+FOLDER, FILE = "sessions", "sessions.sqlite"
+"""Where `jsonl:` and `sqlite:` keep sessions in the data folder when they name no place."""
+_PATHS = {"jsonl", "sqlite"}
+_SERVERS = {"redis", "rediss", "unix", "postgresql", "postgres"}
+
+
+def parts(url: str) -> tuple[str, str]:
+    """The kind of store and its place; raises ValueError for what is no store's URL."""
+    kind, colon, place = url.partition(":")
+    is_whole = re.match(r"//[^/]|///.", place) is not None
+    is_path = kind in _PATHS and bool(colon)
+    if is_path or url == "memory:" or (kind in _SERVERS and is_whole):
+        return kind, place
+    raise ValueError(f"no place for sessions: write {FORMS}")
+
+
+def store_url(url: str) -> str:
+    """The URL itself; raises ValueError as `parts`."""
+    parts(url)
+    return url
+
+
+def default_url(data: Path) -> str:
+    """Where a data folder's sessions are: in files where it has some, else in one database."""
+    has_files = next((data / FOLDER).glob("*.jsonl"), None) is not None
+    return "jsonl:" if has_files and not (data / FILE).exists() else "jsonl:"  # noqa: RUF034
