@@ -60,7 +60,8 @@ class Faulty:
 
     def hold(self):
         """What is asked still reaches the server, but no answer comes back before `resume()`."""
-        self._flowing = anyio.Event()
+        if self._flowing.is_set():
+            self._flowing = anyio.Event()
 
     async def refuse(self):
         """Nobody can connect before `resume()`; who is connected stays so."""

@@ -16,7 +16,9 @@ while read -r line; do server=$line; done # until the tests close it, or are kil
 if [ -n "$server" ]; then
     kill -CONT "$server"; kill "-$1" "$server"
     tries=0
-    while kill -0 "$server" && [ $tries -lt 500 ]; do tries=$((tries + 1)); sleep 0.02; done
+    while kill -0 "$server" && ! grep -q ") Z " "/proc/$server/stat" && [ $tries -lt 500 ]; do
+        tries=$((tries + 1)); sleep 0.02
+    done
     kill -KILL "$server"
 fi
 rm -rf "$2"
@@ -146,7 +148,8 @@ class Server:
         """The process, then its children as they are by then (where /proc tells)."""
         if self._process.poll() is None:
             yield self.pid
-            yield from (pid for pid, (_, parent) in _processes() if parent == self.pid)
+            everyone = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+            yield from (pid for pid in everyone if _standing(pid)[1] == str(self.pid))
 
     def _tell_guard(self, pid):
         self._guard.stdin.write(f"{pid}\n".encode())
@@ -162,15 +165,16 @@ def free_port():
             return port
 
 
-def _processes():
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-            yield int(stat.parent.name), (state, int(parent))
-
-
 def is_alive(pid):
-    return dict(_processes()).get(pid, ("Z",))[0] != "Z"
+    return _standing(pid)[0] not in "XZ"
+
+
+def _standing(pid):
+    """A process's state and its parent's pid; dead and nobody's where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "X", ""
 
 
 def _signal(pids, number):
