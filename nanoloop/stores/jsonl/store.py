@@ -20,14 +20,15 @@ from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation
 from nanoloop.stores.jsonl.bindings import Bindings
 from nanoloop.stores.jsonl.file_names import file_name
-from nanoloop.stores.jsonl.folder_lock import FolderLock
 from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.listing import Listing
 from nanoloop.stores.jsonl.open_files import OpenFiles
+from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import Snapshot
 
 SUFFIX = ".jsonl"
+LOCK = ".lock"
 KEYS = "keys"
 """The folder of bindings, in the folder of sessions."""
 
@@ -61,7 +62,7 @@ class JsonlStore(Creation):
         self._announce = announce
         self._read_only = read_only
         self._sealing = Sealing(seal)
-        self._lock = FolderLock(self._folder, clock=clock)
+        self._lock = ProcessLock(self._folder / LOCK, of=self._folder, clock=clock)
         self._bindings = Bindings(self._folder / KEYS, durable=self._durable)
         self._files = OpenFiles(self._journal, limit=open_files)
         self._closed = anyio.Event()

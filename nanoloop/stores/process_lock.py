@@ -1,4 +1,4 @@
-"""One process owns a folder at a time; the lock goes with the process, however it ends."""
+"""One process owns a folder or file at a time; the lock goes with the process, however it ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
 
-LOCK_NAME = ".lock"
 
-
-class FolderLock:
+class ProcessLock:
     """Held from `take` to `release`, or to the end of the process."""
 
-    def __init__(self, folder: Path, *, clock: Callable[[], datetime]) -> None:
-        self._folder = folder
+    def __init__(self, path: Path, *, of: Path, clock: Callable[[], datetime]) -> None:
+        """`path` is the lock's own file, `of` what it stands for."""
+        self._path = path
+        self._of = of
         self._clock = clock
         self._guard = Lock()
         self._fd: int | None = None
@@ -34,12 +34,12 @@ class FolderLock:
         return self._fd is not None
 
     def take(self) -> None:
-        """Own the folder, made where it is missing; raises `StoreLocked` naming who does."""
+        """Own it, its folder made where it is missing; raises `StoreLocked` naming who does."""
         with self._guard:
             if self._fd is not None:
                 return
-            self._folder.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self._folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 self._lock(fd)
             except BaseException:
@@ -51,7 +51,7 @@ class FolderLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreLocked(str(self._folder), _owner(os.pread(fd, 4096, 0))) from None
+            raise StoreLocked(str(self._of), _owner(os.pread(fd, 4096, 0))) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(self._card()).encode(), 0)
 
