@@ -15,15 +15,23 @@ from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.layered import LayeredStore
+from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sweep import sweep
 
 SEAL = FernetSeal(Fernet.generate_key().decode())
+
+
+def folder(request):
+    return request.getfixturevalue("tmp_path") / "sessions"
+
+
 STORES = {
-    "in_memory": lambda _folder, clock: InMemoryStore(clock=clock),
-    "layered": lambda _folder, clock: LayeredStore(InMemoryStore(clock=clock), sessions=2),
-    "jsonl": lambda folder, clock: JsonlStore(folder, clock=clock),
-    "jsonl_fsync": lambda folder, clock: JsonlStore(folder, clock=clock, durability="fsync"),
-    "jsonl_sealed": lambda folder, clock: JsonlStore(folder, clock=clock, seal=SEAL),
+    "in_memory": lambda _, clock: InMemoryStore(clock=clock),
+    "layered": lambda _, clock: LayeredStore(InMemoryStore(clock=clock), sessions=2),
+    "jsonl": lambda test, clock: JsonlStore(folder(test), clock=clock),
+    "jsonl_fsync": lambda test, clock: JsonlStore(folder(test), clock=clock, durability="fsync"),
+    "jsonl_sealed": lambda test, clock: JsonlStore(folder(test), clock=clock, seal=SEAL),
+    "redis": lambda test, clock: RedisStore(test.getfixturevalue("redis_url"), clock=clock),
 }
 """How to open each store, empty, with a clock of the test's."""
 
@@ -49,8 +57,8 @@ def clock():
 
 
 @pytest.fixture(params=STORES.values(), ids=STORES.keys())
-async def store(request, tmp_path, clock):
-    opened = request.param(tmp_path / "sessions", clock)
+async def store(request, clock):
+    opened = request.param(request, clock)
     yield opened
     await opened.close()
 

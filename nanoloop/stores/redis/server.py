@@ -1,0 +1,169 @@
+"""The server: asked again while it can't answer, for a bounded time; its failures as sentences.
+
+The only file that imports redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from nanoloop.errors import SettingsError, StoreError
+from nanoloop.stores.redis.scripts import Call, in_full
+
+try:
+    from redis import exceptions
+    from redis.asyncio import BlockingConnectionPool, Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+except ModuleNotFoundError as missing:
+    raise SettingsError(
+        "sessions in Redis need the package redis: install nanoloop[redis]"
+    ) from missing
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
+CONNECTIONS = 32
+"""Held at most; who needs one more waits for it."""
+PASSING = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,  # another server became the primary: it is found by connecting again
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+"""Failures of connecting that no second try mends."""
+
+
+class Server:
+    """A Redis behind a URL."""
+
+    def __init__(self, url: str, *, timeout_seconds: float) -> None:
+        """`timeout_seconds` bounds a call with all its tries, each may take a third of them."""
+        self._timeout_seconds = timeout_seconds
+        self._redis = Redis.from_pool(_pool(url, timeout_seconds=timeout_seconds / 3))
+        self._where = _where(self._redis.connection_pool.connection_kwargs)
+
+    async def ask(self, *calls: Call) -> list[Any]:
+        """The answers to these calls, made in one go; raises `StoreError`.
+
+        They may be made twice: a connection that was cut doesn't say what came of them.
+        """
+        with anyio.CancelScope(shield=True):  # bounded; half an answer spoils a connection
+            answers = await self._tried(calls)
+        return answers  # noqa: RET504 - as far as types know, the scope may swallow an error
+
+    async def _tried(self, calls: Sequence[Call]) -> list[Any]:
+        deadline = anyio.current_time() + self._timeout_seconds
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._answers(calls)
+            except exceptions.RedisError as error:
+                if not _passes(error) or anyio.current_time() + pause > deadline:
+                    raise StoreError(self._sentence(error)) from None
+            await anyio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _answers(self, calls: Sequence[Call]) -> list[Any]:
+        answers = await self._sent(calls)
+        if any(isinstance(answer, exceptions.NoScriptError) for answer in answers):
+            answers = await self._sent([in_full(call) for call in calls])
+        for answer in answers:
+            if isinstance(answer, exceptions.RedisError):
+                if isinstance(answer, exceptions.ReadOnlyError):
+                    await self._redis.connection_pool.disconnect(inuse_connections=False)
+                raise answer
+        return answers
+
+    async def _sent(self, calls: Sequence[Call]) -> list[Any]:
+        if len(calls) > 1:
+            pipeline = self._redis.pipeline(transaction=False)
+            for call in calls:
+                pipeline.execute_command(*call)
+            return await pipeline.execute(raise_on_error=False)
+        try:
+            return [await self._redis.execute_command(*calls[0])]  # type: ignore[no-untyped-call]
+        except exceptions.ResponseError as error:
+            return [error]
+
+    def _sentence(self, error: exceptions.RedisError) -> str:
+        """What is wrong and what to do; never a word of what was sent, nor of a password."""
+        for kind, words in _SENTENCES:
+            if isinstance(error, kind):
+                return f"Redis at {self._where} {words}"
+        code = str(error).partition(" ")[0]
+        said = code if code.isupper() else type(error).__name__
+        return f"Redis at {self._where} can't do it ({said}): see its log"
+
+    async def check(self) -> bool:
+        """Refuse a server that is too old or would forget; else whether it never drops a key.
+
+        Raises `StoreError`.
+        """
+        (facts,) = await self.ask(("INFO",))
+        version = str(facts.get("redis_version", ""))
+        if int(version.partition(".")[0] or 0) < OLDEST:
+            raise StoreError(f"Redis at {self._where} is version {version}: it takes 7 or newer")
+        policy = str(facts.get("maxmemory_policy", "noeviction"))
+        if policy.startswith("allkeys"):
+            raise StoreError(
+                f"Redis at {self._where} forgets sessions when its memory is full "
+                f"(maxmemory-policy is {policy}): set it to noeviction"
+            )
+        return policy == "noeviction"
+
+    async def close(self) -> None:
+        """Close all connections; closing twice is fine."""
+        await self._redis.aclose()
+
+
+OLDEST = 7
+_SENTENCES: tuple[tuple[type[Exception], str], ...] = (
+    (LASTING[0], "refused the user or the password: check both in store.url"),
+    (LASTING[1], "refused the user: check it in store.url"),
+    (
+        exceptions.NoPermissionError,
+        "does not let this user do that: allow it ~PREFIX:* @read @write @scripting and info",
+    ),
+    (
+        exceptions.OutOfMemoryError,
+        "is out of memory: raise maxmemory or delete sessions; nothing was written",
+    ),
+    (exceptions.ReadOnlyError, "is a replica: name the primary in store.url"),
+    (exceptions.TimeoutError, "took too long to answer: see whether it is busy or out of reach"),
+    (exceptions.BusyLoadingError, "is still loading its data: try again in a while"),
+    (exceptions.ConnectionError, "does not answer: start it, or check store.url"),
+    (exceptions.ClusterDownError, "is part of a cluster that is down: see CLUSTER INFO there"),
+    (exceptions.AskError, "is part of a cluster: name a single server in store.url"),
+    (exceptions.InvalidResponse, "is no Redis: check store.url"),
+)
+
+
+def _passes(error: exceptions.RedisError) -> bool:
+    return isinstance(error, PASSING) and not isinstance(error, LASTING)
+
+
+def _pool(url: str, *, timeout_seconds: float) -> BlockingConnectionPool:
+    try:
+        return BlockingConnectionPool.from_url(
+            url,
+            protocol=2,
+            max_connections=CONNECTIONS,
+            timeout=timeout_seconds,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=timeout_seconds,
+            retry=Retry(NoBackoff(), 0),  # `ask` tries again, and knows when to stop
+        )
+    except ValueError:  # its text may hold the password
+        raise SettingsError(
+            "store.url is no Redis URL: write redis://HOST:PORT/0, rediss://… or unix:///PATH, "
+            "and any special characters of the password as %XX"
+        ) from None
+
+
+def _where(settings: dict[str, Any]) -> str:
+    host, port = settings.get("host", "localhost"), settings.get("port", 6379)
+    return str(settings.get("path") or f"{host}:{port}")

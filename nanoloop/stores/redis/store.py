@@ -1,0 +1,211 @@
+"""Sessions in Redis: a hash for what each one is, sorted sets for its entries and ids."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from nanoloop.protocols import Seal
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.stores.database import Commit, Stored, micros, text_of
+from nanoloop.stores.encoding import encoded
+from nanoloop.stores.redis.keys import SHARDS, Keys
+from nanoloop.stores.redis.layout import Layout
+from nanoloop.stores.redis.scripts import BETWEEN, COMMIT, NAMES, READ, REMOVE, Argument, Call
+from nanoloop.stores.redis.server import Server
+from nanoloop.stores.snapshot import expiry
+from nanoloop.stores.store import DatabaseStore
+
+GRACE_MS = 3_600_000
+"""So much later than its time Redis drops a session by itself, should no sweep do it before."""
+PAGE = 200
+"""Sessions looked at in one request."""
+
+
+class _Rows:
+    """The rows of sessions, one request to Redis for nearly every call."""
+
+    def __init__(self, server: Server, keys: Keys) -> None:
+        self._server = server
+        self._keys = keys
+        self._layout = Layout(server, keys)
+
+    async def _ask(self, *calls: Call) -> list[Any]:
+        await self._layout.ready()
+        return await self._server.ask(*calls) if calls else []
+
+    # One session
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        based_on = "" if over is None else str(over)
+        # What was stored may be long ago: counted from there a session only lasts longer.
+        return await self._write(commit, based_on, since=commit.updated_at) == based_on
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        stood = await self._write(commit, str(commit.revision), since=now, now=str(now))
+        return int(stood) if stood else None
+
+    async def _write(self, commit: Commit, based_on: str, *, since: int, now: str = "") -> str:
+        await self._layout.ready()
+        call = COMMIT(
+            self._keys.of(commit.id),
+            commit.id,
+            based_on,
+            now,
+            secrets.token_hex(8),
+            commit.updated_at,
+            "" if commit.expires_at is None else commit.expires_at,
+            self._lasts_ms(commit, since),
+            commit.grows,
+            SEEN_LIMIT,
+            _lines((entry.seq, text_of(entry)) for entry in commit.rewritten),
+            _lines(zip((e.seq for e in commit.entries), commit.texts, strict=True)),
+            _lines((seq, json.dumps(name).encode()) for seq, name in commit.message_ids.items()),
+            *_fields(commit),
+        )
+        (stood,) = await self._server.ask(call)
+        return str(stood.decode())
+
+    def _lasts_ms(self, commit: Commit, since: int) -> Argument:
+        if commit.expires_at is None or not self._layout.may_expire:
+            return ""
+        return max(0, commit.expires_at - since) // 1000 + GRACE_MS
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        (head,) = await self._ask(("HGET", self._keys.of(session_id)[0], "head"))
+        return None if head is None else json.loads(head)
+
+    async def window(self, session_id: str) -> Stored | None:
+        return await self._read(session_id, "window")
+
+    async def whole(self, session_id: str) -> Stored | None:
+        return await self._read(session_id, "whole")
+
+    async def _read(self, session_id: str, view: str) -> Stored | None:
+        (row,) = await self._ask(READ(self._keys.of(session_id)[:3], view))
+        if row is None:
+            return None
+        head, sections, seen, size, lines = row
+        return Stored(
+            head=json.loads(head),
+            sections=json.loads(sections),
+            entries=_entries(lines),
+            seen={int(seq): name for seq, name in json.loads(seen).items()},
+            size=int(size),
+        )
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        last, most = ("+inf" if upto is None else upto), (-1 if limit is None else limit)
+        (lines,) = await self._ask(BETWEEN(self._keys.of(session_id)[1:2], after, last, most))
+        return _entries(lines)
+
+    async def delete(self, session_id: str) -> None:
+        await self._ask(REMOVE(self._keys.of(session_id), session_id, ""))
+
+    # All of them
+
+    async def delete_expired(self, *, now: int) -> int:
+        found = await self._ask(*(_expired(self._keys.expiring(n), now) for n in range(SHARDS)))
+        names = [name.decode() for shard in found for name in shard]
+        removed = 0
+        for page in _pages(names):
+            calls = [REMOVE(self._keys.of(name), name, now) for name in page]
+            removed += sum(await self._ask(*calls))
+        return removed
+
+    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+        for page in _pages(await self._names()):
+            for row in await self._ask(*map(self._glance, page)):
+                stored = _glanced(*row)
+                if stored is not None and not _has_expired(stored.head, now):
+                    yield stored
+
+    async def _names(self) -> list[str]:
+        """The ids of all sessions, the last changed first."""
+        shards = await self._ask(*(NAMES([self._keys.sessions(n)]) for n in range(SHARDS)))
+        words = [word for shard in shards for word in shard.decode().split()]
+        changed = sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
+        return [name for _, name in changed]
+
+    def _glance(self, session_id: str) -> Call:
+        return ("HMGET", self._keys.of(session_id)[0], "head", f"section:{ABOUT}", "size")
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        await self._ask(("HSET", *self._keys.binding(key), session_id))
+
+    async def bound(self, key: str) -> str | None:
+        (name,) = await self._ask(("HGET", *self._keys.binding(key)))
+        return None if name is None else str(name.decode())
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        for shard in range(SHARDS):
+            (bound,) = await self._ask(("HGETALL", self._keys.bindings(shard)))
+            for key, name in bound.items():
+                yield key.decode("utf-8", "surrogatepass"), name.decode()
+
+    async def close(self) -> None:
+        await self._server.close()
+
+
+def _lines(numbered: Iterable[tuple[int, bytes]]) -> bytes:
+    return b"\n".join(b"%d %s" % each for each in numbered)
+
+
+def _entries(lines: bytes) -> list[Entry]:
+    parted = (line.partition(b" ") for line in lines.split(b"\n") if line)
+    return [Entry.from_dict(json.loads(text), seq=int(seq)) for seq, _, text in parted]
+
+
+def _fields(commit: Commit) -> Iterable[Argument]:
+    yield from ("rev", commit.head["rev"], "window", commit.window, "head", encoded(commit.head))
+    for name, value in commit.sections.items():
+        yield from (f"section:{name}", encoded(value))
+
+
+def _expired(expiring: bytes, now: int) -> Call:
+    return ("ZRANGE", expiring, "-inf", f"({now}", "BYSCORE")
+
+
+def _glanced(head: bytes | None, about: bytes | None, size: bytes | None) -> Stored | None:
+    """A session; None where it was removed while the others were looked at."""
+    if head is None or about is None or size is None:
+        return None
+    return Stored(head=json.loads(head), sections={ABOUT: json.loads(about)}, size=int(size))
+
+
+def _has_expired(head: Mapping[str, Any], now: int) -> bool:
+    moment = expiry(head)
+    return moment is not None and micros(moment) < now
+
+
+def _pages(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (names[start : start + PAGE] for start in range(0, len(names), PAGE))
+
+
+class RedisStore(DatabaseStore):
+    """Sessions in Redis 7 or newer, or Valkey, for any number of processes."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "nanoloop",
+        timeout_seconds: float = 10,
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+    ) -> None:
+        """Nothing is asked before the first call.
+
+        A call is tried again while the server is away, and fails after `timeout_seconds` in all.
+        """
+        server = Server(url, timeout_seconds=timeout_seconds)
+        super().__init__(_Rows(server, Keys(prefix)), clock=clock, seal=seal)
