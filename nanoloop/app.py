@@ -23,6 +23,8 @@ from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.models.catalogue import known
+from nanoloop.models.naming import file_of, is_local
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
 from nanoloop.settings.problems import DEFAULT_AGENT
@@ -34,6 +36,8 @@ from nanoloop.tools.calculator import calculator
 from nanoloop.tools.clock import clock
 from nanoloop.tools.recall import make_recall_tool
 
+LOCAL_CONTEXT_TOKENS = 8192
+"""What a conversation with a model file gets where neither settings nor catalogue say more."""
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 
 
@@ -170,6 +174,8 @@ def make_seal(settings: Settings) -> Seal | None:
 
 def make_provider(settings: Settings) -> Provider:
     """The provider that these settings name."""
+    if is_local(settings.model):
+        return make_local_provider(settings)
     from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - it takes 0.3 s
 
     key = settings.api_key
@@ -181,6 +187,23 @@ def make_provider(settings: Settings) -> Provider:
         first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
         call_timeout_seconds=settings.provider.call_timeout_seconds,
         max_retries=settings.provider.max_retries,
+        options=settings.provider.options,
+    )
+
+
+def make_local_provider(settings: Settings) -> Provider:
+    """A model file that runs on this machine."""
+    from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
+
+    path = file_of(settings.model, settings.models)
+    model = known(path.stem)
+    suited = model.context_tokens if model else None
+    return LocalProvider(
+        path,
+        model=settings.model,
+        context_tokens=settings.local.context_tokens or suited or LOCAL_CONTEXT_TOKENS,
+        parallel=settings.local.parallel,
+        threads=settings.local.threads,
         options=settings.provider.options,
     )
 
@@ -206,7 +229,7 @@ def make_loop(
             send_timeout_seconds=settings.bus.send_timeout_seconds,
             announce=telemetry,
         ),
-        summarizer=make_summarizer(settings, provider, store, telemetry),
+        summarizer=make_summarizer(settings, _in_background(provider), store, telemetry),
         recall=recall,
         message_buffer_limit=settings.message_buffer_limit,
         message_buffer_min=settings.message_buffer_min,
@@ -247,6 +270,12 @@ def make_summarizer(
         reuse_prefix=settings.summary.reuse_prefix,
         announce=telemetry,
     )
+
+
+def _in_background(provider: Provider) -> Provider:
+    """The provider as work is done that can wait, where it tells the two apart."""
+    apart = getattr(provider, "in_background", None)
+    return provider if apart is None else apart()
 
 
 def make_recall(settings: Settings, store: Store, telemetry: Telemetry) -> Recall | None:

@@ -20,6 +20,7 @@ from nanoloop.errors import (
     SettingsError,
     StoreLocked,
 )
+from nanoloop.models.errors import NoSuchModel
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
@@ -49,6 +50,7 @@ COMMANDS = {
         "talk with the model in the terminal",
         (
             "nanoloop chat",
+            "nanoloop chat --local",
             "nanoloop chat --session work",
             'nanoloop chat -m "What is the time?"',
             "cat questions.txt | nanoloop chat --session quiz --json",
@@ -88,6 +90,16 @@ COMMANDS = {
             "nanoloop memory status",
         ),
     ),
+    "model": Command(
+        "list, fetch and remove model files for this machine",
+        (
+            "nanoloop model list",
+            "nanoloop model get qwen2.5-coder-1.5b",
+            "nanoloop model get https://host.example/big.gguf --sha256 SUM",
+            "nanoloop model path smollm2-135m",
+            "nanoloop model remove smollm2-135m",
+        ),
+    ),
     "demo": Command(
         "watch a conversation being trimmed and summarised, offline",
         ("nanoloop demo",),
@@ -107,6 +119,7 @@ _EXITS: tuple[tuple[type[BaseException], Exit], ...] = (
     (SettingsError, Exit.USAGE),
     (InvalidSessionId, Exit.USAGE),
     (SessionNotFound, Exit.NOT_FOUND),
+    (NoSuchModel, Exit.NOT_FOUND),
     (StoreLocked, Exit.IN_USE),
     (NanoloopError, Exit.FAILED),
     (OSError, Exit.FAILED),

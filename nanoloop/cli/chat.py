@@ -14,7 +14,8 @@ import anyio
 
 from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
-from nanoloop.cli import Exit, load_settings, model
+from nanoloop.cli import Exit
+from nanoloop.cli.first_run import add_local, settle
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -34,6 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the conversation to go on with, or to begin (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
+    add_local(parser)
 
 
 def run(args: Namespace) -> int:
@@ -41,10 +43,11 @@ def run(args: Namespace) -> int:
     for flag in ("session", "message"):
         if getattr(args, flag) is not None and not getattr(args, flag).strip():
             raise SettingsError(f"--{flag} is empty: give it some text, or leave it out")
-    settings = load_settings(args)
-    if (code := model.missing(settings)) is not None:
-        return code
-    talk = _at_prompt if _is_for_a_person(args) else partial(_for_script, args=args)
+    is_for_a_person = _is_for_a_person(args)
+    settings = settle(args, can_ask=is_for_a_person)
+    if settings is None:
+        return Exit.NOT_CONFIGURED
+    talk = _at_prompt if is_for_a_person else partial(_for_script, args=args)
     return anyio.run(talk, settings, args.session)
 
 

@@ -1,25 +1,135 @@
-"""Which model answers a command, and what to say where there is none."""
+"""`nanoloop model`: model files for this machine, listed, fetched and removed."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-from nanoloop.cli import Exit
+from nanoloop.cli import Exit, load_settings
+from nanoloop.cli.amounts import size
+from nanoloop.cli.download import fetched
+from nanoloop.errors import SettingsError
+from nanoloop.models import shelf
+from nanoloop.models.catalogue import CATALOGUE, Model, at, find
+from nanoloop.models.errors import ModelError
+from nanoloop.models.naming import PREFIX
 from nanoloop.settings import Settings
 
-NO_MODEL = """\
-nanoloop: no model is set. With a key for a hosted one: export OPENAI_API_KEY=...
-With a server, say your own: export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=...
-With neither, to see it work offline: nanoloop demo
-"""
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What `nanoloop model` takes."""
+    common = ArgumentParser(add_help=False)
+    for flag in ("--config", "--data", "--model", "--log-level"):
+        # Taken here too, so that they may stand last; left out, those before the action count.
+        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    listed = actions.add_parser("list", help="list what is here and may be had", parents=[common])
+    listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
+    got = actions.add_parser(
+        "get", help="fetch a model, or go on with one that was stopped", parents=[common]
+    )
+    got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
+    got.add_argument(
+        "--sha256", metavar="SUM", help="the sum that a file from an address must have"
+    )
+    where = actions.add_parser("path", help="print where its file is", parents=[common])
+    removed = actions.add_parser("remove", help="remove its file", parents=[common])
+    removed.add_argument("--yes", action="store_true", help="remove without asking")
+    for action in (where, removed):
+        action.add_argument("name", metavar="NAME", help="its name, as `list` has it")
 
 
-def missing(settings: Settings) -> Exit | None:
-    """None where a model can be asked; else says what the choices are, and gives the exit code.
+def run(args: Namespace) -> int:
+    """Do what was asked for; raises `ModelError` with the next step."""
+    settings = load_settings(args)
+    actions = {"list": show_list, "get": get, "path": show_path, "remove": remove}
+    return actions[args.action](args, settings)
 
-    A model that runs on this machine without a server has its place here: one more choice.
-    """
-    if settings.has_model:
-        return None
-    sys.stderr.write(NO_MODEL)
-    return Exit.NOT_CONFIGURED
+
+def show_list(args: Namespace, settings: Settings) -> int:
+    """Print the catalogue, and what else is in the folder."""
+    rows = [_facts(model, settings.models) for model in CATALOGUE]
+    known = {model.name for model in CATALOGUE}
+    rows += [
+        _facts(Model(name=name, sources=()), settings.models)
+        for name in shelf.names(settings.models)
+        if name not in known
+    ]
+    if args.json:
+        print(json.dumps(rows, indent=2))
+        return Exit.DONE
+    print("\n".join(_table(rows)))
+    print(f"\n{settings.models} is where they are kept; chat --local NAME talks", file=sys.stderr)
+    return Exit.DONE
+
+
+def get(args: Namespace, settings: Settings) -> int:
+    """Fetch a model's file, and say how to talk with it."""
+    model = at(args.name, args.sha256) if "://" in args.name else find(args.name)
+    if args.sha256 and model in CATALOGUE:
+        raise SettingsError(f"--sha256 is for an address: the catalogue has the sum of {args.name}")
+    path = fetched(model, settings)
+    print(f"{path}\ntalk with it: nanoloop chat --local {model.name}", file=sys.stderr)
+    return Exit.DONE
+
+
+def show_path(args: Namespace, settings: Settings) -> int:
+    """Print where a model's file is; raises `NoSuchModel` where it isn't."""
+    print(shelf.path_of(settings.models, args.name))
+    return Exit.DONE
+
+
+def remove(args: Namespace, settings: Settings) -> int:
+    """Remove a model's file, or what was fetched of it, once someone agreed."""
+    name = shelf.name_on(settings.models, args.name)
+    what = f"{name}, {size(shelf.kept_bytes(settings.models, name))} in {settings.models}"
+    if not (args.yes or _is_agreed(what)):
+        print("nothing was removed", file=sys.stderr)
+        return Exit.FAILED
+    shelf.remove(settings.models, name)
+    print(f"removed {name}", file=sys.stderr)
+    return Exit.DONE
+
+
+def _facts(model: Model, folder: Path) -> dict[str, Any]:
+    file, kept = folder / model.file, shelf.kept_bytes(folder, model.name)
+    return {
+        "name": model.name,
+        "setting": f"{PREFIX}{model.name}",
+        "file": str(file) if file.is_file() else None,
+        "size_bytes": model.size_bytes or kept,
+        "fetched_bytes": kept,
+        "parameters": model.parameters or None,
+        "licence": model.licence or None,
+        "sha256": model.sha256,
+        "context_tokens": model.context_tokens,
+        "calls_tools": model.calls_tools if model.sources else None,
+        "about": model.about or None,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    wide = max(len(row["name"]) for row in rows)
+    head = f"{'NAME':{wide}}  {'SIZE':>8}  {'HERE':4}  {'PARAMS':6}  {'LICENCE':10}  GOOD FOR"
+    return [head, *(_row(row, wide) for row in rows)]
+
+
+def _row(row: dict[str, Any], wide: int) -> str:
+    part = f"{row['fetched_bytes'] * 100 // (row['size_bytes'] or 1)} %"
+    here = "yes" if row["file"] else part if row["fetched_bytes"] else "no"
+    facts = f"{row['parameters'] or '':6}  {row['licence'] or '':10}  {row['about'] or ''}"
+    return f"{row['name']:{wide}}  {size(row['size_bytes']):>8}  {here:4}  {facts}".rstrip()
+
+
+def _is_agreed(what: str) -> bool:
+    if not (os.isatty(0) and os.isatty(2)):
+        raise ModelError("say --yes to remove a model where nobody can be asked")
+    with suppress(EOFError):
+        print(f"{what}\nRemove it? [y/N] ", end="", file=sys.stderr, flush=True)
+        return input().strip().lower() in ("y", "yes")
+    return False

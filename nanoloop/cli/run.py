@@ -13,7 +13,8 @@ import anyio
 
 from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
-from nanoloop.cli import Exit, load_settings, model
+from nanoloop.cli import Exit
+from nanoloop.cli.first_run import add_local, settle
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -30,15 +31,16 @@ taken from a pipe when the one before is answered, and what is not taken stays t
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop run` takes: nothing but settings."""
+    """What `nanoloop run` takes: hardly more than settings."""
     parser.description = f"{parser.description}\n{_HOW}"
+    add_local(parser)
 
 
 def run(args: Namespace) -> int:
     """Serve until told to stop."""
-    settings = load_settings(args)
-    if (code := model.missing(settings)) is not None:
-        return code
+    settings = settle(args, can_ask=_is_in_foreground())
+    if settings is None:
+        return Exit.NOT_CONFIGURED
     anyio.run(_serve, settings)
     return Exit.DONE
 

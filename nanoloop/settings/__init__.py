@@ -128,7 +128,7 @@ class LocalSettings(Section):
         default=None, examples=[8192]
     )
     """How much one conversation may take of its memory; left out, what suits the model."""
-    parallel: Annotated[int, Field(ge=1), Unit("answers")] = 1
+    parallel: Annotated[int, Field(ge=1), Unit("answers")] = 2
     """Answers that are written side by side; each takes memory for a context of its own."""
     threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
     """Threads that compute; left out, what suits the machine."""

@@ -1,0 +1,110 @@
+"""The first question of all: who shall answer? What a person chooses, as settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from getpass import getpass
+from typing import NamedTuple
+
+from nanoloop.cli.amounts import size
+from nanoloop.cli.local import EXTRA, can_run
+from nanoloop.cli.servers import Server, models_at, running
+from nanoloop.models.catalogue import CATALOGUE, Model
+from nanoloop.models.naming import PREFIX
+from nanoloop.settings import Settings
+from nanoloop.settings.problems import http_address
+
+Said = Mapping[str, str]
+"""What the settings file is to say."""
+_BYTES_A_MINUTE = 50_000_000 / 8 * 60
+_MODELS_SHOWN = 4
+
+
+class _Choice(NamedTuple):
+    """A line of the menu, and what follows where it is taken; None is another try."""
+
+    line: str
+    follow: Callable[[], Said | None]
+
+
+def ask(settings: Settings, servers: Sequence[Server] | None = None) -> Said | None:
+    """What the person chose, or None where they left."""
+    found = running() if servers is None else servers
+    choices = [
+        *(_local(model, settings) for model in CATALOGUE),
+        _Choice("a hosted model, with a key", partial(_with_key, settings)),
+        _Choice("a server, by its address", partial(_with_address, settings)),
+        *(_server(server) for server in found),
+    ]
+    print("No model is set yet. Who shall answer?\n")
+    for number, choice in enumerate(choices, start=1):
+        print(f"  {number}  {choice.line}")
+    print()
+    try:
+        return _taken(choices)
+    except EOFError:
+        return print("\n")
+
+
+def _taken(choices: Sequence[_Choice]) -> Said:
+    while True:
+        said = input(f"1 to {len(choices)} (Enter is 1, Ctrl-D leaves): ").strip() or "1"
+        with suppress(ValueError):
+            number = int(said)
+            if 1 <= number <= len(choices) and (chosen := choices[number - 1].follow()):
+                return chosen
+
+
+def _local(model: Model, settings: Settings) -> _Choice:
+    minutes = (model.size_bytes or 0) / _BYTES_A_MINUTE
+    how_long = "less than a minute" if minutes < 1 else f"{minutes:.0f} minutes"
+    fetch = f"{size(model.size_bytes or 0)} to fetch, {how_long} at 50 Mbit/s"
+    if (settings.models / model.file).exists():
+        fetch = "here already"
+    line = f"on this machine: {model.name} ({fetch}); {model.about}"
+
+    def follow() -> Said | None:
+        if can_run():
+            return {"model": f"{PREFIX}{model.name}"}
+        return print(EXTRA)
+
+    return _Choice(line, follow)
+
+
+def _server(server: Server) -> _Choice:
+    shown = ", ".join(server.models[:_MODELS_SHOWN])
+    more = ", …" if len(server.models) > _MODELS_SHOWN else ""
+    line = f"{server.name}, which runs here: {shown}{more}"
+    return _Choice(
+        line, lambda: {"base_url": server.url, "model": _one_of(server.models, server.models[0])}
+    )
+
+
+def _with_key(settings: Settings) -> Said | None:
+    if not (key := getpass("Key (not shown): ").strip()):
+        return None
+    return {"api_key": key, "model": _one_of((), settings.model)}
+
+
+def _with_address(settings: Settings) -> Said | None:
+    try:
+        url = http_address(input("Address, such as http://localhost:11434/v1: ").strip())
+    except ValueError as error:
+        return print(error)
+    key = getpass("Key (not shown; Enter where it wants none): ").strip()
+    models = models_at(url, key or None)
+    if not models:
+        print(f"Nothing at {url} lists its models; check the address, or go on.")
+    model = _one_of(models, models[0] if models else settings.model)
+    return {"base_url": url, "model": model} | ({"api_key": key} if key else {})
+
+
+def _one_of(models: Sequence[str], usual: str) -> str:
+    """The model's name, typed; any name will do, for lists are not always whole."""
+    if len(models) == 1:
+        return models[0]
+    if models:
+        print("It has:", ", ".join(models))
+    return input(f"Model (Enter is {usual}): ").strip() or usual

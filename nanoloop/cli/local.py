@@ -1,0 +1,30 @@
+"""A model on this machine, ready for a command: what runs it is installed, and its file is here."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from nanoloop.cli.download import fetched
+from nanoloop.errors import SettingsError
+from nanoloop.models.catalogue import find
+from nanoloop.models.naming import PREFIX, file_of
+from nanoloop.settings import Settings
+
+EXTRA = "a model on this machine needs one thing more: python -m pip install 'nanoloop[local]'"
+
+
+def can_run() -> bool:
+    """Whether what runs a model is installed."""
+    return find_spec("xllamacpp") is not None
+
+
+def make_ready(settings: Settings) -> None:
+    """Fetch the model's file where it is missing: whoever names a model wants it."""
+    if not can_run():
+        raise SettingsError(EXTRA)
+    path = file_of(settings.model, settings.models)
+    if path.exists():
+        return
+    if not settings.model.startswith(PREFIX):
+        raise SettingsError(f"there is no model file {path}: check the path")
+    fetched(find(path.stem), settings)
