@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nanoloop.errors import SessionError, SessionNotFound
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.redis import RedisStore
 
 STEPS = st.one_of(
     st.tuples(st.just("say"), st.integers(1, 8)),
@@ -102,7 +103,7 @@ class World:
         self.session = await self.store.get("s")
 
     async def reopen(self, _):
-        if isinstance(self.store, JsonlStore):
+        if not isinstance(self.store, InMemoryStore):
             await self.store.close()
             self.store = self.make()
 
@@ -135,18 +136,26 @@ def seqs(entries):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_a_folder_tells_what_memory_tells(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        told_the_same(steps, lambda clock: JsonlStore(folder, clock=clock, open_files=1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_redis_tells_what_memory_tells(shared_redis, steps):
+    url = shared_redis.fresh()
+    told_the_same(steps, lambda clock: RedisStore(url, clock=clock))
+
+
+def told_the_same(steps, make):
     async def run():
-        with tempfile.TemporaryDirectory() as folder:
-            worlds = [
-                World(lambda clock: InMemoryStore(clock=clock)),
-                World(lambda clock: JsonlStore(folder, clock=clock, open_files=1)),
-            ]
+        worlds = [World(lambda clock: InMemoryStore(clock=clock)), World(make)]
+        for world in worlds:
+            await world.begin(replace=False)
+        for name, number in steps:
             for world in worlds:
-                await world.begin(replace=False)
-            for name, number in steps:
-                for world in worlds:
-                    await world.step(name, number)
-                assert await worlds[0].told() == await worlds[1].told()
-            await worlds[1].store.close()
+                await world.step(name, number)
+            assert await worlds[0].told() == await worlds[1].told()
+        await worlds[1].store.close()
 
     anyio.run(run)
