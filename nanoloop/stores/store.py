@@ -17,6 +17,7 @@ from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation, first_changes
 from nanoloop.stores.database import Commit, Database, Stored, micros, size_of
+from nanoloop.stores.doubts import Doubts
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import (
     Snapshot,
@@ -44,6 +45,7 @@ class DatabaseStore(Creation):
         self.clock = clock
         self.sealing = sealing or Sealing(seal)
         self._writing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._doubts = Doubts()
         self._closed = anyio.Event()
 
     # Sessions
@@ -101,8 +103,19 @@ class DatabaseStore(Creation):
         if changes is None:
             await self.revision(session.id)
             return
-        await self._committed(self._commit_of(session.id, changes))
-        session.committed(changes)
+        commit = self._commit_of(session.id, changes)
+        try:
+            await self._committed(commit)
+        except StoreConflict:
+            if not await self._doubts.settle(session, self._open):
+                raise
+            await self._commit(session)  # what is new since the one that was written
+        except StoreError:
+            self._doubts.note(session, changes, commit)
+            raise
+        else:
+            self._doubts.forget(session)
+            session.committed(changes)
 
     def _commit_of(
         self,

@@ -1,0 +1,57 @@
+"""Commits whose answer got lost: whether they were written shows at the next one."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from nanoloop.session.changes import Changes
+from nanoloop.session.session import Session
+from nanoloop.stores.database import Commit, Database
+from nanoloop.stores.encoding import encoded
+
+LIMIT = 8
+"""Commits in a row that are remembered, should none of them get an answer."""
+
+
+class Doubts:
+    """What each session object tried to commit, as long as it doesn't know what came of it."""
+
+    def __init__(self) -> None:
+        self._tried: WeakKeyDictionary[Session, deque[tuple[Changes, Commit]]] = WeakKeyDictionary()
+
+    def note(self, session: Session, changes: Changes, commit: Commit) -> None:
+        """This was tried and may have been written."""
+        self._tried.setdefault(session, deque(maxlen=LIMIT)).append((changes, commit))
+
+    def forget(self, session: Session) -> None:
+        """What was tried doesn't matter any more."""
+        self._tried.pop(session, None)
+
+    async def settle(self, session: Session, database: Database) -> bool:
+        """Tell the session what was written after all; False where that was someone else's."""
+        for changes, commit in self._tried.pop(session, ()):
+            if await _is_stored(commit, database):
+                session.committed(changes)
+                return True
+        return False
+
+
+async def _is_stored(commit: Commit, database: Database) -> bool:
+    """Whether the last thing that was written to the session says what this commit says."""
+    stored = await database.window(commit.id)
+    if stored is None or stored.head != _as_stored(commit.head):
+        return False
+    if any(stored.sections.get(name) != _as_stored(v) for name, v in commit.sections.items()):
+        return False
+    if not commit.entries:
+        return True
+    last = commit.entries[-1]
+    found = await database.between(commit.id, after=last.seq - 1, upto=last.seq, limit=1)
+    return [entry.id for entry in found] == [last.id]
+
+
+def _as_stored(value: Any) -> Any:
+    return json.loads(encoded(value))
