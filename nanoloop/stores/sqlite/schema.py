@@ -1,0 +1,108 @@
+"""The tables in a file of sessions, and how an older file comes to have them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nanoloop.errors import StoreError
+
+APPLICATION = 0x6E4C6F70
+"""What the file says of whose it is: "nLop"."""
+
+_FIRST = (
+    """
+    CREATE TABLE session (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        rev INTEGER NOT NULL,
+        shown_from INTEGER NOT NULL, -- the lowest seq that the window shows
+        updated_at INTEGER NOT NULL, -- in microseconds since 1970, as the next
+        expires_at INTEGER,
+        size INTEGER NOT NULL, -- bytes of its entries
+        head TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX session_by_time ON session (updated_at, expires_at)",
+    "CREATE INDEX session_by_end ON session (expires_at) WHERE expires_at IS NOT NULL",
+    """
+    CREATE TABLE section (
+        session INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        value TEXT NOT NULL,
+        PRIMARY KEY (session, name)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE entry (
+        session INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        value TEXT NOT NULL,
+        UNIQUE (session, seq)
+    )
+    """,
+    """
+    CREATE TABLE heard (
+        session INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        message_id TEXT NOT NULL,
+        PRIMARY KEY (session, seq)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE binding (
+        number INTEGER PRIMARY KEY,
+        key TEXT NOT NULL UNIQUE,
+        session TEXT NOT NULL
+    )
+    """,
+)
+UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST,)
+"""What brings a file from each format to the next; format 0 has nothing in it."""
+
+
+def upgrade(connection: sqlite3.Connection, name: str) -> None:
+    """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
+    if is_current(connection, name):
+        return
+    with transaction(connection):
+        # Another process may have done it since.
+        for steps in UPGRADES[_format(connection) :]:
+            for step in steps:
+                connection.execute(step)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {len(UPGRADES)}")
+
+
+def is_current(connection: sqlite3.Connection, name: str) -> bool:
+    """Whether it has this version's tables; raises `StoreError` for a newer or foreign file."""
+    version = _format(connection)
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != APPLICATION and (application or version or tables):
+        raise StoreError(f"{name} is another program's database: choose another file")
+    if version > len(UPGRADES):
+        raise StoreError(
+            f"{name} has format {version}, and this version of nanoloop knows formats up to "
+            f"{len(UPGRADES)}: use the newer version that wrote it"
+        )
+    return version == len(UPGRADES)
+
+
+def _format(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside, or nothing; no other process writes meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # a full disk has ended it already
+            connection.execute("ROLLBACK")
+        raise

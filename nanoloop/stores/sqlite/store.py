@@ -1,0 +1,186 @@
+"""Sessions in one SQLite file: nothing to install or to start, and safe for several processes.
+
+Each call is one visit to a thread, and all that is written shares one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from aiofiles.os import wrap
+
+from nanoloop.errors import StoreError
+from nanoloop.events import Announce, silent
+from nanoloop.protocols import Seal
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores.database import Commit, Stored
+from nanoloop.stores.process_lock import ProcessLock
+from nanoloop.stores.sqlite import reading, writing
+from nanoloop.stores.sqlite.damage import primary_code
+from nanoloop.stores.sqlite.file import SessionFile
+from nanoloop.stores.store import DatabaseStore
+
+Durability = Literal["flush", "fsync"]
+PAGE = 256
+"""Rows that one visit reads of a long list."""
+
+_ADVICE: Mapping[int, str] = {
+    sqlite3.SQLITE_BUSY: "another process holds it: stop that one, or try again",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_READONLY: "choose a place that may be written in",
+    sqlite3.SQLITE_CANTOPEN: "choose a place that may be written in",
+    sqlite3.SQLITE_PERM: "choose a place that may be written in",
+    sqlite3.SQLITE_CORRUPT: "copy the file, and see with `nanoloop store check` what is whole",
+    sqlite3.SQLITE_NOTADB: "choose another file",
+}
+
+T = TypeVar("T")
+
+
+class _Sqlite:
+    """One file; other processes may have it open too."""
+
+    def __init__(self, file: SessionFile, *, lock: ProcessLock | None, announce: Announce) -> None:
+        self._file = file
+        self._lock = lock
+        self._announce = announce
+        # A thread of its own: no number of long reads keeps a save waiting for one.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
+
+    # Sessions
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        return await self._write(writing.insert, commit, over)
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        stood = await self._write(writing.commit, commit, now)
+        if commit.rewritten and stood == commit.revision:
+            await self._on_writer(self._file.clean, thoroughly=True)
+        return stood
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        return await self._read(reading.head, session_id)
+
+    async def window(self, session_id: str) -> Stored | None:
+        return await self._read(reading.window, session_id)
+
+    async def whole(self, session_id: str) -> Stored | None:
+        return await self._read(reading.whole, session_id)
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        return await self._read(reading.between, session_id, after, upto, limit)
+
+    async def delete(self, session_id: str) -> None:
+        await self._write(writing.delete, session_id)
+        await self._on_writer(self._file.clean, thoroughly=False)
+
+    async def delete_expired(self, *, now: int) -> int:
+        count = 0
+        while removed := await self._write(writing.delete_expired, now):
+            count += removed
+        return count
+
+    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+        # All rows first: what is written meanwhile must not move the pages under our feet.
+        numbers = await self._read(reading.living, now)
+        for start in range(0, len(numbers), PAGE):
+            for stored in await self._read(reading.glances, numbers[start : start + PAGE]):
+                yield stored
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        await self._write(writing.bind, key, session_id)
+
+    async def bound(self, key: str) -> str | None:
+        return await self._read(reading.bound, key)
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        after = 0
+        while page := await self._read(reading.bindings, after, PAGE):
+            for after, key, session_id in page:  # noqa: B007 - the last one is where to go on
+                yield key, session_id
+
+    # Threads
+
+    async def close(self) -> None:
+        await self._on_writer(self._let_go)
+        self._writer.shutdown(wait=False)
+
+    def _let_go(self) -> None:
+        self._file.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def _read(self, work: Callable[..., T], *args: Any) -> T:
+        return await self._in_thread(self._file.read, work, *args)
+
+    async def _write(self, work: Callable[..., T], *args: Any) -> T:
+        return await self._on_writer(self._owned, work, *args)
+
+    def _owned(self, work: Callable[..., T], *args: Any) -> T:
+        if self._lock is not None:
+            self._lock.take()
+        return self._file.write(work, *args)
+
+    async def _on_writer(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return await self._in_thread(work, *args, executor=self._writer, **kwargs)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """One hop to a thread and back; what SQLite or the disk refuses is a `StoreError`."""
+        try:
+            result: T = await wrap(work)(*args, **kwargs)
+        except sqlite3.Error as error:
+            raise self._refused(str(error), _ADVICE.get(primary_code(error))) from error
+        except OSError as error:
+            raise self._refused(error.strerror or str(error), None) from error
+        finally:
+            for event in self._file.take_heard():
+                self._announce(event)
+        return result
+
+    def _refused(self, what: str, advice: str | None) -> StoreError:
+        return StoreError(
+            f"the store in {self._file.path} failed: {what}: {advice or 'check the disk'}; "
+            "what was saved before still is"
+        )
+
+
+class SqliteStore(DatabaseStore):
+    """A file of sessions. What is saved survives `kill -9`, and with `fsync` a power loss too."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "flush",
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        announce: Announce = silent,
+        exclusive: bool = False,
+        read_only: bool = False,
+        busy_seconds: float = 5,
+    ) -> None:
+        """With `exclusive` no other process may do the same; one that only reads always may.
+
+        What another process holds for more than `busy_seconds` fails.
+        """
+        where = Path(path)
+        file = SessionFile(
+            where,
+            fsync=durability == "fsync",
+            read_only=read_only,
+            busy_seconds=busy_seconds,
+            clock=clock,
+        )
+        lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
+        database = _Sqlite(file, lock=lock if exclusive else None, announce=announce)
+        super().__init__(database, clock=clock, seal=seal)
