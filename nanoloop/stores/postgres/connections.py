@@ -1,0 +1,148 @@
+"""Connections to PostgreSQL: kept for the next call, made anew when broken, tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import AbstractEventLoop
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import anyio
+from asyncpg import Connection, connect
+
+from nanoloop.stores.postgres.failures import failure, is_passing
+
+T = TypeVar("T")
+Work = Callable[[Connection], Awaitable[T]]
+
+PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Between tries; a server that is restarted is mostly back by then."""
+_CLOSE_SECONDS = 2.0
+
+
+class Connections:
+    """So many at a time in each event loop: a connection can't be used in another than its own."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        size: int,
+        timeout_seconds: float,
+        prepare: Callable[[Connection], Awaitable[object]],
+    ) -> None:
+        self._url = url
+        self._size = size
+        self._timeout = timeout_seconds
+        self._prepare = prepare
+        self._pools: dict[AbstractEventLoop, _Pool] = {}
+
+    async def run(self, work: Work[T]) -> T:
+        """Do this with a connection, again where that may help; it may have been done before.
+
+        Raises `StoreError`, at the latest when the time is up.
+        """
+        try:
+            with anyio.fail_after(self._timeout):
+                return await self._tried(work)
+        except Exception as error:
+            raise failure(error, self._url, self._timeout) from error
+
+    async def _tried(self, work: Work[T]) -> T:
+        for pause in PAUSES_SECONDS:
+            try:
+                return await self._once(work)
+            except Exception as error:
+                if not is_passing(error):
+                    raise
+            await anyio.sleep(pause)
+        return await self._once(work)
+
+    async def _once(self, work: Work[T]) -> T:
+        async with self._here().one() as connection:
+            return await work(connection)
+
+    async def alone(self, work: Work[T]) -> T:
+        """Do this once, as long as it takes, with a connection that is not prepared."""
+        try:
+            connection = await connect(self._url, timeout=self._timeout)
+            try:
+                return await work(connection)
+            finally:
+                connection.terminate()
+        except Exception as error:
+            raise failure(error, self._url, self._timeout) from error
+
+    def _here(self) -> _Pool:
+        loop = asyncio.get_running_loop()
+        if loop not in self._pools:
+            self._pools = {old: pool for old, pool in self._pools.items() if not old.is_closed()}
+            self._pools[loop] = _Pool(self._connect, self._size)
+        return self._pools[loop]
+
+    async def _connect(self) -> Connection:
+        connection = await connect(self._url, timeout=self._timeout)
+        try:
+            # On the server too: what nobody waits for any more must not wait for a lock for ever.
+            limit = f"SET statement_timeout = {round(self._timeout * 1000)}"
+            await connection.execute(f"SET application_name = 'nanoloop'; {limit}")
+            await self._prepare(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def close(self) -> None:
+        """Close them all, each in its loop."""
+        here = asyncio.get_running_loop()
+        while self._pools:
+            loop, pool = self._pools.popitem()
+            if loop is here:
+                await pool.close()
+            elif loop.is_running():
+                loop.call_soon_threadsafe(pool.end)
+
+
+class _Pool:
+    """The connections of one event loop."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
+        self._connect = connect
+        self._room = anyio.Semaphore(size)
+        self._idle: list[Connection] = []
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Connection]:
+        """One that nobody else uses meanwhile; after an error it is used no more."""
+        async with self._room:
+            connection = self._kept() or await self._connect()
+            try:
+                yield connection
+            except BaseException:
+                connection.terminate()
+                raise
+            self._idle.append(connection)
+            if self._is_closed:
+                self.end()
+
+    def _kept(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                return connection
+        return None
+
+    async def close(self) -> None:
+        """Take leave of the server, and end."""
+        with anyio.move_on_after(_CLOSE_SECONDS):
+            while (connection := self._kept()) is not None:
+                await connection.close()
+        self.end()
+
+    def end(self) -> None:
+        """Drop them as they are; those in use follow."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().terminate()

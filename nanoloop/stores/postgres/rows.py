@@ -1,0 +1,81 @@
+"""Sessions and entries as rows, and back. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry
+from nanoloop.stores.database import Commit, Stored, text_of
+from nanoloop.stores.postgres.exact import packed, packed_entry, plain, unpacked, unplain
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def moment(micros: int) -> datetime:
+    """Microseconds since 1970 as a time."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def arguments(commit: Commit, token: UUID) -> tuple[Any, ...]:
+    """What the statements that write a session want, in their order."""
+    ids = commit.message_ids
+    return (
+        plain(commit.id),
+        commit.revision,
+        token,
+        packed(commit.head),
+        commit.window,
+        moment(commit.updated_at),
+        None if commit.expires_at is None else moment(commit.expires_at),
+        commit.grows,
+        list(commit.sections),
+        [packed(value) for value in commit.sections.values()],
+        [entry.seq for entry in commit.entries],
+        [plain(ids[entry.seq]) if entry.seq in ids else None for entry in commit.entries],
+        [packed_entry(*pair) for pair in zip(commit.entries, commit.texts, strict=True)],
+    )
+
+
+def rewritten(commit: Commit) -> tuple[Any, ...]:
+    """What the statement that erases wants."""
+    entries = commit.rewritten
+    return (
+        plain(commit.id),
+        [entry.seq for entry in entries],
+        [packed_entry(entry, text_of(entry)) for entry in entries],
+    )
+
+
+def stored(row: Record, entries: Iterable[Record] | None = None) -> Stored:
+    """A session from a row of `window`; its entries may come from rows of their own."""
+    pairs = zip(row["seqs"] or (), row["contents"] or (), strict=True)
+    return Stored(
+        head=unpacked(row["head"]),
+        sections=dict(zip(row["names"] or (), map(unpacked, row["values"] or ()), strict=True)),
+        entries=[_entry(*pair) for pair in pairs] if entries is None else entries_of(entries),
+        seen=dict(zip(row["seen_seqs"] or (), map(unplain, row["seen_ids"] or ()), strict=True)),
+        size=row["size"],
+    )
+
+
+def glance(row: Record) -> Stored:
+    """A session from a row of `glances`."""
+    return Stored(
+        head=unpacked(row["head"]), sections={ABOUT: unpacked(row["value"])}, size=row["size"]
+    )
+
+
+def entries_of(rows: Iterable[Record]) -> list[Entry]:
+    """Entries from rows of `between`."""
+    return [_entry(row["seq"], row["content"]) for row in rows]
+
+
+def _entry(seq: int, content: str) -> Entry:
+    return Entry.from_dict(unpacked(content), seq=seq)

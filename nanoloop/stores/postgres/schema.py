@@ -1,0 +1,101 @@
+"""The tables, and the views for people's own queries. Each step leads to the next format.
+
+HOT: a commit changes no indexed column of `session`, and finds room in the same page, so that it
+leaves nothing for the vacuum to collect. (With `sliding`, `expires_at` is an exception.)
+"""
+
+from __future__ import annotations
+
+_FIRST = """
+CREATE TABLE {schema}.session (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id text NOT NULL UNIQUE,
+    rev bigint NOT NULL,
+    token uuid NOT NULL,
+    grew bigint NOT NULL,
+    size bigint NOT NULL,
+    window_start bigint NOT NULL,
+    updated_at timestamptz NOT NULL,
+    expires_at timestamptz,
+    head jsonb NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE {schema}.session IS 'Sessions: the only row of one that each commit rewrites';
+COMMENT ON COLUMN {schema}.session.token IS 'By which a writer knows its own last commit';
+COMMENT ON COLUMN {schema}.session.grew IS 'By how many bytes the last commit made it grow';
+CREATE INDEX session_expires_at ON {schema}.session (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE {schema}.section (
+    session bigint NOT NULL REFERENCES {schema}.session ON DELETE CASCADE,
+    name text NOT NULL,
+    value jsonb NOT NULL,
+    PRIMARY KEY (session, name)
+) WITH (fillfactor = 70);
+COMMENT ON TABLE {schema}.section IS 'Parts of a session that change seldom: about, summary, state';
+
+CREATE TABLE {schema}.entry (
+    session bigint NOT NULL REFERENCES {schema}.session ON DELETE CASCADE,
+    seq bigint NOT NULL,
+    message_id text,
+    content jsonb NOT NULL,
+    PRIMARY KEY (session, seq)
+);
+COMMENT ON TABLE {schema}.entry IS 'Messages, tool calls and results; never rewritten but to erase';
+CREATE INDEX entry_message_id ON {schema}.entry (session, seq) WHERE message_id IS NOT NULL;
+
+CREATE TABLE {schema}.binding (
+    digest bytea PRIMARY KEY,
+    key text NOT NULL,
+    session text NOT NULL
+);
+COMMENT ON TABLE {schema}.binding IS 'Which session a chat has now; the digest is of a key';
+
+CREATE VIEW {schema}.sessions AS
+SELECT session.id,
+    about.value ->> 'key' AS key,
+    about.value ->> 'title' AS title,
+    about.value ->> 'agent' AS agent,
+    (about.value ->> 'created_at')::timestamptz AS created_at,
+    session.updated_at,
+    session.expires_at,
+    coalesce((head ->> 'count')::bigint, 0) AS entries,
+    coalesce((head ->> 'turns')::bigint, 0) AS turns,
+    coalesce((head ->> 'awaiting')::bigint, 0) > 0 AS is_awaiting,
+    summary.value ->> 'value' AS summary,
+    session.size AS bytes
+FROM {schema}.session
+LEFT JOIN {schema}.section about ON about.session = number AND about.name = 'about'
+LEFT JOIN {schema}.section summary ON summary.session = number AND summary.name = 'summary';
+COMMENT ON VIEW {schema}.sessions IS 'One row a session; sealed words are null';
+
+CREATE VIEW {schema}.messages AS
+SELECT session.id AS session,
+    seq,
+    (content ->> 'timestamp')::timestamptz AS at,
+    content -> 'content' ->> 'role' AS role,
+    content -> 'content' ->> 'text' AS text,
+    message_id,
+    seq >= coalesce((head ->> 'start')::bigint, 1) AND NOT EXISTS (
+        SELECT FROM jsonb_array_elements(coalesce(head -> 'hidden', '[]')) AS pair
+        WHERE seq BETWEEN (pair ->> 0)::bigint AND (pair ->> 1)::bigint
+    ) AS is_visible
+FROM {schema}.entry
+JOIN {schema}.session ON session.number = entry.session
+WHERE content ->> 'type' = 'message';
+COMMENT ON VIEW {schema}.messages IS 'What was said; is_visible is false after a reset or an undo';
+
+CREATE VIEW {schema}.usage AS
+SELECT session.id AS session,
+    ((content ->> 'timestamp')::timestamptz AT TIME ZONE 'UTC')::date AS day,
+    count(*) FILTER (WHERE content -> 'content' ->> 'role' = 'user') AS from_users,
+    count(*) FILTER (WHERE content -> 'content' ->> 'role' = 'assistant') AS answers,
+    count(*) FILTER (WHERE content ->> 'type' = 'tool_call') AS tool_calls,
+    count(*) FILTER (WHERE content -> 'content' ->> 'success' = 'false') AS failed_tool_calls,
+    coalesce(sum(length(content -> 'content' ->> 'text')), 0) AS characters
+FROM {schema}.entry
+JOIN {schema}.session ON session.number = entry.session
+GROUP BY 1, 2;
+COMMENT ON VIEW {schema}.usage IS 'What was said and done, by session and day (UTC)';
+"""
+
+STEPS = (_FIRST,)
+"""Each is run once, in its own order; a change of the tables is a new one."""

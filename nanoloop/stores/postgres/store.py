@@ -1,0 +1,208 @@
+"""Sessions in PostgreSQL: each call is one statement, but for the rare ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from anyio.to_thread import run_sync
+
+from nanoloop.protocols import Seal
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores.database import Commit, Stored
+from nanoloop.stores.postgres import rows
+from nanoloop.stores.postgres.address import schema_name
+from nanoloop.stores.postgres.connections import Connections
+from nanoloop.stores.postgres.exact import plain, unpacked, unplain
+from nanoloop.stores.postgres.migration import migrate, standing
+from nanoloop.stores.postgres.schema import STEPS
+from nanoloop.stores.postgres.statements import Statements
+from nanoloop.stores.postgres.unsure import Unsure
+from nanoloop.stores.store import DatabaseStore
+
+if TYPE_CHECKING:
+    from asyncpg import Connection
+
+_PAGE = 500
+_EXPIRED_PAGE = 100
+_NONE = 1 << 62
+"""A number above all: entries from there on are none."""
+
+
+class _Tables:
+    """The tables of one schema."""
+
+    def __init__(self, url: str, *, schema: str, pool_size: int, timeout_seconds: float) -> None:
+        self._schema = schema
+        self._sql = Statements.of(schema)
+        self._unsure = Unsure()
+        self._connections = Connections(
+            url, size=pool_size, timeout_seconds=timeout_seconds, prepare=self._prepare
+        )
+
+    async def _prepare(self, connection: Connection) -> None:
+        if await standing(connection, self._schema) < len(STEPS):
+            await migrate(connection, self._schema)
+
+    async def migrate(self) -> int:
+        """Have the tables in this version's format; returns which one they had, 0 for none."""
+        return await self._connections.alone(lambda server: migrate(server, self._schema))
+
+    # Writing
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        arguments = rows.arguments(commit, uuid4())
+
+        async def work(server: Connection) -> bool:
+            async with server.transaction():
+                if over is not None:
+                    await server.execute(self._sql.delete_over, arguments[0], over)
+                return await server.fetchval(self._sql.insert, *arguments) is not None
+
+        return await self._connections.run(work)
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        arguments = rows.arguments(commit, self._unsure.token_for(commit))
+
+        async def work(server: Connection) -> int | None:
+            if not commit.rewritten:
+                return await self._commit(server, commit, (*arguments, rows.moment(now)))
+            async with server.transaction():
+                stood = await self._commit(server, commit, (*arguments, rows.moment(now)))
+                if stood == commit.revision:
+                    await server.execute(self._sql.rewrite, *rows.rewritten(commit))
+                return stood
+
+        stood = await self._connections.run(work)
+        self._unsure.settled(commit.id)
+        return stood
+
+    async def _commit(
+        self, server: Connection, commit: Commit, arguments: Sequence[Any]
+    ) -> int | None:
+        for statement in (self._sql.commit, self._sql.recommit):
+            if await server.fetchval(statement, *arguments) is not None:
+                return commit.revision
+        stands: int | None = await server.fetchval(self._sql.stands, arguments[0], arguments[-1])
+        # It was not there a moment ago: made anew since, whatever its number.
+        return None if stands == commit.revision else stands
+
+    async def delete(self, session_id: str) -> None:
+        await self._connections.run(lambda s: s.execute(self._sql.delete, plain(session_id)))
+
+    async def delete_expired(self, *, now: int) -> int:
+        total, count = 0, _EXPIRED_PAGE
+        arguments = (self._sql.delete_expired, rows.moment(now), _EXPIRED_PAGE)
+        while count == _EXPIRED_PAGE:
+            count = await self._connections.run(lambda s: s.fetchval(*arguments))
+            total += count
+        return total
+
+    # Reading
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        text = await self._connections.run(
+            lambda s: s.fetchval(self._sql.head, plain(session_id)),
+        )
+        return None if text is None else unpacked(text)
+
+    async def window(self, session_id: str) -> Stored | None:
+        row = await self._connections.run(
+            lambda s: s.fetchrow(self._sql.window, plain(session_id), None)
+        )
+        return None if row is None else rows.stored(row)
+
+    async def whole(self, session_id: str) -> Stored | None:
+        name = plain(session_id)
+
+        async def work(server: Connection) -> tuple[Any, Any]:
+            # One view of both; and in rows, for an array has its limit.
+            async with server.transaction(isolation="repeatable_read", readonly=True):
+                row = await server.fetchrow(self._sql.window, name, _NONE)
+                return row, await server.fetch(self._sql.between, name, 0, None, None)
+
+        row, entries = await self._connections.run(work)
+        return None if row is None else await run_sync(rows.stored, row, entries)
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        arguments = (plain(session_id), after, upto, limit)
+        return rows.entries_of(
+            await self._connections.run(lambda s: s.fetch(self._sql.between, *arguments))
+        )
+
+    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+        # All of them first: the order moves with every commit, and none may slip through.
+        newest = await self._connections.run(lambda s: s.fetch(self._sql.newest, rows.moment(now)))
+        numbers = [row["number"] for row in newest]
+        for start in range(0, len(numbers), _PAGE):
+            arguments = (rows.moment(now), numbers[start : start + _PAGE], ABOUT)
+            for row in await self._connections.run(
+                lambda s: s.fetch(self._sql.glances, *arguments)  # noqa: B023 - awaited here
+            ):
+                yield rows.glance(row)
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        arguments = (_digest(key), plain(key), plain(session_id))
+        await self._connections.run(lambda s: s.execute(self._sql.bind, *arguments))
+
+    async def bound(self, key: str) -> str | None:
+        found = await self._connections.run(lambda s: s.fetchval(self._sql.bound, _digest(key)))
+        return None if found is None else unplain(found)
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        after = b""
+        while True:
+            page = await self._connections.run(
+                lambda s: s.fetch(self._sql.bindings, after, _PAGE)  # noqa: B023 - awaited here
+            )
+            for row in page:
+                yield unplain(row["key"]), unplain(row["session"])
+            if len(page) < _PAGE:
+                return
+            after = page[-1]["digest"]
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+class PostgresStore(DatabaseStore):
+    """Sessions in the tables of one schema, which are made where there are none."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "nanoloop",
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        pool_size: int = 10,
+        timeout_seconds: float = 10,
+    ) -> None:
+        """`pool_size` connections at most, and no call takes longer than `timeout_seconds`."""
+        self._tables = _Tables(
+            url,
+            schema=schema_name(schema),
+            pool_size=pool_size,
+            timeout_seconds=timeout_seconds,
+        )
+        super().__init__(self._tables, clock=clock, seal=seal)
+
+    async def migrate(self) -> str:
+        """Make the tables, or bring older ones up to date; says what was done."""
+        before, now = await self._tables.migrate(), len(STEPS)
+        if before == now:
+            return f"the tables have format {now} already"
+        return f"format {before} → {now}" if before else f"the tables were made, format {now}"
+
+
+def _digest(key: str) -> bytes:
+    """An index has room for this, however long the key is."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
