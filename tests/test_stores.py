@@ -16,9 +16,14 @@ from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.redis import RedisStore
+from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.sweep import sweep
 
 SEAL = FernetSeal(Fernet.generate_key().decode())
+
+
+def sqlite_file(test):
+    return folder(test) / "sessions.sqlite"
 
 
 def folder(request):
@@ -31,6 +36,11 @@ STORES = {
     "jsonl": lambda test, clock: JsonlStore(folder(test), clock=clock),
     "jsonl_fsync": lambda test, clock: JsonlStore(folder(test), clock=clock, durability="fsync"),
     "jsonl_sealed": lambda test, clock: JsonlStore(folder(test), clock=clock, seal=SEAL),
+    "sqlite": lambda test, clock: SqliteStore(sqlite_file(test), clock=clock),
+    "sqlite_fsync": lambda test, clock: SqliteStore(
+        sqlite_file(test), clock=clock, durability="fsync", exclusive=True
+    ),
+    "sqlite_sealed": lambda test, clock: SqliteStore(sqlite_file(test), clock=clock, seal=SEAL),
     "redis": lambda test, clock: RedisStore(test.getfixturevalue("redis_url"), clock=clock),
 }
 """How to open each store, empty, with a clock of the test's."""
@@ -421,7 +431,7 @@ SECRET = "the secret is xyzzy"
 def everything_in(store, folder):
     """All that a store has, as text: of a folder every byte that can be read, or unsealed."""
     kept = getattr(getattr(store, "database", None), "_rows", None)
-    files = [path.read_text() for path in folder.rglob("*") if path.is_file()]
+    files = [path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()]
     return "\n".join(files) + ("" if kept is None else repr(kept))
 
 
