@@ -5,18 +5,21 @@ The only place that picks concrete classes.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from anyio.abc import TaskStatus
 
 from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
+from nanoloop.channels.web.attachments import Attachments
+from nanoloop.channels.web.pictures import Pictures
 from nanoloop.errors import SettingsError, place_of
 from nanoloop.events import ChannelFailed, ChannelStarted, Event
 from nanoloop.loop import AgentLoop
@@ -35,6 +38,10 @@ from nanoloop.telemetry import Telemetry
 from nanoloop.tools.calculator import calculator
 from nanoloop.tools.clock import clock
 from nanoloop.tools.recall import make_recall_tool
+
+if TYPE_CHECKING:
+    from nanoloop.channels.web.callers import Token
+    from nanoloop.channels.web.channel import WebChannel
 
 LOCAL_CONTEXT_TOKENS = 8192
 """What a conversation with a model file gets where neither settings nor catalogue say more."""
@@ -80,7 +87,7 @@ class App:
         log = settings.log
         telemetry = telemetry or Telemetry(level=log.level, format=log.format)
         store = make_store(settings, telemetry)
-        provider = provider or make_provider(settings)
+        provider = with_pictures(settings, provider or make_provider(settings))
         loop = make_loop(settings, provider, store, telemetry)
         return cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
 
@@ -161,6 +168,72 @@ def make_store(
         announce=telemetry,
     )
     return opening.open(url or settings.store.url or default_url(settings.data))
+
+
+def make_web(settings: Settings, app: App) -> WebChannel:
+    """The page and the API, as these settings want them, for `app.add`."""
+    # An extra of its own, and too much to load where nobody serves it.
+    from nanoloop.channels.web.channel import Place, WebChannel  # noqa: PLC0415 - as above
+    from nanoloop.channels.web.desk import Limits, Shop  # noqa: PLC0415 - as above
+
+    web, loop = settings.channels.web, app.loop
+    channel = WebChannel(
+        Shop(
+            bus=loop.bus,
+            sessions=loop.sessions,
+            agents=loop.agents,
+            summarizer=loop.summarizer,
+            runner=loop,
+            recall=loop.recall,
+            keep=settings.message_buffer_min,
+            model=settings.model,
+            snapshot=app.telemetry.snapshot,
+            announce=app.telemetry,
+        ),
+        attachments=make_attachments(settings),
+        place=Place(
+            host=web.host,
+            port=web.port,
+            hosts=web.hosts,
+            origins=web.origins,
+            grace_seconds=settings.loop.shutdown_turns_seconds,
+        ),
+        tokens=make_tokens(settings),
+        limits=Limits(
+            requests_per_minute=web.requests_per_minute,
+            message_bytes=web.message_bytes,
+            upload_bytes=web.upload_bytes,
+            streams=web.streams,
+        ),
+    )
+    app.telemetry.listeners.append(channel.hear)
+    return channel
+
+
+def make_tokens(settings: Settings) -> list[Token]:
+    """Who may use the web, and which sessions they see; raises `SettingsError`."""
+    from nanoloop.channels.web.callers import Caller, Token  # noqa: PLC0415 - as above
+
+    tokens = []
+    for name, own in settings.channels.web.tokens.items():
+        key = f"channels.web.tokens.{name}"
+        if own.token is None or not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            wrong = "has no token" if own.token is None else "is no name: use letters and digits"
+            raise SettingsError(f"{settings.origin(f'{key}.sessions')}: {key} {wrong}")
+        caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
+        tokens.append(Token(caller=caller, secret=own.token.get_secret_value()))
+    return tokens
+
+
+def with_pictures(settings: Settings, provider: Provider) -> Provider:
+    """The provider, shown the images that were uploaded to the web, wherever a chat goes on."""
+    return Pictures(provider, make_attachments(settings))
+
+
+def make_attachments(settings: Settings) -> Attachments:
+    """Where uploaded files are kept."""
+    limit = settings.channels.web.uploads_bytes
+    return Attachments(settings.data / "attachments", limit_bytes=limit, seal=make_seal(settings))
 
 
 def make_seal(settings: Settings) -> Seal | None:

@@ -376,6 +376,26 @@ class ChannelFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestServed(Event):
+    """One request to the web; `path` is the operation's, without what stood in it."""
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFailed(Event):
+    """A bug in serving a request. `error` is a class name."""
+
+    level: ClassVar[Level] = "error"
+    path: str
+    error: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SendFailed(Event):
     level: ClassVar[Level] = "error"
     channel: str

@@ -8,6 +8,8 @@ from typing import Any
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
 
+_SEEN = ("http://", "https://", "data:", "attachment:")
+"""Where an image may be for the model to see it; the last are ours, and sent as data."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to")
 
 
@@ -47,12 +49,14 @@ def _content(message: Inbound) -> Any:
 
 def _known(attachment: Attachment) -> dict[str, Any]:
     facts = asdict(attachment)
-    return {name: value for name, value in facts.items() if value is not None}
+    # Its text is kept once, as a part of the message.
+    return {name: value for name, value in facts.items() if value is not None and name != "text"}
 
 
 def _part(attachment: Attachment) -> dict[str, Any]:
-    if attachment.kind == "image" and attachment.ref.startswith(("http://", "https://", "data:")):
+    if attachment.kind == "image" and attachment.ref.startswith(_SEEN):
         return {"type": "image_url", "image_url": {"url": attachment.ref}}
     known = (attachment.name, attachment.mime_type, attachment.size and f"{attachment.size} bytes")
     about = ", ".join(str(fact) for fact in known if fact)
-    return {"type": "text", "text": f"[{attachment.kind}: {about or attachment.ref}]"}
+    named = f"[{attachment.kind}: {about or attachment.ref}]"
+    return {"type": "text", "text": "\n".join(filter(None, (named, attachment.text)))}

@@ -132,6 +132,11 @@ class AgentLoop:
         self._started_at = datetime.now(timezone.utc)
 
     @property
+    def recall(self) -> Recall | None:
+        """What finds again what was said, where there is one."""
+        return self._recall
+
+    @property
     def lanes(self) -> int:
         """How many chats are being answered or wait."""
         return len(self._lanes)

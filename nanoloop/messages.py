@@ -24,6 +24,8 @@ class Attachment:
     mime_type: str | None = None
     size: int | None = None
     """Bytes, when known."""
+    text: str | None = None
+    """What the model is to read of it, where it is a text: kept with the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import structlog
 from structlog.dev import plain_traceback
 from structlog.typing import FilteringBoundLogger, Processor
 
-from nanoloop.events import Event, Level
+from nanoloop.events import Announce, Event, Level
 
 _NEVER_LOGGED = frozenset({"text", "content"})
 _SUMMED = frozenset(
@@ -36,6 +36,8 @@ class Telemetry:
         self.counts: Counter[str] = Counter()
         self.sums: Counter[str] = Counter()
         self.latest: dict[str, int] = {}
+        self.listeners: list[Announce] = []
+        """Who else hears every event."""
         self._log = _logger(level, format, stream or sys.stderr)
 
     def __call__(self, event: Event) -> None:
@@ -45,6 +47,8 @@ class Telemetry:
         self._count(name, values)
         if event.logged:
             self._write(event.level, name, values)
+        for hear in self.listeners:
+            hear(event)
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """How often each event happened, sums such as `turn_finished.tokens_in`, latest values."""

@@ -60,6 +60,10 @@ COMMANDS = {
         "answer on all channels until told to stop",
         ("nanoloop run", "nanoloop run --config bot.toml --data /var/lib/bot"),
     ),
+    "serve": Command(
+        "serve the page and the API, for a browser and for programs",
+        ("nanoloop serve", "nanoloop serve --port 9000", "nanoloop serve --host 0.0.0.0"),
+    ),
     "sessions": Command(
         "find, show, export, import, fork or prune stored conversations",
         (

@@ -194,10 +194,48 @@ class TerminalSettings(Section):
     """The agent for new conversations here; left out, it is the one for all."""
 
 
+class TokenSettings(Section):
+    """Who may use the web: a token with a name. With none, only this machine is served."""
+
+    token: Annotated[SecretStr, Field(min_length=16)] | None = Field(
+        default=None, examples=["..."]
+    )
+    """What they send or log in with: at least 16 characters, such as `openssl rand -hex 24`."""
+    sessions: Names | None = Field(default=None, examples=[["*"]])
+    """Which session ids they see, `*` for any text; left out, those they began themselves."""
+
+
+class WebSettings(Section):
+    """The page and the API, for `nanoloop serve`."""
+
+    enabled: bool = False
+    """Whether `nanoloop run` serves them too; `nanoloop serve` always does."""
+    host: str = "127.0.0.1"
+    """The address to listen on; another than this machine's own needs a token."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8765
+    """The port to listen on; 0 is any that is free."""
+    hosts: Names = Field(default=(), examples=[["chat.example.org"]])
+    """Further names that the server is reached by, through a proxy say."""
+    origins: Names = Field(default=(), examples=[["https://app.example.org"]])
+    """Other sites whose pages may call the API; left out, none may."""
+    requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
+    """How often one token, or one address without, may call; more get told to wait."""
+    streams: Annotated[int, Field(ge=1), Unit("streams")] = 2000
+    """How many may read along at once, all pages together."""
+    message_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 256_000
+    """How long a message may be."""
+    upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
+    """How large one uploaded file may be."""
+    uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 1_000_000_000
+    """How much room all uploads may take in the data folder."""
+    tokens: dict[str, TokenSettings] = Field(default_factory=dict)
+
+
 class ChannelSettings(Section):
     """The ways in and out for chats, a table each."""
 
     terminal: TerminalSettings = TerminalSettings()
+    web: WebSettings = WebSettings()
 
 
 class AgentSettings(Section):

@@ -1,0 +1,121 @@
+"""The web as a channel: messages go on the bus, answers and events to whoever reads along."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp
+
+from nanoloop.channels.web.attachments import Attachments
+from nanoloop.channels.web.callers import Callers, Token
+from nanoloop.channels.web.desk import Desk, Limits, Shop
+from nanoloop.channels.web.gate import Gate
+from nanoloop.channels.web.news import News
+from nanoloop.channels.web.rates import Rates
+from nanoloop.channels.web.server import LOOPBACK_NAMES, Server, is_loopback, listening
+from nanoloop.channels.web.site import make_site
+from nanoloop.channels.web.stream import Streams
+from nanoloop.channels.web.talking import CHANNEL
+from nanoloop.errors import SettingsError
+from nanoloop.events import Event, TextStreamed
+from nanoloop.messages import Outbound
+from nanoloop.protocols import Bus
+
+FAILURES_A_MINUTE = 20
+"""Wrong tokens from one address that are answered at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the web is served, and under which names."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    hosts: Collection[str] = ()
+    """Further names that it is reached by, through a proxy."""
+    origins: Collection[str] = ()
+    """Other sites whose pages may call."""
+    grace_seconds: float = 20
+    """How long requests may take to finish at the end."""
+
+
+class WebChannel:
+    """Serves the page and the API on one address."""
+
+    name = CHANNEL
+    streams = True
+
+    def __init__(
+        self,
+        shop: Shop,
+        *,
+        attachments: Attachments,
+        place: Place | None = None,
+        tokens: Iterable[Token] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        """Raises `SettingsError` for an open door."""
+        self._place = place or Place()
+        limits = limits or Limits()
+        callers = Callers(tokens)
+        if not is_loopback(self._place.host) and not callers.are_named:
+            raise SettingsError(
+                f"channels.web.host is {self._place.host!r}, which others can reach, and there is "
+                "no token: add [channels.web.tokens.NAME] with a token, or serve on 127.0.0.1"
+            )
+        self._listener: socket.socket | None = None
+        self._news = News()
+        self.desk = Desk(
+            shop=shop,
+            callers=callers,
+            limits=limits,
+            attachments=attachments,
+            feeds=self._news.feeds,
+            receipts=self._news.receipts,
+            streams=Streams(limit=limits.streams),
+            rates=Rates(limits.requests_per_minute),
+            failures=Rates(FAILURES_A_MINUTE),
+            origins=frozenset(self._place.origins),
+            cookie=f"nanoloop_{self._place.port}",
+            is_serving=self._news.is_serving,
+        )
+
+    def bind(self) -> str:
+        """Listen, and return the address; raises `SettingsError` where that can't be."""
+        if self._listener is None:
+            self._listener = listening(self._place.host, self._place.port)
+        port = self._listener.getsockname()[1]
+        host = self._place.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def run(self, bus: Bus) -> None:  # noqa: ARG002 - the bus of the shop is the same
+        """Serve until cancelled; open requests then get some time to end."""
+        self.bind()
+        server = Server(
+            self.app(),
+            header_seconds=self.desk.limits.header_seconds,
+            grace_seconds=self._place.grace_seconds,
+            at_end=self.desk.streams.end,
+        )
+        listener, self._listener = self._listener, None
+        assert listener is not None  # noqa: S101 - `bind` has made it
+        await server.serve(listener)
+
+    def app(self) -> ASGIApp:
+        """The ASGI application, with all that protects it."""
+        return Gate(make_site(self.desk), hosts=self._hosts(), announce=self.desk.shop.announce)
+
+    def _hosts(self) -> Collection[str] | None:
+        """The names that requests may be for; None where only who has a token gets anything."""
+        own = {*LOOPBACK_NAMES, self._place.host, *self._place.hosts}
+        return own if is_loopback(self._place.host) or self._place.hosts else None
+
+    async def send(self, item: Outbound | TextStreamed) -> None:
+        """Tell everyone who reads this session."""
+        self._news.take(item)
+
+    def hear(self, event: Event) -> None:
+        """Tell what happened to everyone who reads its session."""
+        self._news.hear(event)

@@ -1,0 +1,121 @@
+"""What of a session is where: the log, what is pending, the window, the summary and its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from nanoloop.channels.web.conversations import SESSION
+from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.operation import Call, Operation, Taken
+from nanoloop.channels.web.refusal import Refusal
+from nanoloop.events import WindowTrimmed
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
+from nanoloop.session.window import message_count
+from nanoloop.view.tokens import entry_tokens, text_tokens
+
+
+class Corrected(Taken):
+    """Another text for the summary."""
+
+    text: Annotated[str, Field(max_length=20_000)]
+
+
+async def memory(call: Call) -> Response:
+    """What is where."""
+    session = await call.desk.shop.sessions.open(call.session_id)
+    return JSONResponse(await _shown(call.desk, session))
+
+
+async def correct(call: Call) -> Response:
+    """Put another text in the place of the summary."""
+    given: Corrected = call.body
+    sessions = call.desk.shop.sessions
+    session = await sessions.open(call.session_id)
+    is_being_written = session.summary_in_progress
+    session.update_summary(given.text.strip())
+    # The one being written finds it changed, and drops its own.
+    session.summary_in_progress = is_being_written
+    await sessions.store.save(session)
+    call.desk.feeds.of(session.id).add("memory", {"reason": "edited"})
+    return JSONResponse(await _shown(call.desk, session))
+
+
+async def summarise(call: Call) -> Response:
+    """Cut the window to what always stays, and fold what left it into the summary now."""
+    shop = call.desk.shop
+    session = await shop.sessions.open(call.session_id)
+    evicted, did_trim = session.trim_if_needed(limit=shop.keep, min_keep=shop.keep)
+    if did_trim:
+        await shop.sessions.store.save(session)
+        session.release()
+        kept = message_count(session.window)
+        shop.announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+    if shop.summarizer.fire_and_forget(session, force=True) or did_trim:
+        return Response(status_code=202)
+    if session.summary_in_progress:
+        raise Refusal(409, "a summary is being written already")
+    raise Refusal(409, f"the last {shop.keep} messages always stay word for word")
+
+
+async def _shown(desk: Desk, session: Session) -> dict[str, Any]:
+    store = desk.shop.sessions.store
+    first = await store.entries(session.id, limit=1)
+    covered, left = session.covered_seq, session.pending_seq
+    pending = await store.entries(session.id, after=covered, upto=left) if left > covered else []
+    return {
+        "log": {
+            "entries": session.entry_count,
+            "first": first[0].seq if first else 0,
+            "last": session.last_seq,
+        },
+        "covered": covered,
+        "pending": _part(pending),
+        "window": _part(session.window),
+        "tokens": {
+            "window": sum(map(entry_tokens, session.window)),
+            "pending": sum(map(entry_tokens, pending)),
+            "summary": text_tokens(session.summary),
+        },
+        "summary": {"text": session.summary, "seq": covered if session.summary else 0},
+        "ledger": [dict(item) for item in session.ledger],
+        "pins": [dict(pin) for pin in session.pins],
+        "receipts": desk.receipts.of(session.id),
+        "spent": dict(session.summary_spent),
+        "running": session.summary_in_progress,
+        "waiting": desk.shop.summarizer.waits_for(session.id),
+    }
+
+
+def _part(entries: Sequence[Entry]) -> dict[str, int]:
+    return {
+        "first": entries[0].seq if entries else 0,
+        "last": entries[-1].seq if entries else 0,
+        "count": len(entries),
+        "messages": message_count(entries),
+    }
+
+
+OPERATIONS: Sequence[Operation] = (
+    Operation(
+        method="GET", path=f"{SESSION}/memory", says="What of the session is where", run=memory
+    ),
+    Operation(
+        method="PUT",
+        path=f"{SESSION}/memory/summary",
+        says="Set the summary right",
+        run=correct,
+        body=Corrected,
+    ),
+    Operation(
+        method="POST",
+        path=f"{SESSION}/memory/summarise",
+        says="Have older messages summarised now",
+        run=summarise,
+        status=202,
+    ),
+)

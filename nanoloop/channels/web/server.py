@@ -1,0 +1,113 @@
+"""Serving an application on a socket of ours, and ending so that no client is cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import anyio
+import uvicorn
+from starlette.types import ASGIApp
+
+from nanoloop.errors import SettingsError
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+BACKLOG = 2048
+SWEEP_SECONDS = 1
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there; raises OSError with a sentence where that can't be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise SettingsError(
+            f"can't listen on {host} port {port}: {error.strerror or error}; choose another "
+            "with --host and --port, or channels.web.host and channels.web.port"
+        ) from error
+
+
+class _Quiet(uvicorn.Server):
+    """Leaves signals to the program it runs in."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves until it is cancelled; then takes nothing more, and gives what runs some time."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        header_seconds: float,
+        grace_seconds: float,
+        at_end: Callable[[], None],
+    ) -> None:
+        """`at_end` ends what would never end by itself."""
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=max(1, int(grace_seconds)),
+        )
+        self._server = _Quiet(config)
+        self._header_seconds = header_seconds
+        self._at_end = at_end
+        self._idle_since: WeakKeyDictionary[Any, tuple[int, float]] = WeakKeyDictionary()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve on this socket, which is closed then."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._sweep, name="web sweep")
+            group.start_soon(self._watch, name="web end")
+            with anyio.CancelScope(shield=True):  # told by `_watch`, it ends in its own time
+                await self._server.serve(sockets=[listener])
+            group.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._at_end()
+            self._server.should_exit = True
+
+    async def _sweep(self) -> None:
+        while True:
+            await anyio.sleep(SWEEP_SECONDS)
+            self._cut_idle(time.monotonic())
+
+    def _cut_idle(self, now: float) -> None:
+        """Cut connections that neither send a whole request nor end, however slowly they drip."""
+        for connection in list(self._server.server_state.connections):
+            cycle: Any = getattr(connection, "cycle", None)
+            transport = connection.transport
+            is_served = cycle is not None and not cycle.response_complete
+            if is_served and not transport.is_closing():
+                self._idle_since.pop(connection, None)
+                continue
+            of, since = self._idle_since.get(connection, (id(cycle), now))
+            if of == id(cycle) and now - since >= self._header_seconds:
+                transport.abort()
+            self._idle_since[connection] = (id(cycle), since if of == id(cycle) else now)

@@ -1,0 +1,77 @@
+"""The one table of operations, and the application made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from nanoloop.channels.web import (
+    access,
+    conversations,
+    events,
+    health,
+    history,
+    memory,
+    talking,
+    uploads,
+)
+from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.openapi import describing
+from nanoloop.channels.web.refusal import error_response
+
+STATIC = Path(__file__).parent / "static"
+_NOT_CACHED = {"Cache-Control": "no-cache"}
+
+# Another API takes its place here, with a tuple of operations of its own.
+PARTS = (access, conversations, history, talking, memory, uploads, events, health)
+OPERATIONS = tuple(operation for part in PARTS for operation in part.OPERATIONS)
+
+
+def make_site(desk: Desk) -> Starlette:
+    """The application: the API, its description, the page."""
+    operations = (*OPERATIONS, *describing(OPERATIONS))
+    routes: list[BaseRoute] = [operation.route(desk) for operation in operations]
+    routes.append(Route("/", _page))
+    routes.append(Mount("/static", _Static(directory=STATIC, check_dir=False)))
+    return Starlette(
+        routes=routes,
+        middleware=[_cors(desk)] if desk.origins else [],
+        exception_handlers={HTTPException: _refused},
+    )
+
+
+def _cors(desk: Desk) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=sorted(desk.origins),
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "Last-Event-ID", "X-Name", "X-Nanoloop"],
+    )
+
+
+class _Static(StaticFiles):
+    """The page's files, asked for anew each time: an update is seen at once."""
+
+    def file_response(self, *args: object, **kwargs: object) -> Response:
+        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
+        response.headers.update(_NOT_CACHED)
+        return response
+
+
+async def _page(_: Request) -> Response:
+    return FileResponse(STATIC / "index.html", headers=_NOT_CACHED)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    says = {404: "there is nothing here", 405: "that is not how to ask for it"}
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return error_response(status, says.get(status, "that can't be served"), headers=headers)

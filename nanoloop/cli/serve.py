@@ -1,0 +1,59 @@
+"""`nanoloop serve`: the page and the API in a browser, beside all other channels."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
+from typing import Any
+
+import anyio
+
+from nanoloop.app import App, make_web
+from nanoloop.cli import Exit
+from nanoloop.cli.first_run import add_local, settle
+from nanoloop.settings import Settings
+from nanoloop.telemetry import Telemetry
+
+_HOW = """
+It is served on this machine only, unless there is a token: add [channels.web.tokens.NAME] to the
+settings, then --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second one ends at
+once."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What `nanoloop serve` takes."""
+    parser.description = f"{parser.description}\n{_HOW}"
+    parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
+    parser.add_argument("--port", metavar="NUMBER", type=int, help="the port to listen on (8765)")
+    add_local(parser)
+
+
+def run(args: Namespace) -> int:
+    """Serve until told to stop."""
+    settings = settle(args, can_ask=sys.stdin.isatty() and sys.stdout.isatty())
+    if settings is None:
+        return Exit.NOT_CONFIGURED
+    options = {"use_uvloop": find_spec("uvloop") is not None}
+    anyio.run(_serve, _placed(settings, args), backend_options=options)
+    return Exit.DONE
+
+
+def _placed(settings: Settings, args: Namespace) -> Settings:
+    """The settings with the address that was typed."""
+    typed: dict[str, Any] = {"host": args.host, "port": args.port}
+    given = {name: value for name, value in typed.items() if value is not None}
+    web = settings.channels.web.model_copy(update=given)
+    channels = settings.channels.model_copy(update={"web": web})
+    return settings.model_copy(update={"channels": channels})
+
+
+async def _serve(settings: Settings) -> None:
+    log = settings.log
+    app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format))
+    web = make_web(settings, app)
+    address = web.bind()
+    app.add(web)
+    if sys.stderr.isatty():
+        print(f"nanoloop serves {address}; its data is in {settings.data}", file=sys.stderr)
+    await app.run()
