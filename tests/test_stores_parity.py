@@ -13,6 +13,7 @@ from nanoloop.errors import SessionError, SessionNotFound
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.redis import RedisStore
+from nanoloop.stores.sqlite import SqliteStore
 
 STEPS = st.one_of(
     st.tuples(st.just("say"), st.integers(1, 8)),
@@ -138,6 +139,13 @@ def seqs(entries):
 def test_a_folder_tells_what_memory_tells(steps):
     with tempfile.TemporaryDirectory() as folder:
         told_the_same(steps, lambda clock: JsonlStore(folder, clock=clock, open_files=1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_sqlite_tells_what_memory_tells(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        told_the_same(steps, lambda clock: SqliteStore(f"{folder}/s.sqlite", clock=clock))
 
 
 @settings(max_examples=30, deadline=None)

@@ -30,8 +30,9 @@ _LIVING = """
     ORDER BY updated_at DESC, number DESC
 """
 _GLANCES = """
-    SELECT head, size, section.value FROM json_each(?) AS wanted JOIN session ON number = wanted.value
-    JOIN section ON session = number AND name = ? ORDER BY wanted.key
+    SELECT head, size, section.value FROM json_each(?) AS wanted
+    JOIN session ON number = wanted.value JOIN section ON session = number AND name = ?
+    ORDER BY wanted.key
 """
 _BINDINGS = "SELECT number, key, session FROM binding WHERE number > ? ORDER BY number LIMIT ?"
 
