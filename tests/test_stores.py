@@ -1,6 +1,7 @@
 """What every store promises. A new store joins by a line in `STORES`."""
 
 from datetime import datetime, timedelta, timezone
+from itertools import count
 
 import anyio
 import pytest
@@ -15,10 +16,12 @@ from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.layered import LayeredStore
+from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.sweep import sweep
 
+NUMBERS = count(1)
 SEAL = FernetSeal(Fernet.generate_key().decode())
 
 
@@ -28,6 +31,12 @@ def sqlite_file(test):
 
 def folder(request):
     return request.getfixturevalue("tmp_path") / "sessions"
+
+
+def fresh_schema(request):
+    """A server and a schema of the test's own in it: made sooner than a database."""
+    server = request.getfixturevalue("shared_postgres")
+    return {"url": server.url, "schema": f"test_{next(NUMBERS)}"}
 
 
 STORES = {
@@ -41,6 +50,7 @@ STORES = {
         sqlite_file(test), clock=clock, durability="fsync", exclusive=True
     ),
     "sqlite_sealed": lambda test, clock: SqliteStore(sqlite_file(test), clock=clock, seal=SEAL),
+    "postgres": lambda test, clock: PostgresStore(**fresh_schema(test), clock=clock),
     "redis": lambda test, clock: RedisStore(test.getfixturevalue("redis_url"), clock=clock),
 }
 """How to open each store, empty, with a clock of the test's."""

@@ -12,7 +12,6 @@ CREATE TABLE {schema}.session (
     id text NOT NULL UNIQUE,
     rev bigint NOT NULL,
     token uuid NOT NULL,
-    grew bigint NOT NULL,
     size bigint NOT NULL,
     window_start bigint NOT NULL,
     updated_at timestamptz NOT NULL,
@@ -21,7 +20,6 @@ CREATE TABLE {schema}.session (
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE {schema}.session IS 'Sessions: the only row of one that each commit rewrites';
 COMMENT ON COLUMN {schema}.session.token IS 'By which a writer knows its own last commit';
-COMMENT ON COLUMN {schema}.session.grew IS 'By how many bytes the last commit made it grow';
 CREATE INDEX session_expires_at ON {schema}.session (expires_at) WHERE expires_at IS NOT NULL;
 
 CREATE TABLE {schema}.section (

@@ -9,26 +9,17 @@ from nanoloop.session.seen import SEEN_LIMIT
 _MADE = """
 WITH mine AS (
     INSERT INTO {schema}.session
-        (id, rev, token, head, window_start, updated_at, expires_at, size, grew)
-    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $8)
-    ON CONFLICT (id) DO UPDATE SET token = excluded.token WHERE session.token = excluded.token
+        (id, rev, token, head, window_start, updated_at, expires_at, size)
+    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8)
+    ON CONFLICT (id) DO NOTHING
     RETURNING number
 ),"""
 _ADVANCED = """
 WITH mine AS (
     UPDATE {schema}.session
     SET rev = $2::bigint + 1, token = $3, head = $4, window_start = $5, updated_at = $6,
-        expires_at = $7, size = size + $8::bigint, grew = $8
+        expires_at = $7, size = size + $8::bigint
     WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $14)
-    RETURNING number
-),"""
-_REDONE = """
-WITH mine AS (
-    UPDATE {schema}.session
-    SET head = $4, window_start = $5, updated_at = $6, expires_at = $7,
-        size = size + $8::bigint - grew, grew = $8
-    WHERE id = $1 AND rev = $2::bigint + 1 AND token = $3
-        AND (expires_at IS NULL OR expires_at >= $14)
     RETURNING number
 ),"""
 _CONTENTS = """
@@ -42,12 +33,9 @@ added AS (
     INSERT INTO {schema}.entry (session, seq, message_id, content)
     SELECT mine.number, new.seq, new.message_id, new.content
     FROM mine, unnest($11::bigint[], $12::text[], $13::jsonb[]) AS new (seq, message_id, content)
-    {on_conflict}
 )
 SELECT number FROM mine
 """
-_ANEW = _CONTENTS.replace("{on_conflict}", "")
-_AGAIN = _CONTENTS.replace("{on_conflict}", "ON CONFLICT DO NOTHING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +43,17 @@ class Statements:
     """Each with the schema's name in it."""
 
     delete_over: str = "DELETE FROM {schema}.session WHERE id = $1 AND rev = $2"
-    insert: str = f"{_MADE}{_AGAIN}"
-    """None where another session has the id; our own, of an earlier try, is as good as new."""
-    commit: str = f"{_ADVANCED}{_ANEW}"
-    recommit: str = f"{_REDONE}{_AGAIN}"
-    """In place of our own commit, of which we never heard whether it happened."""
+    insert: str = f"{_MADE}{_CONTENTS}"
+    commit: str = f"{_ADVANCED}{_CONTENTS}"
+    """Both give None where it was not ours to write, and wrote nothing then."""
     rewrite: str = """
 UPDATE {schema}.entry SET content = new.content
 FROM unnest($2::bigint[], $3::jsonb[]) AS new (seq, content)
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1) AND entry.seq = new.seq
 """
     stands: str = """
-SELECT rev FROM {schema}.session
-WHERE id = $1 AND (expires_at IS NULL OR expires_at >= $2)
+SELECT rev, token = $2 AS is_mine FROM {schema}.session
+WHERE id = $1 AND (expires_at IS NULL OR expires_at >= $3)
 """
     head: str = "SELECT head FROM {schema}.session WHERE id = $1"
     window: str = """

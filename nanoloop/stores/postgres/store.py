@@ -21,12 +21,12 @@ from nanoloop.stores.postgres.exact import plain, unpacked, unplain
 from nanoloop.stores.postgres.migration import migrate, standing
 from nanoloop.stores.postgres.schema import STEPS
 from nanoloop.stores.postgres.statements import Statements
-from nanoloop.stores.postgres.unsure import Unsure
 from nanoloop.stores.store import DatabaseStore
 
 if TYPE_CHECKING:
-    from asyncpg import Connection
+    from asyncpg import Connection, Record
 
+Arguments = tuple[Any, ...]
 _PAGE = 500
 _EXPIRED_PAGE = 100
 _NONE = 1 << 62
@@ -39,7 +39,6 @@ class _Tables:
     def __init__(self, url: str, *, schema: str, pool_size: int, timeout_seconds: float) -> None:
         self._schema = schema
         self._sql = Statements.of(schema)
-        self._unsure = Unsure()
         self._connections = Connections(
             url, size=pool_size, timeout_seconds=timeout_seconds, prepare=self._prepare
         )
@@ -61,35 +60,41 @@ class _Tables:
             async with server.transaction():
                 if over is not None:
                     await server.execute(self._sql.delete_over, arguments[0], over)
-                return await server.fetchval(self._sql.insert, *arguments) is not None
+                if await server.fetchval(self._sql.insert, *arguments) is not None:
+                    return True
+            stands = await self._stands(server, arguments, now=0)
+            return stands is not None and bool(stands["is_mine"])
 
         return await self._connections.run(work)
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        arguments = rows.arguments(commit, self._unsure.token_for(commit))
+        arguments = rows.arguments(commit, uuid4())
 
         async def work(server: Connection) -> int | None:
             if not commit.rewritten:
-                return await self._commit(server, commit, (*arguments, rows.moment(now)))
+                return await self._commit(server, arguments, now)
             async with server.transaction():
-                stood = await self._commit(server, commit, (*arguments, rows.moment(now)))
+                stood = await self._commit(server, arguments, now)
                 if stood == commit.revision:
                     await server.execute(self._sql.rewrite, *rows.rewritten(commit))
                 return stood
 
-        stood = await self._connections.run(work)
-        self._unsure.settled(commit.id)
-        return stood
+        return await self._connections.run(work)
 
-    async def _commit(
-        self, server: Connection, commit: Commit, arguments: Sequence[Any]
-    ) -> int | None:
-        for statement in (self._sql.commit, self._sql.recommit):
-            if await server.fetchval(statement, *arguments) is not None:
-                return commit.revision
-        stands: int | None = await server.fetchval(self._sql.stands, arguments[0], arguments[-1])
-        # It was not there a moment ago: made anew since, whatever its number.
-        return None if stands == commit.revision else stands
+    async def _commit(self, server: Connection, arguments: Arguments, now: int) -> int | None:
+        revision = int(arguments[1])
+        moment = rows.moment(now)
+        if await server.fetchval(self._sql.commit, *arguments, moment) is not None:
+            return revision
+        stands = await self._stands(server, arguments, now=now)
+        if stands is None:
+            return None
+        # Ours: an earlier try was written, and its answer got lost.
+        return revision if stands["is_mine"] else int(stands["rev"])
+
+    async def _stands(self, server: Connection, arguments: Arguments, *, now: int) -> Record | None:
+        name, _, token, *_ = arguments
+        return await server.fetchrow(self._sql.stands, name, token, rows.moment(now))
 
     async def delete(self, session_id: str) -> None:
         await self._connections.run(lambda s: s.execute(self._sql.delete, plain(session_id)))
