@@ -4,6 +4,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import count
 
 import anyio
 from hypothesis import given, settings
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from nanoloop.errors import SessionError, SessionNotFound
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sqlite import SqliteStore
 
+NUMBERS = count(1)
 STEPS = st.one_of(
     st.tuples(st.just("say"), st.integers(1, 8)),
     st.tuples(st.just("trim"), st.integers(1, 5)),
@@ -153,6 +156,14 @@ def test_sqlite_tells_what_memory_tells(steps):
 def test_redis_tells_what_memory_tells(shared_redis, steps):
     url = shared_redis.fresh()
     told_the_same(steps, lambda clock: RedisStore(url, clock=clock))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(STEPS, max_size=25))
+def test_postgresql_tells_what_memory_tells(shared_postgres, steps):
+    schema = f"parity_{next(NUMBERS)}"
+    url = shared_postgres.url
+    told_the_same(steps, lambda clock: PostgresStore(url, schema=schema, clock=clock))
 
 
 def told_the_same(steps, make):
