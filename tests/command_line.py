@@ -31,6 +31,10 @@ class CommandLine:
         if url is not None:
             self._env["OPENAI_BASE_URL"] = url
 
+    def set(self, **variables):
+        """Let further variables stand in its environment."""
+        self._env |= variables
+
     async def run(self, *words, text=None, code=0):
         """Run to the end, with this text as standard input; returns what it printed."""
         with anyio.fail_after(20):

@@ -18,6 +18,9 @@ class FileServer:
         self.says_length = True
         self.asked = []
         """Path and range of each request."""
+        self.stops_after = None
+        """After how many bytes it falls silent until `release`."""
+        self._released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.root = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -26,11 +29,16 @@ class FileServer:
         return self
 
     def __exit__(self, *_):
+        self.release()
         self._server.shutdown()
         self._server.server_close()
 
     def url(self, name="tiny.gguf"):
         return f"{self.root}/{name}"
+
+    def release(self):
+        self.stops_after = None
+        self._released.set()
 
     @property
     def ranges(self):
@@ -76,4 +84,8 @@ class FileServer:
             to.send_header("Content-Length", str(len(rest)))
         to.send_header("ETag", self.tag)
         to.end_headers()
+        if self.stops_after is not None:
+            to.wfile.write(rest[: self.stops_after])
+            self._released.wait(20)
+            return
         to.wfile.write(rest[: self.cuts.pop(0)] if self.cuts else rest)

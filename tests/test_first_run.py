@@ -1,0 +1,158 @@
+"""The first `nanoloop chat`: who shall answer is asked once, written down, and the chat goes on."""
+
+import builtins
+import json
+from collections import deque
+
+import anyio
+import pytest
+
+from nanoloop.cli import choice
+from nanoloop.cli.choice import ask
+from nanoloop.cli.servers import Server, models_at, running
+from nanoloop.settings import Settings
+from tests.command_line import CommandLine, Terminal, ended
+from tests.file_server import FileServer
+from tests.local_model import FOLDER, TINY, model_file
+from tests.openai_server import OpenAIServer
+
+QUESTION, LAST_CHOICE = "Who shall answer?", "1 to "
+OLLAMA = Server("Ollama", "http://localhost:11434/v1", ["qwen3:4b", "llama3"])
+
+
+@pytest.fixture
+def nanoloop(tmp_path):
+    return CommandLine(tmp_path)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / ".config/nanoloop/nanoloop.toml"
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    """What the person types, line by line; at its end they leave."""
+    lines = deque()
+
+    def read(_):
+        if not lines:
+            raise EOFError
+        return lines.popleft()
+
+    monkeypatch.setattr(builtins, "input", read)
+    monkeypatch.setattr(choice, "getpass", read)
+    return lines
+
+
+async def test_a_key_is_typed_unseen_and_kept_for_its_owner(nanoloop, file):
+    with Terminal() as terminal:
+        async with nanoloop.started("chat", terminal=terminal) as process:
+            await terminal.shows(QUESTION)
+            await terminal.shows(LAST_CHOICE)
+            terminal.type("3\r")
+            await terminal.shows("not shown")
+            terminal.type("sk-secret\r")
+            seen = await terminal.shows("Model")
+            terminal.type("\r")
+            await terminal.shows("window 0/50")
+            terminal.type("\x04")
+            assert await ended(process) == 0
+    assert "secret" not in seen
+    assert 'api_key = "sk-secret"\n' in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_servers_address_leads_into_the_conversation(nanoloop, file):
+    async with OpenAIServer(otherwise="Here you are.") as server:
+        with Terminal() as terminal:
+            async with nanoloop.started("run", terminal=terminal) as process:
+                await terminal.shows(LAST_CHOICE)
+                terminal.type("4\r")
+                await terminal.shows("Address")
+                terminal.type(f"{server.url}\r")
+                await terminal.shows("not shown")
+                terminal.type("\r")
+                await terminal.shows("Model")
+                terminal.type("little\r")
+                await terminal.shows("/help")
+                terminal.type("hello\r")
+                await terminal.shows("Here you are.")
+                terminal.type("\x04")
+                assert await ended(process) == 0
+        assert server.requests[-1].json["model"] == "little"
+        await nanoloop.run("chat", "-m", "again")
+    assert f'base_url = "{server.url}"' in file.read_text()
+
+
+async def test_a_model_on_this_machine_is_one_key_away(nanoloop, file):
+    await anyio.to_thread.run_sync(model_file)
+    nanoloop.set(NANOLOOP_MODELS=str(FOLDER))
+    with Terminal() as terminal:
+        async with nanoloop.started("chat", terminal=terminal) as process:
+            await terminal.shows("here already")
+            await terminal.shows(LAST_CHOICE)
+            terminal.type("\r")
+            await terminal.shows("window 0/50")
+            terminal.type("Say hello.\r")
+            await terminal.shows("window 2/50")
+            terminal.type("\x04")
+            assert await ended(process) == 0
+    assert file.read_text() == f'model = "local:{TINY}"\n'
+
+
+async def test_who_leaves_the_question_is_told_the_choices(nanoloop, file):
+    with Terminal() as terminal:
+        async with nanoloop.started("chat", terminal=terminal) as process:
+            await terminal.shows(LAST_CHOICE)
+            terminal.type("\x04")
+            await terminal.shows("chat --local")
+            assert await ended(process) == 3
+    assert not file.exists()
+
+
+async def test_a_stronger_setting_than_the_choice_is_named(nanoloop, file):
+    nanoloop.set(NANOLOOP_MODEL="other")
+    with Terminal() as terminal:
+        async with nanoloop.started("chat", terminal=terminal) as process:
+            await terminal.shows(LAST_CHOICE)
+            terminal.type("1\r")
+            await terminal.shows("env NANOLOOP_MODEL is stronger")
+            assert await ended(process) == 2
+
+
+def test_a_server_that_runs_here_is_offered_with_its_models(typed, capsys):
+    typed += ["5", "llama3"]
+    assert ask(Settings(), [OLLAMA]) == {"base_url": OLLAMA.url, "model": "llama3"}
+    assert "5  Ollama, which runs here: qwen3:4b, llama3" in capsys.readouterr().out
+
+
+def test_nonsense_is_asked_again(typed):
+    typed += ["0", "99", "-1", "x", "4", "no address", "5", ""]
+    assert ask(Settings(), [OLLAMA])["model"] == "qwen3:4b"
+
+
+def test_an_empty_key_is_no_choice(typed):
+    typed += ["3", " "]
+    assert ask(Settings(), []) is None
+
+
+def test_without_the_extra_a_local_model_says_how_to_get_it(typed, capsys, monkeypatch):
+    monkeypatch.setattr(choice, "can_run", lambda: False)
+    typed += ["1"]
+    assert ask(Settings(), []) is None
+    assert "pip install 'nanoloop[local]'" in capsys.readouterr().out
+
+
+def test_servers_are_found_by_what_they_list():
+    models = [{"id": "qwen3:4b"}, {"id": "bad\x1b[2Jname"}, {"id": 7}, "odd"]
+    with FileServer(json.dumps({"data": models}).encode()) as server:
+        usual = {"Ollama": server.root, "LM Studio": "http://127.0.0.1:9/v1"}
+        assert running(usual) == [Server("Ollama", server.root, ["qwen3:4b"])]
+        assert server.asked == [("/models", None)]
+
+
+@pytest.mark.parametrize("said", [b"<html>", b"[]", b'{"data": {}}', b'{"data": []}', b"null"])
+def test_whatever_else_answers_there_is_no_model_server(said):
+    with FileServer(said) as server:
+        assert models_at(server.root) == []
