@@ -26,10 +26,10 @@ from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.models.catalogue import known
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
+from nanoloop.settings.local import context_tokens, suited
 from nanoloop.settings.problems import DEFAULT_AGENT
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from nanoloop.channels.web.callers import Token
     from nanoloop.channels.web.channel import WebChannel
 
-LOCAL_CONTEXT_TOKENS = 8192
-"""What a conversation with a model file gets where neither settings nor catalogue say more."""
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 
 
@@ -84,6 +82,7 @@ class App:
         With `chat`, the key of one chat, it serves that one and ends when its channels do. Left
         out, `telemetry` writes to standard error.
         """
+        settings = suited(settings)
         log = settings.log
         telemetry = telemetry or Telemetry(level=log.level, format=log.format)
         store = make_store(settings, telemetry)
@@ -268,13 +267,10 @@ def make_local_provider(settings: Settings) -> Provider:
     """A model file that runs on this machine."""
     from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
 
-    path = file_of(settings.model, settings.models)
-    model = known(path.stem)
-    suited = model.context_tokens if model else None
     return LocalProvider(
-        path,
+        file_of(settings.model, settings.models),
         model=settings.model,
-        context_tokens=settings.local.context_tokens or suited or LOCAL_CONTEXT_TOKENS,
+        context_tokens=context_tokens(settings),
         parallel=settings.local.parallel,
         threads=settings.local.threads,
         options=settings.provider.options,

@@ -1,0 +1,36 @@
+"""What settings leave open is filled in as a model on this machine needs it."""
+
+from pathlib import Path
+
+from nanoloop.settings import LocalSettings, Settings, SummarySettings
+from nanoloop.settings.local import context_tokens, suited
+
+TINY = Settings(model="local:smollm2-135m")
+
+
+def test_a_conversation_leaves_room_for_the_answer_in_the_models_context():
+    assert suited(TINY).context_tokens == 6144
+    small = TINY.model_copy(update={"local": LocalSettings(context_tokens=2048)})
+    assert suited(small).context_tokens == 1536
+
+
+def test_a_summary_has_time_and_a_batch_that_the_model_can_read():
+    summary = suited(TINY).summary
+    assert summary.timeout_seconds == 600
+    assert summary.batch_chars == 16384
+    assert summary.max_words == SummarySettings().max_words
+
+
+def test_what_the_user_said_stays():
+    said = SummarySettings(timeout_seconds=7, batch_chars=30_000)
+    settings = suited(TINY.model_copy(update={"summary": said, "context_tokens": 5000}))
+    assert settings.summary == said
+    assert settings.context_tokens == 5000
+
+
+def test_a_servers_model_changes_nothing():
+    assert suited(Settings()) == Settings()
+
+
+def test_a_file_that_nobody_knows_gets_the_usual_context():
+    assert context_tokens(Settings(model=str(Path("/srv/own.gguf")))) == 8192
