@@ -33,6 +33,7 @@ PASSING = (
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
 )
+OLDEST = 7
 LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
 """Failures of connecting that no second try mends."""
 
@@ -106,7 +107,9 @@ class Server:
         (facts,) = await self.ask(("INFO",))
         version = str(facts.get("redis_version", ""))
         if int(version.partition(".")[0] or 0) < OLDEST:
-            raise StoreError(f"Redis at {self._where} is version {version}: it takes 7 or newer")
+            raise StoreError(
+                f"Redis at {self._where} is version {version}: sessions need {OLDEST} or newer"
+            )
         policy = str(facts.get("maxmemory_policy", "noeviction"))
         if policy.startswith("allkeys"):
             raise StoreError(
@@ -120,7 +123,6 @@ class Server:
         await self._redis.aclose()
 
 
-OLDEST = 7
 _SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (LASTING[0], "refused the user or the password: check both in store.url"),
     (LASTING[1], "refused the user: check it in store.url"),

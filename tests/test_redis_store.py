@@ -1,0 +1,261 @@
+"""What is special about sessions in Redis; what all stores promise is in test_stores.py."""
+
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+
+import pytest
+from redis.asyncio import Redis
+from redis.crc import key_slot
+
+from nanoloop.errors import SessionNotFound, SettingsError, StoreError
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores.redis import RedisStore, layout
+from tests.servers.proxy import faulty
+
+
+@pytest.fixture
+async def redis(redis_url):
+    """A plain client of the same server."""
+    async with Redis.from_url(redis_url) as client:
+        yield client
+
+
+@asynccontextmanager
+async def opened(url, **options):
+    store = RedisStore(url, **options)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+async def store(redis_url):
+    async with opened(redis_url) as store:
+        yield store
+
+
+async def grown(store, count, *, name="s", keep=10):
+    session = await store.create(id=name)
+    for number in range(count):
+        metadata = {"message_id": f"m{100_000 + number}"}
+        session.add_entry(Entry.message("user", f"message {number}", metadata=metadata))
+    session.trim_if_needed(1, keep)
+    await store.save(session)
+    return session
+
+
+async def listed(store):
+    return [info.id async for info in store.list()]
+
+
+# Keys
+
+
+async def test_all_keys_are_under_the_prefix(redis_url, redis):
+    async with opened(redis_url, prefix="bots:one") as store:
+        await grown(store, 3)
+        await store.bind("chat", "s")
+    assert all(key.startswith(b"bots:one:") for key in await redis.keys())
+
+
+async def test_two_prefixes_are_two_stores(redis_url):
+    async with opened(redis_url, prefix="a") as one, opened(redis_url, prefix="b") as two:
+        await grown(one, 3)
+        assert (await listed(one), await listed(two)) == (["s"], [])
+
+
+@pytest.mark.parametrize("prefix", ["", "{x}", "a b", "a*"])
+def test_a_prefix_that_would_spoil_the_keys_is_refused(prefix):
+    with pytest.raises(ValueError, match="prefix is"):
+        RedisStore("redis://localhost", prefix=prefix)
+
+
+async def test_what_belongs_to_a_session_stays_together_in_a_cluster(store):
+    for name in ("s", "tg:123", "a.b@c-d"):
+        assert len({key_slot(key) for key in store.database._keys.of(name)}) == 1
+
+
+async def test_sessions_are_spread_over_a_cluster(store):
+    slots = {key_slot(store.database._keys.of(f"chat:{number}")[0]) for number in range(1000)}
+    assert len(slots) > 50
+
+
+async def test_no_key_has_a_word_that_was_erased(store, redis):
+    session = await grown(store, 5)
+    session.add_message("user", "xyzzy")
+    await store.save(session)
+    about, entries, seen = store.database._keys.of("s")[:3]
+
+    async def kept():
+        lists = [await redis.zrange(key, 0, -1) for key in (entries, seen)]
+        return str([await redis.hgetall(about), *lists])
+
+    assert "xyzzy" in await kept()
+    await store.erase(session, [6])
+    assert "xyzzy" not in await kept()
+
+
+# Cost
+
+
+async def test_a_commit_and_a_load_are_one_request_each(store):
+    session = await grown(store, 30)
+    asked, ask = [], store.database._server.ask
+
+    async def counted(*calls):
+        asked.extend(calls)
+        return await ask(*calls)
+
+    store.database._server.ask = counted
+    session.add_message("user", "hi")
+    await store.save(session)
+    await store.load("s")
+    assert [call[0] for call in asked] == ["EVALSHA", "EVALSHA"]
+
+
+async def test_a_load_brings_the_window_however_long_the_history(redis_url):
+    async with faulty(redis_url) as proxy, opened(proxy.url) as store:
+        brought = []
+        for count in (600, 6000):
+            await grown(store, count, name=f"s{count}")
+            before = proxy.from_server.passed
+            assert len((await store.load(f"s{count}")).window) == 10
+            brought.append(proxy.from_server.passed - before)
+    assert brought[1] < brought[0] * 1.1
+
+
+async def test_a_redis_that_forgot_the_scripts_is_told_again(store, redis):
+    session = await grown(store, 2)
+    await redis.script_flush()
+    session.add_message("user", "hi")
+    await store.save(session)
+    await redis.script_flush()
+    assert await listed(store) == ["s"]
+
+
+# Expiry
+
+
+async def test_redis_drops_it_by_itself_an_hour_late(store, redis):
+    await store.create(id="s", ttl=60)
+    session = await store.load("s")
+    session.add_entry(Entry.message("user", "hi", metadata={"message_id": "m"}))
+    await store.save(session)
+    for key in store.database._keys.of("s")[:3]:
+        assert 3_600_000 < await redis.pttl(key) <= 3_660_000
+
+
+async def test_one_that_lasts_is_not_dropped(store, redis):
+    await grown(store, 3)
+    assert {await redis.ttl(key) for key in await redis.keys()} == {-1}
+
+
+async def test_what_redis_dropped_is_gone_everywhere(store, redis):
+    session = await store.create(id="s", ttl=60)
+    await grown(store, 3, name="t")
+    await redis.delete(*store.database._keys.of("s")[:3])
+    assert await listed(store) == ["t"]
+    session.add_message("user", "late")
+    with pytest.raises(SessionNotFound):
+        await store.save(session)
+    store.clock = lambda: utc_now() + timedelta(seconds=61)
+    assert await store.delete_expired() == 1
+    assert await redis.zcard(store.database._keys.of("s")[3]) == 0
+
+
+@pytest.fixture
+async def policy(redis):
+    """Sets what Redis does when its memory is full."""
+    yield lambda name: redis.config_set("maxmemory-policy", name)
+    await redis.config_set("maxmemory-policy", "noeviction")
+
+
+async def test_a_redis_that_forgets_when_it_is_full_is_refused(store, policy):
+    await policy("allkeys-lru")
+    with pytest.raises(StoreError, match=r"allkeys-lru\): set it to noeviction"):
+        await store.create(id="s")
+    await policy("noeviction")
+    await store.create(id="s")
+
+
+async def test_one_that_drops_what_expires_is_not_told_what_does(store, policy, redis):
+    await policy("volatile-lru")
+    await store.create(id="s", ttl=60)
+    assert await redis.ttl(store.database._keys.of("s")[0]) == -1
+    store.clock = lambda: utc_now() + timedelta(seconds=61)
+    assert await store.delete_expired() == 1
+
+
+# Format
+
+
+async def test_a_newer_format_is_refused(store, redis):
+    await redis.set("nanoloop:format", layout.FORMAT + 1)
+    with pytest.raises(StoreError, match="format 2, and this version knows 1: install a newer"):
+        await store.create(id="s")
+
+
+async def test_an_older_one_is_brought_up_once(redis_url, redis, monkeypatch):
+    async with opened(redis_url) as store:
+        await grown(store, 3)
+    head = store.database._keys.of("s")[0]
+    await redis.rename(head, "nanoloop:old:s")
+    await redis.set("nanoloop:format", 0)
+    asked = []
+
+    async def upgrade(server, keys):
+        asked.append(await server.ask(("RENAMENX", "nanoloop:old:s", keys.of("s")[0])))
+
+    monkeypatch.setattr(layout, "UPGRADES", {0: upgrade})
+    for _ in range(2):
+        async with opened(redis_url) as store:
+            assert (await store.load("s")).entry_count == 3
+    assert len(asked) == 1
+    assert await redis.get("nanoloop:format") == b"1"
+
+
+# Where it is
+
+
+def test_what_is_no_url_is_refused_without_a_word_of_it():
+    for url in ("redis://:secret@host:port", "http://secret", "redis://host/0?socket_timeout=no"):
+        with pytest.raises(SettingsError, match="write redis://HOST:PORT") as refused:
+            RedisStore(url)
+        assert "secret" not in str(refused.value)
+
+
+async def test_a_socket_file_will_do(redis_server, tmp_path):
+    redis_server.kill()
+    redis_server.options += ("--unixsocket", str(redis_server.folder / "redis.sock"))
+    redis_server.start()
+    async with opened(f"unix://{redis_server.folder}/redis.sock") as store:
+        await grown(store, 3)
+        assert (await store.load("s")).entry_count == 3
+
+
+async def test_a_server_that_is_too_old_is_refused(redis_url, monkeypatch):
+    monkeypatch.setattr("nanoloop.stores.redis.server.OLDEST", 99)
+    async with opened(redis_url) as store:
+        with pytest.raises(
+            StoreError, match=r"is version \d+\.\d+\.\d+: sessions need 99 or newer"
+        ):
+            await store.create(id="s")
+
+
+# Listing
+
+
+async def test_ten_thousand_are_listed_the_last_changed_first(store, redis):
+    await store.create(id="s")
+    fields = await redis.hgetall(store.database._keys.of("s")[0])
+    about = json.loads(fields[b"section:about"])
+    pipeline = redis.pipeline(transaction=False)
+    for number in range(10_000):
+        key, *_, names, _ = store.database._keys.of(f"s{number}")
+        about["id"] = f"s{number}"
+        pipeline.hset(key, mapping={**fields, b"section:about": json.dumps(about)})
+        pipeline.zadd(names, {f"s{number}": number})
+    await pipeline.execute()
+    assert (await listed(store))[1:] == [f"s{number}" for number in reversed(range(10_000))]
