@@ -34,7 +34,10 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
     Returns what there is to tell: nothing where another process was first.
     """
     # No connection to it is open here: closing a file lets go of all locks that SQLite has on it.
-    fd = os.open(path, os.O_RDONLY)
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return []
     try:
         if os.pread(fd, len(MAGIC), 0) != MAGIC and path.suffix not in SUFFIXES:
             raise StoreError(f"{path} is no database: choose another file") from error

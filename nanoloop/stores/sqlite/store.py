@@ -24,6 +24,7 @@ from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sqlite import reading, writing
 from nanoloop.stores.sqlite.damage import primary_code
 from nanoloop.stores.sqlite.file import SessionFile
+from nanoloop.stores.sqlite.opening import Opening
 from nanoloop.stores.store import DatabaseStore
 
 Durability = Literal["flush", "fsync"]
@@ -39,6 +40,8 @@ _ADVICE: Mapping[int, str] = {
     sqlite3.SQLITE_CORRUPT: "copy the file, and see with `nanoloop store check` what is whole",
     sqlite3.SQLITE_NOTADB: "choose another file",
 }
+
+_WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError)
 
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ class _Sqlite:
     async def commit(self, commit: Commit, *, now: int) -> int | None:
         stood = await self._write(writing.commit, commit, now)
         if commit.rewritten and stood == commit.revision:
-            await self._on_writer(self._file.clean, thoroughly=True)
+            await self._on_writer(self._file.clean)
         return stood
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
@@ -80,7 +83,7 @@ class _Sqlite:
 
     async def delete(self, session_id: str) -> None:
         await self._write(writing.delete, session_id)
-        await self._on_writer(self._file.clean, thoroughly=False)
+        await self._on_writer(self._file.empty_log)
 
     async def delete_expired(self, *, now: int) -> int:
         count = 0
@@ -141,10 +144,14 @@ class _Sqlite:
         except sqlite3.Error as error:
             raise self._refused(str(error), _ADVICE.get(primary_code(error))) from error
         except OSError as error:
-            raise self._refused(error.strerror or str(error), None) from error
+            advice = (
+                _ADVICE.get(sqlite3.SQLITE_CANTOPEN) if isinstance(error, _WRONG_PLACE) else None
+            )
+            raise self._refused(error.strerror or str(error), advice) from error
         finally:
-            for event in self._file.take_heard():
-                self._announce(event)
+            heard = self._file.opening.heard
+            while heard:
+                self._announce(heard.pop(0))
         return result
 
     def _refused(self, what: str, advice: str | None) -> StoreError:
@@ -174,13 +181,10 @@ class SqliteStore(DatabaseStore):
         What another process holds for more than `busy_seconds` fails.
         """
         where = Path(path)
-        file = SessionFile(
-            where,
-            fsync=durability == "fsync",
-            read_only=read_only,
-            busy_seconds=busy_seconds,
-            clock=clock,
+        opening = Opening(
+            path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
         )
         lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
+        file = SessionFile(opening, read_only=read_only)
         database = _Sqlite(file, lock=lock if exclusive else None, announce=announce)
         super().__init__(database, clock=clock, seal=seal)

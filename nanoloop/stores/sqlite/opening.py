@@ -1,0 +1,120 @@
+"""How connections to a file of sessions begin: one that writes, and any number that read."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from nanoloop.errors import StoreError
+from nanoloop.events import Event
+from nanoloop.stores.sqlite.damage import is_damage, primary_code, put_aside
+from nanoloop.stores.sqlite.schema import is_current, upgrade
+
+PAUSE_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Where the file is, and how it is opened."""
+
+    path: Path
+    fsync: bool
+    busy_seconds: float
+    clock: Callable[[], datetime]
+    heard: list[Event] = field(default_factory=list)
+    """What there is to tell; whoever tells it takes it out."""
+
+    @property
+    def inode(self) -> int:
+        """Which file is there now; 0 for none."""
+        try:
+            return self.path.stat().st_ino
+        except FileNotFoundError:
+            return 0
+
+    def writer(self) -> sqlite3.Connection:
+        """A connection that writes; the file is made, renewed or put aside as it needs be."""
+        inode = self._make()
+        try:
+            return self._prepared()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self.heard.extend(put_aside(self.path, inode, error, now=self.clock()))
+        self._make()
+        return self._prepared()
+
+    def _make(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):  # nobody else's to read, whatever SQLite would make it
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
+        return self.inode
+
+    def _prepared(self) -> sqlite3.Connection:
+        connection = self._connect("rw")
+        try:
+            self._keep_log(connection)
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
+            connection.execute("PRAGMA secure_delete = ON")
+            upgrade(connection, str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _keep_log(self, connection: sqlite3.Connection) -> None:
+        """Write changes into a log beside the file first, so that readers and writer don't wait."""
+        deadline = time.monotonic() + self.busy_seconds
+        while True:
+            try:
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:  # several begin at once: SQLite won't wait
+                is_busy = primary_code(error) == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_SECONDS)
+        if mode != b"wal":
+            raise StoreError(
+                f"{self.path} is on a disk that SQLite can't share: choose a local one"
+            )
+
+    def reader(self) -> sqlite3.Connection:
+        """A connection that reads what is committed; raises `StoreError` for an older format."""
+        connection = self._connect("ro")
+        try:
+            has_all = is_current(connection, str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        if has_all:
+            return connection
+        connection.close()
+        raise StoreError(
+            f"{self.path} has an older format: open it once for writing, which renews it"
+        )
+
+    def nothing(self) -> sqlite3.Connection:
+        """A connection to an empty store: what a missing file is."""
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection.text_factory = bytes
+        upgrade(connection, str(self.path))
+        return connection
+
+    def _connect(self, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=self.busy_seconds,
+        )
+        connection.text_factory = bytes
+        return connection
