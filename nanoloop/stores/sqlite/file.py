@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -93,11 +93,24 @@ class SessionFile:
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What this makes of one moment of the file; a missing one is empty."""
+        if self._read_only:
+            return self._look(work, *args, **kwargs)
         with self._reading() as connection:
-            connection.execute("BEGIN")
-            result = work(connection, *args, **kwargs)
-            connection.execute("COMMIT")
-        return result
+            return _at_once(connection, work, *args, **kwargs)
+
+    def _look(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `read`, and where nobody has the file open it isn't even locked."""
+        while True:
+            still = self.opening.stillness
+            try:
+                with closing(self.opening.reader(touching=still is None)) as connection:
+                    result = _at_once(connection, work, *args, **kwargs)
+            except (sqlite3.Error, StoreError):
+                if still == self.opening.stillness:
+                    raise
+            else:
+                if still in {None, self.opening.stillness}:
+                    return result
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -117,17 +130,13 @@ class SessionFile:
     def _reader(self) -> tuple[sqlite3.Connection, int]:
         """A connection of one's own, and the file for which it may be kept."""
         inode = self.opening.inode
-        if not inode:
-            return self.opening.nothing(), 0
-        if self._read_only:
-            return self.opening.reader(), 0
-        if inode != self._inode:
+        if inode and inode != self._inode:
             with self._writing:
                 self._opened()  # it renews an older format, and puts a damaged file aside
         with self._pooling:
-            if self._readers:
+            if inode and self._readers:
                 return self._readers.pop(), self._inode
-        return self.opening.reader(), self._inode
+        return self.opening.reader(), self._inode if inode else 0
 
     # The end
 
@@ -146,3 +155,12 @@ class SessionFile:
         if self._writer is not None:
             self._writer.close()
         self._writer = None
+
+
+def _at_once(
+    connection: sqlite3.Connection, work: Work[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    connection.execute("BEGIN")
+    result = work(connection, *args, **kwargs)
+    connection.execute("COMMIT")
+    return result

@@ -39,6 +39,17 @@ class Opening:
         except FileNotFoundError:
             return 0
 
+    @property
+    def stillness(self) -> tuple[int, int, int] | None:
+        """What stays the same while nobody has the file open; None while someone has."""
+        try:
+            if self.path.with_name(f"{self.path.name}-wal").exists():
+                return None
+            now = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0, 0
+        return now.st_ino, now.st_size, now.st_mtime_ns
+
     def writer(self) -> sqlite3.Connection:
         """A connection that writes; the file is made, renewed or put aside as it needs be."""
         inode = self._make()
@@ -60,6 +71,7 @@ class Opening:
     def _prepared(self) -> sqlite3.Connection:
         connection = self._connect("rw")
         try:
+            is_current(connection, str(self.path))  # nothing is done to a file that isn't ours
             self._keep_log(connection)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
             connection.execute("PRAGMA secure_delete = ON")
@@ -86,9 +98,14 @@ class Opening:
                 f"{self.path} is on a disk that SQLite can't share: choose a local one"
             )
 
-    def reader(self) -> sqlite3.Connection:
-        """A connection that reads what is committed; raises `StoreError` for an older format."""
-        connection = self._connect("ro")
+    def reader(self, *, touching: bool = True) -> sqlite3.Connection:
+        """A connection that reads what is committed; raises `StoreError` for an older format.
+
+        Without touching nothing is locked and nothing is made beside the file: it must be still.
+        """
+        if not self.inode:
+            return self._nothing()
+        connection = self._connect("ro" if touching else "ro&immutable=1")
         try:
             has_all = is_current(connection, str(self.path))
         except BaseException:
@@ -101,14 +118,14 @@ class Opening:
             f"{self.path} has an older format: open it once for writing, which renews it"
         )
 
-    def nothing(self) -> sqlite3.Connection:
+    def _nothing(self) -> sqlite3.Connection:
         """A connection to an empty store: what a missing file is."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
         connection.text_factory = bytes
         upgrade(connection, str(self.path))
         return connection
 
-    def _connect(self, mode: Literal["rw", "ro"]) -> sqlite3.Connection:
+    def _connect(self, mode: Literal["rw", "ro", "ro&immutable=1"]) -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={mode}",
             uri=True,
