@@ -340,3 +340,15 @@ async def test_a_deleted_session_is_gone_though_the_answer_got_lost(proxy):
         await store.delete("s")
         with pytest.raises(SessionNotFound):
             await say(store, session, "late")
+
+
+async def test_a_replica_is_not_written_to_until_it_is_the_primary(redis_server):
+    async with opened(redis_server.url, timeout_seconds=SOON) as store:
+        session = await store.create(id="s")
+        redis_server.ask("REPLICAOF 127.0.0.1 1")
+        with pytest.raises(StoreError, match="is a replica: name the primary"):
+            await say(store, session, "one")
+        assert (await store.load("s")).last_seq == 0
+        redis_server.ask("REPLICAOF NO ONE")
+        await say(store, session, "two")
+        assert await words(store) == ["one", "two"]

@@ -165,27 +165,23 @@ async def test_what_redis_dropped_is_gone_everywhere(store, redis):
     assert await redis.zcard(store.database._keys.of("s")[3]) == 0
 
 
-@pytest.fixture
-async def policy(redis):
-    """Sets what Redis does when its memory is full."""
-    yield lambda name: redis.config_set("maxmemory-policy", name)
-    await redis.config_set("maxmemory-policy", "noeviction")
-
-
-async def test_a_redis_that_forgets_when_it_is_full_is_refused(store, policy):
-    await policy("allkeys-lru")
-    with pytest.raises(StoreError, match=r"allkeys-lru\): set it to noeviction"):
+async def test_a_redis_that_forgets_when_it_is_full_is_refused(redis_server):
+    redis_server.ask("CONFIG SET maxmemory-policy allkeys-lru")
+    async with opened(redis_server.url) as store:
+        with pytest.raises(StoreError, match=r"allkeys-lru\): set it to noeviction"):
+            await store.create(id="s")
+        redis_server.ask("CONFIG SET maxmemory-policy noeviction")
         await store.create(id="s")
-    await policy("noeviction")
-    await store.create(id="s")
 
 
-async def test_one_that_drops_what_expires_is_not_told_what_does(store, policy, redis):
-    await policy("volatile-lru")
-    await store.create(id="s", ttl=60)
-    assert await redis.ttl(store.database._keys.of("s")[0]) == -1
-    store.clock = lambda: utc_now() + timedelta(seconds=61)
-    assert await store.delete_expired() == 1
+async def test_one_that_drops_what_expires_is_not_told_what_does(redis_server):
+    redis_server.ask("CONFIG SET maxmemory-policy volatile-lru")
+    async with opened(redis_server.url) as store:
+        await store.create(id="s", ttl=60)
+        key = store.database._keys.of("s")[0].decode()
+        assert redis_server.ask(f"TTL {key}") == b":-1\r\n"
+        store.clock = lambda: utc_now() + timedelta(seconds=61)
+        assert await store.delete_expired() == 1
 
 
 # Format

@@ -1,6 +1,6 @@
 """The server: asked again while it can't answer, for a bounded time; its failures as sentences.
 
-The only file that imports redis.
+Beside `client` the only file that imports redis.
 """
 
 from __future__ import annotations
@@ -9,29 +9,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+from redis import exceptions
 
-from nanoloop.errors import SettingsError, StoreError
+from nanoloop.errors import StoreError
+from nanoloop.stores.redis.client import client_of, disconnect_idle, place_of
 from nanoloop.stores.redis.scripts import Call, in_full
 
-try:
-    from redis import exceptions
-    from redis.asyncio import BlockingConnectionPool, Redis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-except ModuleNotFoundError as missing:
-    raise SettingsError(
-        "sessions in Redis need the package redis: install nanoloop[redis]"
-    ) from missing
-
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
-CONNECTIONS = 32
-"""Held at most; who needs one more waits for it."""
+FAILURES = (exceptions.RedisError, exceptions.RedisClusterException)
 PASSING = (
     exceptions.ConnectionError,
     exceptions.TimeoutError,
     exceptions.ReadOnlyError,  # another server became the primary: it is found by connecting again
     exceptions.ClusterDownError,
     exceptions.TryAgainError,
+    exceptions.RedisClusterException,
 )
 OLDEST = 7
 LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
@@ -44,8 +36,8 @@ class Server:
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
         """`timeout_seconds` bounds a call with all its tries, each may take a third of them."""
         self._timeout_seconds = timeout_seconds
-        self._redis = Redis.from_pool(_pool(url, timeout_seconds=timeout_seconds / 3))
-        self._where = _where(self._redis.connection_pool.connection_kwargs)
+        self._redis = client_of(url, timeout_seconds=timeout_seconds / 3)
+        self._where = place_of(url)
 
     async def ask(self, *calls: Call) -> list[Any]:
         """The answers to these calls, made in one go; raises `StoreError`.
@@ -62,7 +54,7 @@ class Server:
         while True:
             try:
                 return await self._answers(calls)
-            except exceptions.RedisError as error:
+            except FAILURES as error:
                 if not _passes(error) or anyio.current_time() + pause > deadline:
                     raise StoreError(self._sentence(error)) from None
             await anyio.sleep(pause)
@@ -75,7 +67,7 @@ class Server:
         for answer in answers:
             if isinstance(answer, exceptions.RedisError):
                 if isinstance(answer, exceptions.ReadOnlyError):
-                    await self._redis.connection_pool.disconnect(inuse_connections=False)
+                    await disconnect_idle(self._redis)
                 raise answer
         return answers
 
@@ -86,11 +78,11 @@ class Server:
                 pipeline.execute_command(*call)
             return await pipeline.execute(raise_on_error=False)
         try:
-            return [await self._redis.execute_command(*calls[0])]  # type: ignore[no-untyped-call]
+            return [await self._redis.execute_command(*calls[0])]
         except exceptions.ResponseError as error:
             return [error]
 
-    def _sentence(self, error: exceptions.RedisError) -> str:
+    def _sentence(self, error: Exception) -> str:
         """What is wrong and what to do; never a word of what was sent, nor of a password."""
         for kind, words in _SENTENCES:
             if isinstance(error, kind):
@@ -138,34 +130,15 @@ _SENTENCES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.TimeoutError, "took too long to answer: see whether it is busy or out of reach"),
     (exceptions.BusyLoadingError, "is still loading its data: try again in a while"),
     (exceptions.ConnectionError, "does not answer: start it, or check store.url"),
+    (
+        exceptions.RedisClusterException,
+        "is in no cluster that answers: start it, or check store.url",
+    ),
     (exceptions.ClusterDownError, "is part of a cluster that is down: see CLUSTER INFO there"),
-    (exceptions.AskError, "is part of a cluster: name a single server in store.url"),
+    (exceptions.AskError, "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
     (exceptions.InvalidResponse, "is no Redis: check store.url"),
 )
 
 
-def _passes(error: exceptions.RedisError) -> bool:
+def _passes(error: Exception) -> bool:
     return isinstance(error, PASSING) and not isinstance(error, LASTING)
-
-
-def _pool(url: str, *, timeout_seconds: float) -> BlockingConnectionPool:
-    try:
-        return BlockingConnectionPool.from_url(
-            url,
-            protocol=2,
-            max_connections=CONNECTIONS,
-            timeout=timeout_seconds,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), 0),  # `ask` tries again, and knows when to stop
-        )
-    except ValueError:  # its text may hold the password
-        raise SettingsError(
-            "store.url is no Redis URL: write redis://HOST:PORT/0, rediss://… or unix:///PATH, "
-            "and any special characters of the password as %XX"
-        ) from None
-
-
-def _where(settings: dict[str, Any]) -> str:
-    host, port = settings.get("host", "localhost"), settings.get("port", 6379)
-    return str(settings.get("path") or f"{host}:{port}")
