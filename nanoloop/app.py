@@ -134,9 +134,10 @@ class App:
         with self._channel_scope:
             if self._chat is not None:
                 await self.loop.recover_chat(self._chat)
+            else:
+                # Before anything new is heard: what was said first is answered first.
+                await self.loop.recover()
             async with anyio.create_task_group() as group:
-                if self._chat is None:
-                    group.start_soon(self.loop.recover, name="recover")
                 for channel in self._channels:
                     group.start_soon(self._run_channel, channel, name=f"channel {channel.name}")
             if self._chat is None:  # a daemon goes on until it is told to stop

@@ -13,6 +13,7 @@ NanoloopError
 ├── IndexUnusable            nothing can be recalled; all else goes on
 ├── BusFull                  the sender has to try again
 ├── LaneFull                 this chat has too many messages waiting
+├── SendLater                the chat can't be reached now; the same is sent again
 ├── ToolError                (data for the model, never an end of the turn)
 │   ├── UnknownTool
 │   ├── BadArguments
@@ -128,6 +129,15 @@ class LaneFull(NanoloopError):
 
     def __init__(self, key: str, limit: int) -> None:
         super().__init__(f"{key!r} has {limit} waiting already: try again in a moment")
+
+
+class SendLater(NanoloopError):
+    """A channel can't send this now: the same is tried again, after `seconds` if it knows."""
+
+    def __init__(self, reason: str, *, seconds: float | None = None) -> None:
+        super().__init__(f"not sent for now ({reason}): it is tried again")
+        self.reason = reason
+        self.seconds = seconds
 
 
 class ToolError(NanoloopError):

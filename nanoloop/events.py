@@ -401,3 +401,15 @@ class SendFailed(Event):
     channel: str
     chat: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendPostponed(Event):
+    """It is tried again; what follows for that chat waits, other chats don't."""
+
+    level: ClassVar[Level] = "warning"
+    channel: str
+    chat: str
+    reason: str
+    seconds: float
+    tries: int

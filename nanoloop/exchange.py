@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nanoloop.agents import Agent, Outcome
@@ -20,9 +20,10 @@ from nanoloop.events import (
 from nanoloop.intake import user_entry
 from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.messages import Inbound, Outbound
+from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, Store
-from nanoloop.session.entry import Entry
+from nanoloop.sending import named, reply_to, send_answer
+from nanoloop.session.entry import TOOL_RESULT, Entry
 from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
 from nanoloop.tools.here import here
@@ -52,9 +53,10 @@ class Exchange:
         views: Views,
         with_time: bool,
         announce: Announce,
+        steering: Callable[[Session], Sequence[Entry]] = lambda _: (),
     ) -> None:
         self.session = session
-        self._message = message
+        self.message = message
         self._agent = agent
         self._store = store
         self._bus = bus
@@ -70,6 +72,7 @@ class Exchange:
             with_time=with_time,
         )
         self._announce = announce
+        self._steering = steering
         self._started = time.monotonic()
         self._turn = Turn(
             provider=agent.hooks.before(agent.provider or provider, agent),
@@ -86,9 +89,13 @@ class Exchange:
         """The turn's name in events."""
         return self._turn.id
 
-    async def hear(self) -> None:
-        """Keep the user's message, durable when this returns, and cut the window if it is full."""
-        self.session.awaiting = self.session.add_entry(user_entry(self._message)).seq
+    async def hear(self, entry: Entry | None = None) -> None:
+        """Keep the user's message, durable when this returns, and cut the window if it is full.
+
+        A message that waited is given as the `entry` that was kept of it.
+        """
+        entry = entry or user_entry(self.message)
+        self.session.awaiting = self.session.add_entry(entry).seq
         self._trim()
         await self._store.save(self.session)
         await self._after_save()
@@ -131,19 +138,25 @@ class Exchange:
         try:
             return await self._turn.run(self)
         except Exception as error:
-            await self._tell_hooks(Outcome(given=self._message.text, error=error))
+            await self._tell_hooks(Outcome(given=self.message.text, error=error))
             raise
 
     async def deliver(self, answer: Answer) -> None:
         """Keep the answer, then send it."""
         # Kept before it is sent: what the chat has read is never unknown to the log.
         self.session.awaiting = 0
-        await self.record(answer.entries)
-        await self.say(answer.text)
+        said = [self.session.add_entry(entry) for entry in answer.entries][-1]
+        if self._bus.confirms(self.message.channel):
+            self.session.owe(said.seq)
+        await self._store.save(self.session)
+        text = reply_to(self.message, answer.text, "answer", self.session.id)
+        await send_answer(
+            named(text, said), bus=self._bus, store=self._store, session=self.session, seq=said.seq
+        )
         self._announce(self._receipt(answer))
         self._view.learn(answer.usage.tokens_in)
         self._headroom.measured(self.session, answer.usage.tokens_in // answer.steps)
-        await self._tell_hooks(Outcome(given=self._message.text, answer=answer))
+        await self._tell_hooks(Outcome(given=self.message.text, answer=answer))
 
     async def _tell_hooks(self, outcome: Outcome) -> None:
         try:
@@ -190,9 +203,9 @@ class Exchange:
             name = call.content.get("tool", "")
             self.session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
 
-    async def say(self, text: str, *, kind: Any = "answer") -> None:
-        """Send a whole text to the message's chat."""
-        await self._bus.publish(reply_to(self._message, text, kind, self.session.id))
+    async def say(self, text: str, *, kind: Any) -> None:
+        """Send a word of the loop itself to the message's chat."""
+        await self._bus.publish(reply_to(self.message, text, kind, self.session.id))
 
     # What a turn needs of it
 
@@ -206,8 +219,10 @@ class Exchange:
         return messages
 
     async def record(self, entries: Sequence[Entry]) -> None:
-        """Add these entries, durable when this returns."""
-        for entry in entries:
+        """Add these entries, durable when this returns; with results, what steers the turn too."""
+        is_between_steps = bool(entries) and entries[-1].type == TOOL_RESULT
+        steering = self._steering(self.session) if is_between_steps else ()
+        for entry in (*entries, *steering):
             self.session.add_entry(entry)
         await self._store.save(self.session)
 
@@ -217,20 +232,6 @@ class Exchange:
             return 0
         self._summarise()
         return len(self.session.window)
-
-
-def reply_to(
-    message: Inbound, text: str, kind: Any = "notice", session_id: str | None = None
-) -> Outbound:
-    """A text for the chat that the message came from."""
-    return Outbound(
-        channel=message.channel,
-        chat=message.chat,
-        text=text,
-        kind=kind,
-        reply_to=message.message_id,
-        session_id=session_id,
-    )
 
 
 def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:

@@ -26,6 +26,16 @@ def user_entry(message: Inbound) -> Entry:
     return Entry.message("user", _content(message), metadata=metadata)
 
 
+def amendment(message: Inbound) -> Entry:
+    """What the model is told of a message that was changed after it was answered."""
+    told = "took back an earlier message"
+    if message.edits:
+        told = f"changed an earlier message, which says now: {message.text}"
+    metadata = {"channel": message.channel, "chat": message.chat, "origin": "amendment"}
+    who = message.sender or "The user"
+    return Entry.message("user", f"[{who} {told}]", metadata=metadata)
+
+
 def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
     """The message again, as far as its answer needs it."""
     kept = {name: entry.metadata.get(name) for name in _KEPT}

@@ -55,12 +55,12 @@ class Lanes(Generic[K, T]):
         """Whether an item of this key is being handled or waits."""
         return key in self._waiting
 
-    def put_nowait(self, key: K, item: T) -> None:
-        """Add an item to its lane; raises `LaneFull`."""
+    def put_nowait(self, key: K, item: T, *, bounded: bool = True) -> None:
+        """Add an item to its lane; raises `LaneFull`, unless what is added was bounded before."""
         waiting = self._waiting.get(key)
         if waiting is None:
             self._open(key, item)
-        elif len(waiting) >= self._limit:
+        elif bounded and len(waiting) >= self._limit:
             raise LaneFull(str(key), self._limit)
         else:
             waiting.append(item)
@@ -97,6 +97,15 @@ class Lanes(Generic[K, T]):
         room = self._room.pop(key, None)
         if room is not None:
             room.set()
+
+    def take(self, key: K, wanted: Callable[[T], bool] = lambda _: True) -> list[T]:
+        """Take out what waits in one lane and is wanted, in order."""
+        waiting = self._waiting.get(key, deque())
+        taken = [item for item in waiting if wanted(item)]
+        for item in taken:
+            waiting.remove(item)
+        self._tell_of_room(key)
+        return taken
 
     def take_waiting(self) -> list[T]:
         """Take out what nobody has begun to handle."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import anyio
 from anyio.abc import TaskStatus
@@ -34,12 +35,15 @@ from nanoloop.events import (
     UnansweredFound,
     silent,
 )
-from nanoloop.exchange import Exchange, reply_to
-from nanoloop.intake import inbound_of
+from nanoloop.exchange import Exchange
+from nanoloop.holds import Held, Holds, held_in
+from nanoloop.intake import amendment, inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus, Provider, Store, Tool
+from nanoloop.sending import reply_to, send_owed
+from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -57,10 +61,14 @@ FLUSH_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Unanswered:
-    """A message that was kept before a restart and has no answer."""
+class _Left:
+    """What an earlier process left to do in a session, before anything new."""
 
     session_id: str
+
+
+_Item = Delivery | Held | _Left
+"""What a lane works on."""
 
 
 class AgentLoop:
@@ -110,6 +118,7 @@ class AgentLoop:
         self._headroom = Headroom(context_limit, announce)
         self._max_concurrent_turns = max_concurrent_turns
         self._limiter = anyio.Semaphore(max_concurrent_turns)
+        self._lane_limit = lane_limit
         self._with_time = with_time
         self._answer_unanswered = answer_unanswered
         self._shutdown_turns_seconds = shutdown_turns_seconds
@@ -124,11 +133,18 @@ class AgentLoop:
             announce=announce,
             **self._buffer,
         )
-        self._lanes: Lanes[str, Delivery | _Unanswered] = Lanes(self._handle, limit=lane_limit)
+        self._lanes: Lanes[str, _Item] = Lanes(self._handle, limit=lane_limit)
+        self._holds = Holds(
+            self.sessions,
+            into=self._lanes.put,
+            amend=self._amend,
+            limit=lane_limit,
+            announce=announce,
+        )
         self._asides: Lanes[str, Delivery] = Lanes(
             self._answer_aside, limit=lane_limit, name="aside"
         )
-        self._turns: dict[str, anyio.CancelScope] = {}
+        self._turns: dict[str, _Running] = {}
         self._started_at = datetime.now(timezone.utc)
 
     @property
@@ -146,7 +162,7 @@ class AgentLoop:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Answer until the bus is closed; then finish what runs, up to the deadlines."""
         async with AsyncExitStack() as stack:
-            for part in (self.bus, self.summarizer, self._recall, self._asides):
+            for part in (self.bus, self.summarizer, self._recall, self._asides, self._holds):
                 if part is not None:
                     await stack.enter_async_context(part)
             async with self._lanes:
@@ -156,6 +172,7 @@ class AgentLoop:
                     await self._dispatch(delivery)
                     await checkpoint()  # a burst must leave the lanes their turn
                 with anyio.move_on_after(self._shutdown_turns_seconds):
+                    await self._holds.idle()
                     await self._lanes.idle()
                     await self._asides.idle()
                 unfinished = len(self._lanes)
@@ -169,16 +186,12 @@ class AgentLoop:
             await self.bus.flush()
         self._announce(LoopStopped(unfinished_turns=unfinished, unfinished_summaries=summaries))
 
-    async def _keep(self, waiting: Iterable[Delivery | _Unanswered]) -> None:
+    async def _keep(self, waiting: Iterable[_Item]) -> None:
         """Make durable what no turn came to: it is answered after the next start."""
         for item in waiting:
             if isinstance(item, Delivery):
                 with suppress(NanoloopError):
-                    message = item.message
-                    session = await self.sessions.current(message.session_key, agent=message.agent)
-                    if not session.has_seen(message.message_id or ""):
-                        await self._exchange(session, message).hear()
-                    await item.ack()
+                    await self._holds.keep(item.message.session_key, item)
 
     def _announce_start(self) -> None:
         self._started_at = datetime.now(timezone.utc)
@@ -190,15 +203,27 @@ class AgentLoop:
         """Put a message where it will be handled; waits for nobody."""
         message = delivery.message
         key = message.session_key
-        lanes = self._asides if is_command(message.text) else self._lanes
         try:
-            # /stop waits for no other command, which may take long.
-            lanes.put_nowait(f"{key} stop" if is_stop(message.text) else key, delivery)
-            waiting = lanes.waiting(key)
+            self._put(key, delivery)
         except LaneFull:
             await self._refuse(key, delivery)
         else:
+            waiting = self.waiting(key)
             self._announce(MessageAccepted(key=key, message_id=message.message_id, waiting=waiting))
+
+    def _put(self, key: str, delivery: Delivery) -> None:
+        message = delivery.message
+        if message.edits or message.deletes:
+            self._holds.put_nowait(key, delivery)
+        elif is_command(message.text):
+            # /stop waits for no other command, which may take long.
+            self._asides.put_nowait(f"{key} stop" if is_stop(message.text) else key, delivery)
+        elif not self.is_busy(key):
+            self._lanes.put_nowait(key, delivery)
+        elif self.waiting(key) < self._lane_limit:
+            self._holds.put_nowait(key, delivery)
+        else:
+            raise LaneFull(key, self._lane_limit)
 
     async def _refuse(self, key: str, delivery: Delivery) -> None:
         message_id = delivery.message.message_id
@@ -229,12 +254,15 @@ class AgentLoop:
 
     # One message
 
-    async def _handle(self, key: str, item: Delivery | _Unanswered) -> None:
+    async def _handle(self, key: str, item: _Item) -> None:
         try:
-            if isinstance(item, _Unanswered):
-                await self._resume(key, item)
-            else:
-                await self._receive(key, item)
+            match item:
+                case Delivery():
+                    await self._receive(key, item)
+                case Held():
+                    await self._receive_held(key, item)
+                case _Left():
+                    await self._resume(key, item)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             text = self._apology(error, session_id=key, turn_id="")
             if isinstance(item, Delivery):
@@ -250,12 +278,40 @@ class AgentLoop:
         exchange = self._exchange(session, message)
         await exchange.hear()
         await delivery.ack()
-        await self._answer(key, exchange)
+        await self._answer(key, await self._with_burst(key, exchange))
+
+    async def _receive_held(self, key: str, item: Held) -> None:
+        exchange = await self._heard(key, item)
+        if exchange is not None:
+            await self._answer(key, await self._with_burst(key, exchange))
+
+    async def _heard(self, key: str, item: Held) -> Exchange | None:
+        """The exchange for a message that waited; None where it was taken back."""
+        session = await self.sessions.current(key, agent=item.message.agent)
+        entry = await self._holds.take(item, session)
+        if entry is None:
+            return None
+        exchange = self._exchange(session, item.message)
+        await exchange.hear(entry)
+        await self._holds.let_go(item, session)
+        return exchange
+
+    async def _with_burst(self, key: str, exchange: Exchange) -> Exchange:
+        """What is said within a short time is heard together; the last one is answered."""
+        seconds = exchange.message.burst_seconds
+        while seconds:
+            count = self.waiting(key)
+            await anyio.sleep(seconds)
+            if self.waiting(key) in {count, self._lane_limit}:
+                break
+        for item in self._lanes.take(key, _is_held) if seconds else ():
+            exchange = await self._heard(key, cast("Held", item)) or exchange
+        return exchange
 
     async def _answer(self, key: str, exchange: Exchange, *, resumed: bool = False) -> None:
         answer = failure = None
         with anyio.CancelScope() as scope:
-            self._turns[key] = scope
+            self._turns[key] = running = _Running(scope, exchange.message)
             try:
                 async with self._limiter:
                     answer = await exchange.think(resumed=resumed)
@@ -269,8 +325,43 @@ class AgentLoop:
         elif failure is not None:
             about = {"session_id": exchange.session.id, "turn_id": exchange.turn_id}
             await exchange.fail(self._apology(failure, **about))
+        elif running.amended is not None:
+            await self._answer_amended(key, exchange, running.amended)
         elif scope.cancelled_caught:
             await exchange.stop(waiting=self.waiting(key))
+
+    async def _answer_amended(self, key: str, exchange: Exchange, message: Inbound) -> None:
+        """Take the question back; answer what it says now, if it says anything."""
+        session = exchange.session
+        session.undo()
+        if message.deletes:
+            await self.sessions.store.save(session)
+            return
+        again = self._exchange(session, message)
+        await again.hear()
+        await self._answer(key, again)
+
+    async def _amend(self, key: str, session: Session, message: Inbound) -> None:
+        """Change a message that is not answered yet; of any other the model is told."""
+        name = message.edits or message.deletes or ""
+        running = self._turns.get(key)
+        if session.amend_held(name, None if message.deletes else message.text):
+            await self.sessions.store.save(session)
+        elif running is not None and running.message.message_id == name:
+            running.amend(message)
+        elif session.has_seen(name):
+            session.add_entry(amendment(message))
+            await self.sessions.store.save(session)
+
+    def _steering(self, key: str, session: Session) -> list[Entry]:
+        """What is to be told to the turn that is going on."""
+        taken = [
+            item.entry_id
+            for item in self._lanes.take(key, lambda item: _steers(item, session))
+            if isinstance(item, Held)
+        ]
+        held = [session.take_held(entry_id) for entry_id in taken]
+        return [entry for entry in held if entry is not None]
 
     def _exchange(self, session: Session, message: Inbound) -> Exchange:
         agent = self.agents.choose(
@@ -288,6 +379,7 @@ class AgentLoop:
             views=self._views,
             with_time=self._with_time,
             announce=self._announce,
+            steering=partial(self._steering, message.session_key),
             **self._buffer,
         )
 
@@ -311,14 +403,14 @@ class AgentLoop:
 
     def stop(self, key: str) -> bool:
         """Stop the turn that is going on in this lane; False where there is none."""
-        scope = self._turns.get(key)
-        if scope is not None:
-            scope.cancel()
-        return scope is not None
+        running = self._turns.get(key)
+        if running is not None:
+            running.scope.cancel()
+        return running is not None
 
     def waiting(self, key: str) -> int:
         """Messages that wait in this lane."""
-        return self._lanes.waiting(key)
+        return self._holds.waiting(key) + self._lanes.waiting(key)
 
     def is_answering(self, key: str) -> bool:
         """Whether a turn is going on in this lane."""
@@ -326,33 +418,34 @@ class AgentLoop:
 
     def is_busy(self, key: str) -> bool:
         """Whether this lane works on a message in any way, or one waits."""
-        return self._lanes.is_busy(key)
+        return self._lanes.is_busy(key) or self._holds.is_busy(key)
 
     # After a restart
 
     async def recover(self) -> None:
-        """Take up what an earlier process left: unanswered messages, unfinished summaries."""
+        """Take up what an earlier process left: messages, answers, unfinished summaries."""
         async for info in self.sessions.store.list():
-            is_left = (info.awaiting or info.pending) and info.updated_at < self._started_at
-            if is_left:
+            is_left = info.awaiting or info.pending or info.waiting or info.unsent
+            if is_left and info.updated_at < self._started_at:
                 with suppress(SessionNotFound):  # deleted meanwhile
-                    await self._take_up(info.key or info.id, info.id, info.awaiting)
+                    await self._take_up(info.key or info.id, info.id)
 
     async def recover_chat(self, key: str) -> None:
         """The same for the session that one chat has now."""
         with suppress(SessionNotFound):
-            session = await self.sessions.open(await self.sessions.current_id(key))
-            await self._take_up(key, session.id, session.awaiting)
+            await self._take_up(key, await self.sessions.current_id(key))
 
-    async def _take_up(self, key: str, session_id: str, awaiting: int) -> None:
-        if awaiting:
-            await self._lanes.put(key, _Unanswered(session_id))
-        else:
-            self.summarizer.fire_and_forget(await self.sessions.open(session_id))
-
-    async def _resume(self, key: str, item: _Unanswered) -> None:
-        session = await self.sessions.open(item.session_id)
+    async def _take_up(self, key: str, session_id: str) -> None:
+        session = await self.sessions.open(session_id)
         self.summarizer.fire_and_forget(session)
+        if session.awaiting or session.unsent:
+            self._lanes.put_nowait(key, _Left(session_id), bounded=False)
+        for held in held_in(session, key=key):
+            self._lanes.put_nowait(key, held, bounded=False)
+
+    async def _resume(self, key: str, item: _Left) -> None:
+        session = await self.sessions.open(item.session_id)
+        await send_owed(session, bus=self.bus, store=self.sessions.store)
         entry = next((e for e in session.window if e.seq == session.awaiting), None)
         if entry is None:  # it was answered together with a newer one
             return
@@ -367,3 +460,25 @@ class AgentLoop:
             await self._answer(key, exchange, resumed=True)
         else:
             await exchange.fail(INTERRUPTED)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A turn that is going on."""
+
+    scope: anyio.CancelScope
+    message: Inbound
+    amended: Inbound | None = None
+
+    def amend(self, message: Inbound) -> None:
+        """End it: its question has changed."""
+        self.amended = message
+        self.scope.cancel()
+
+
+def _is_held(item: _Item) -> bool:
+    return isinstance(item, Held)
+
+
+def _steers(item: _Item, session: Session) -> bool:
+    return isinstance(item, Held) and item.message.steers and item.session_id == session.id

@@ -51,6 +51,14 @@ class Inbound:
     """The lane and session to use instead of channel and chat."""
     agent: str | None = None
     """The agent for a session that has none yet."""
+    edits: str | None = None
+    """The id of an earlier message that says `text` now; nothing new is asked."""
+    deletes: str | None = None
+    """The id of an earlier message that was taken back."""
+    burst_seconds: float = 0
+    """What else is said within so short a time is answered together with it."""
+    steers: bool = False
+    """Whether it is told to a turn that is going on, at its next step, instead of waiting."""
     time: datetime = field(default_factory=_now)
 
     @property
@@ -71,6 +79,8 @@ class Outbound:
     reply_to: str | None = None
     """The id of the message that this one answers."""
     session_id: str | None = None
+    id: str | None = None
+    """Its own name, the same when it is sent again: a platform that knows such shows it once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

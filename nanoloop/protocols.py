@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
@@ -131,6 +131,10 @@ class SessionInfo:
     """Bytes the session takes in the store."""
     archived: bool = False
     """Whether it was put away: kept, and shown only to who asks for it."""
+    waiting: int = 0
+    """Messages that were kept before their turn and wait for it."""
+    unsent: int = 0
+    """Answers that may not have arrived in their chat."""
 
 
 class Seal(Protocol):
@@ -238,7 +242,11 @@ class Channel(Protocol):
         ...
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Bring one item to its chat; calls for one chat come one at a time, in order."""
+        """Bring one item to its chat; calls for one chat come one at a time, in order.
+
+        Raises `SendLater` for what is worth another try, and anything else for what is not. A
+        channel that has `confirms = True` returns only when the text is really there.
+        """
         ...
 
 
@@ -257,8 +265,17 @@ class Bus(Protocol):
         """Messages to answer, each gone only when acknowledged; ends when the bus is closed."""
         ...
 
-    async def publish(self, message: Outbound) -> None:
-        """Send a text to its chat; waits only while that same chat has too many unsent."""
+    async def hand_in(self, message: Inbound) -> None:
+        """Take a message in, and return once it is durable or was refused; as `put_nowait`."""
+        ...
+
+    async def publish(
+        self, message: Outbound, *, arrived: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Send a text to its chat; waits only while that same chat has too many unsent.
+
+        `arrived` is called once it is there, or can never be; it must not raise.
+        """
         ...
 
     def publish_nowait(self, piece: TextStreamed) -> None:
@@ -276,6 +293,10 @@ class Bus(Protocol):
 
     def streams(self, channel: str) -> bool:
         """Whether that channel wants pieces."""
+        ...
+
+    def confirms(self, channel: str) -> bool:
+        """Whether that channel knows what has arrived: until then an answer is owed."""
         ...
 
     async def __aenter__(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from datetime import datetime, timezone
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,9 @@ from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import Entry, rfc3339
 from nanoloop.session.ids import id_for_key
 from nanoloop.session.session import Session
+
+HANDED_ON = 100
+"""Message ids that a chat's next conversation knows of the one before."""
 
 
 class Sessions:
@@ -83,10 +87,19 @@ class Sessions:
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
         )
+        await self._hand_on(old_id, created)
         self._hold(created)
         await self.switch(key, created.id)
         self._announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
         return created
+
+    async def _hand_on(self, old_id: str, created: Session) -> None:
+        """Let the new one know what this chat's last messages were: none is answered twice."""
+        with suppress(SessionNotFound):
+            heard = (await self.open(old_id)).heard[-HANDED_ON:]
+            if heard:
+                created.know(heard)
+                await self.store.save(created)
 
     async def switch(self, key: str, session_id: str) -> Session:
         """Give this chat another session; raises `SessionNotFound`."""

@@ -101,12 +101,14 @@ async def test_what_waits_at_the_deadline_is_kept_and_answered_after_the_next_st
         put(loop, "two", message_id="2")
         await anyio.wait_all_tasks_blocked()
     stored = await store.get("test:a")
-    assert [m["content"] for m in stored.messages] == ["one", "two"]
-    provider = ScriptedProvider(["both"])
-    async with running(provider, store=store) as loop:
+    assert [m["content"] for m in stored.messages] == ["one"]
+    assert [entry.content["text"] for entry in stored.waiting] == ["two"]
+    async with running(ScriptedProvider(["to one", "to two"]), store=store) as loop:
         await loop.recover()
-        assert await loop.chats.until("a", 1) == ["both"]
-    assert [m["content"] for m in provider.calls[0].messages[1:]] == ["one", "two"]
+        assert await loop.chats.until("a", 2) == ["to one", "to two"]
+    stored = await store.get("test:a")
+    assert [m["content"] for m in stored.messages] == ["one", "to one", "two", "to two"]
+    assert not stored.waiting
 
 
 async def test_stop_waits_for_no_other_command():

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from random import uniform
 from typing import Self
 
 import anyio
 
-from nanoloop.errors import BusFull, LaneFull
-from nanoloop.events import Announce, SendFailed, TextStreamed, silent
+from nanoloop.errors import BusFull, LaneFull, SendLater
+from nanoloop.events import Announce, SendFailed, SendPostponed, TextStreamed, silent
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound, Outbound
 from nanoloop.protocols import Channel
 
 BUSY = "I have too much to do right now and did not take your message. Please send it again soon."
+
+
+LONGEST_REST_SECONDS = 60.0
+"""How long a chat that can't be reached is left alone at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """Something on its way to a chat."""
+
+    says: Outbound | TextStreamed
+    arrived: Callable[[], Awaitable[None]] | None = None
+
+    def is_worth_a_try(self, error: Exception) -> bool:
+        """Whether to send it again; what nobody waits to hear of is not, if it took too long."""
+        is_slow = isinstance(error, TimeoutError) and self.arrived is not None
+        return (isinstance(error, SendLater) or is_slow) and isinstance(self.says, Outbound)
 
 
 class InProcessBus:
@@ -28,19 +47,22 @@ class InProcessBus:
         outbound_limit: int = 100,
         send_timeout_seconds: float = 120,
         announce: Announce = silent,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
+        self._sleep = sleep
         self._inbound_limit = inbound_limit
         self._outbound_limit = outbound_limit
         self._send_timeout_seconds = send_timeout_seconds
         self._announce = announce
         self._unacknowledged: dict[int, Inbound] = {}
         self._untaken: deque[int] = deque()
+        self._durable: dict[int, anyio.Event] = {}
         self._count = 0
         self._is_closed = False
         self._arrived = anyio.Event()
         self._room = anyio.Event()
         self._channels: dict[str, Channel] = {}
-        self._chats: Lanes[tuple[str, str], Outbound | TextStreamed] = Lanes(
+        self._chats: Lanes[tuple[str, str], _Item] = Lanes(
             self._send, limit=outbound_limit, name="chat"
         )
 
@@ -63,6 +85,12 @@ class InProcessBus:
         self._untaken.append(self._count)
         self._arrived.set()
 
+    async def hand_in(self, message: Inbound) -> None:
+        """Take a message in, and return once it is durable or was refused; as `put_nowait`."""
+        self.put_nowait(message)
+        durable = self._durable[self._count] = anyio.Event()
+        await durable.wait()
+
     def _refuse(self, message: Inbound) -> None:
         busy = Outbound(
             channel=message.channel,
@@ -72,7 +100,7 @@ class InProcessBus:
             reply_to=message.message_id,
         )
         try:
-            self._chats.put_nowait((message.channel, message.chat), busy)
+            self._chats.put_nowait((message.channel, message.chat), _Item(busy))
         except (LaneFull, RuntimeError) as why:  # or nothing is carried any more
             error = type(why).__name__
             self._announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
@@ -102,6 +130,8 @@ class InProcessBus:
     async def _acknowledge(self, number: int) -> None:
         self._unacknowledged.pop(number, None)
         self._room.set()
+        if (durable := self._durable.pop(number, None)) is not None:
+            durable.set()
 
     def close(self) -> None:
         """Take nothing more in."""
@@ -124,28 +154,60 @@ class InProcessBus:
         """Whether that channel wants pieces."""
         return channel in self._channels and self._channels[channel].streams
 
-    async def publish(self, message: Outbound) -> None:
-        """Send a text to its chat; waits only while that same chat has too many unsent."""
-        await self._chats.put((message.channel, message.chat), message)
+    def confirms(self, channel: str) -> bool:
+        """Whether that channel knows what has arrived."""
+        return bool(getattr(self._channels.get(channel), "confirms", False))
+
+    async def publish(
+        self, message: Outbound, *, arrived: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Send a text to its chat; waits only while that same chat has too many unsent.
+
+        `arrived` is called once it is there, or can never be.
+        """
+        await self._chats.put((message.channel, message.chat), _Item(message, arrived))
 
     def publish_nowait(self, piece: TextStreamed) -> None:
         """Send a piece of an answer; half of a chat's room is kept for whole texts."""
         chat = (piece.channel, piece.chat)
         if self._chats.waiting(chat) < self._outbound_limit // 2:
-            self._chats.put_nowait(chat, piece)
+            self._chats.put_nowait(chat, _Item(piece))
 
     async def flush(self) -> None:
         """Wait until everything published has been sent or given up."""
         await self._chats.idle()
 
-    async def _send(self, chat: tuple[str, str], item: Outbound | TextStreamed) -> None:
-        error = "no such channel"
-        if item.channel in self._channels:
-            try:
-                with anyio.fail_after(self._send_timeout_seconds):
-                    await self._channels[item.channel].send(item)
-            except Exception as failure:  # noqa: BLE001 - one chat's failure must not stop the others
-                error = type(failure).__name__
-            else:
-                return
-        self._announce(SendFailed(channel=chat[0], chat=chat[1], error=error))
+    async def _send(self, chat: tuple[str, str], item: _Item) -> None:
+        error = await self._error_of(item.says)
+        tries = 1
+        while error is not None and item.is_worth_a_try(error):
+            await self._rest(chat, error, tries)
+            error = await self._error_of(item.says)
+            tries += 1
+        if error is not None:
+            name = "no such channel" if isinstance(error, LookupError) else type(error).__name__
+            self._announce(SendFailed(channel=chat[0], chat=chat[1], error=name))
+        if item.arrived is not None:
+            await item.arrived()
+
+    async def _error_of(self, says: Outbound | TextStreamed) -> Exception | None:
+        """None once it is sent, else why it is not."""
+        try:
+            channel = self._channels[says.channel]
+            with anyio.fail_after(self._send_timeout_seconds):
+                await channel.send(says)
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            return error
+        return None
+
+    async def _rest(self, chat: tuple[str, str], error: Exception, tries: int) -> None:
+        known = error.seconds if isinstance(error, SendLater) else None
+        backoff = min(LONGEST_REST_SECONDS, 2.0 ** min(tries - 1, 10)) * uniform(0.5, 1)  # noqa: S311
+        seconds = backoff if known is None else known
+        reason = error.reason if isinstance(error, SendLater) else "it took too long"
+        self._announce(
+            SendPostponed(
+                channel=chat[0], chat=chat[1], reason=reason, seconds=round(seconds, 3), tries=tries
+            )
+        )
+        await self._sleep(seconds)

@@ -10,6 +10,7 @@ from typing import Any
 from nanoloop.session.entry import Entry
 
 ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
+WAITING, HEARD = "waiting", "heard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

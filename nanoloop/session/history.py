@@ -7,16 +7,16 @@ from typing import Any, Self, Unpack
 
 from nanoloop.session.archive import Archive
 from nanoloop.session.chat import messages_of
-from nanoloop.session.conversation import Conversation
 from nanoloop.session.entry import Entry
 from nanoloop.session.matching import Handed
+from nanoloop.session.owed import Owed
 from nanoloop.session.record import Identity
 from nanoloop.session.window import whole_before
 
 ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
-class History(Conversation):
+class History(Owed):
     """A conversation whose history can be read, set, taken back, archived and replaced."""
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 
 MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
@@ -18,6 +19,9 @@ class Seen:
 
     def __contains__(self, message_id: str) -> bool:
         return message_id in self._ids
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
 
     def remove(self, message_id: str | None) -> None:
         """Forget this one; an unknown one is fine."""

@@ -1,8 +1,9 @@
 """One conversation: its log and window, its digests, its state. Pure data, no I/O.
 
 It is built in layers, each a file: `Record` (who, how long, state), `Conversation` (log, window,
-summary), `History` (the whole of it), `Resizing` (memo, settings, policy), `Portable` (export and
-import), `Pinned` (kept in view), `Erasing` (for good), and on top `Session`.
+summary), `Owed` (what waits for its turn or has not arrived), `History` (the whole of it),
+`Resizing` (memo, settings, policy), `Portable` (export and import), `Pinned` (kept in view),
+`Erasing` (for good), and on top `Session`.
 """
 
 from __future__ import annotations

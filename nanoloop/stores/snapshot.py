@@ -117,6 +117,8 @@ def info_of(
         pending=_pending(head),
         size=size,
         archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
+        waiting=int(head.get("waiting", 0)),
+        unsent=len(head.get("unsent") or ()),
     )
 
 

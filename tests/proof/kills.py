@@ -179,9 +179,8 @@ class Killer:
             if marks:
                 wrong += [f"{chat}: {w}" async for w in self._session(store, session_id, marks)]
         if at_the_end:
-            wrong += [
-                f"{i.id} has work left" async for i in store.list() if i.pending or i.awaiting
-            ]
+            left = [i.id async for i in store.list() if i.pending or i.awaiting or i.waiting]
+            wrong += [f"{name} has work left" for name in left]
             wrong += [f"{m} was never taken" for m, _, _ in self.sent if m not in self.acked]
         wrong += [f"{mark} was sent {n} answers" for mark, n in self.answers.items() if n > 1]
         await store.close()
@@ -195,18 +194,19 @@ class Killer:
         for violation in report.violations:
             yield violation
         marks = [mark for entry in report.log for mark in marks_of(entry)]
-        said = [mark for mark in marks if mark[0] == "m"]
+        light = await store.load(session_id)
+        waiting = [mark for entry in light.waiting for mark in marks_of(entry)]
+        said = [mark for mark in marks + waiting if mark[0] == "m"]
         if len(set(said)) != len(said):
-            yield "a message is in the log twice"
+            yield "a message is kept twice"
         if lost := set(acked) - set(said):
-            yield f"{sorted(lost)} were acknowledged and are not in the log"
+            yield f"{sorted(lost)} were acknowledged and are not kept"
         answered = [mark for mark in marks if mark[0] in "ma"]
-        awaiting = (await store.load(session_id)).awaiting
         for first, second in zip(answered[::2], answered[1::2], strict=False):
             if first[1:] != second[1:] or (first[0], second[0]) != ("m", "a"):
                 yield f"{first} is followed by {second}"
                 break
-        if len(answered) % 2 and not awaiting:
+        if len(answered) % 2 and not light.awaiting:
             yield f"{answered[-1]} has no answer, and nobody knows"
         for violation in self._digested(store, report):
             yield violation

@@ -164,6 +164,7 @@ async def live(job):
         summarizer=summarizer,
         message_buffer_limit=LIMIT,
         message_buffer_min=KEEP,
+        lane_limit=1000,  # none is refused: what waited for a life that was cut short waits still
         announce=death.hear,
     )
     chats = Chats(death)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nanoloop.session.changes import WAITING
 from nanoloop.session.entry import Entry
 from nanoloop.stores.jsonl.lines import ENTRY, SECTION, Line
 from nanoloop.stores.jsonl.reading import Tail
@@ -47,7 +48,8 @@ def standing_of(tail: Tail) -> Standing:
     head, at = head_of(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
     newer = tail.lines[index + 1 :]
     at |= {line.name: line.offset for line in newer if line.kind == SECTION}
-    head |= _awaiting([line.value for line in newer if line.kind == ENTRY])
+    head |= _owed([line.value for line in newer if line.kind == ENTRY])
+    head |= {WAITING: len(line.value) for line in newer if line.name == WAITING}
     return Standing(
         head=head,
         at=at,
@@ -58,12 +60,12 @@ def standing_of(tail: Tail) -> Standing:
     )
 
 
-def _awaiting(newer: Sequence[Entry]) -> dict[str, int]:
-    """What the lost head would have said of an answer that is owed."""
+def _owed(newer: Sequence[Entry]) -> dict[str, Any]:
+    """What the lost head would have said: of an answer that is owed, or was never sent."""
     last = newer[-1] if newer else None
     if last is None or last.role not in {"user", "assistant"}:
         return {}
-    return {"awaiting": last.seq if last.role == "user" else 0}
+    return {"awaiting": last.seq} if last.role == "user" else {"awaiting": 0, "unsent": [last.seq]}
 
 
 def head_of(line: Line) -> tuple[dict[str, Any], dict[str, int]]:

@@ -1,0 +1,124 @@
+"""What a chat is owed: a turn for each message that waits, an answer that has not arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from nanoloop.session.changes import HEARD, WAITING
+from nanoloop.session.conversation import Conversation
+from nanoloop.session.entry import Entry
+from nanoloop.session.log import Log
+from nanoloop.session.seen import MESSAGE_ID
+
+
+class Owed(Conversation):
+    """A conversation that has messages of its chat before their turn, and after their answer."""
+
+    _waiting: tuple[Entry, ...] = ()
+    _unsent: tuple[int, ...] = ()
+    _heard: tuple[str, ...] = ()
+
+    # Messages that wait for their turn
+
+    @property
+    def waiting(self) -> tuple[Entry, ...]:
+        """What was said while an answer was under way, oldest first; in no log yet."""
+        return self._waiting
+
+    def hold(self, entry: Entry) -> None:
+        """Keep a message until its turn comes."""
+        with self._lock:
+            self._seen.add(entry.metadata.get(MESSAGE_ID))
+            self._wait((*self._waiting, entry.copy()))
+
+    def take_held(self, entry_id: str) -> Entry | None:
+        """That message, which waits no more; None where it does not."""
+        with self._lock:
+            held = next((entry for entry in self._waiting if entry.id == entry_id), None)
+            if held is not None:
+                self._wait(tuple(entry for entry in self._waiting if entry.id != entry_id))
+            return held
+
+    def amend_held(self, message_id: str, text: str | None) -> bool:
+        """Give a waiting message other words, or with None take it back; False if none waits."""
+        with self._lock:
+            mine = [e for e in self._waiting if e.metadata.get(MESSAGE_ID) == message_id]
+            for entry in mine:
+                changed = () if text is None else (_reworded(entry, text),)
+                at = self._waiting.index(entry)
+                self._wait((*self._waiting[:at], *changed, *self._waiting[at + 1 :]))
+            return bool(mine)
+
+    def _wait(self, waiting: tuple[Entry, ...]) -> None:
+        self._waiting = waiting
+        self._touch(WAITING)
+
+    def know(self, message_ids: Iterable[str]) -> None:
+        """Remember messages that were heard in an earlier conversation of this chat."""
+        with self._lock:
+            self._heard = tuple(message_ids)
+            self._touch(HEARD)
+            for name in self._heard:
+                self._seen.add(name)
+
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """The ids of the newest messages of this chat, oldest first."""
+        with self._lock:
+            return tuple(self._seen)
+
+    # Answers on their way
+
+    @property
+    def unsent(self) -> tuple[int, ...]:
+        """The numbers of answers that their chat may not have got, oldest first."""
+        return self._unsent
+
+    def owe(self, seq: int) -> None:
+        """Note that this answer has to arrive."""
+        with self._lock:
+            self._unsent = (*self._unsent, seq)
+            self._touch()
+
+    def arrived(self, seq: int) -> None:
+        """Note that this answer is in its chat, or never will be."""
+        with self._lock:
+            if seq in self._unsent:
+                self._unsent = tuple(owed for owed in self._unsent if owed != seq)
+                self._touch()
+
+    # What stores need
+
+    def _head(self) -> dict[str, Any]:
+        beside = {"waiting": len(self._waiting), "unsent": list(self._unsent)}
+        return {**super()._head(), **{name: value for name, value in beside.items() if value}}
+
+    def _section(self, name: str) -> Any:
+        if name == WAITING:
+            return [entry.to_dict() for entry in self._waiting]
+        return list(self._heard) if name == HEARD else super()._section(name)
+
+    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
+        super()._restore(head, sections)
+        self._waiting = tuple(map(Entry.from_dict, sections.get(WAITING) or ()))
+        self._unsent = tuple(map(int, head.get("unsent") or ()))
+        self._heard = tuple(map(str, sections.get(HEARD) or ()))
+
+    def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
+        super()._restore_log(log, head_last, (*self._heard, *seen))
+        # One whose turn had come when a commit was torn is in the log already.
+        there = {entry.id for entry in log.entries}
+        self._waiting = tuple(entry for entry in self._waiting if entry.id not in there)
+        for entry in self._waiting:
+            self._seen.add(entry.metadata.get(MESSAGE_ID))
+
+
+def _reworded(entry: Entry, text: str) -> Entry:
+    content = {**entry.content, "text": text}
+    parts = content.pop("parts", None)
+    if parts:
+        rest = [part for part in parts if part.get("type") != "text"]
+        content["parts"] = [{"type": "text", "text": text}, *rest]
+    return replace(entry, content=content)
