@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -54,6 +54,9 @@ class Opening:
         """A connection that writes; the file is made, renewed or put aside as it needs be."""
         inode = self._make()
         try:
+            # For reading first: one that can write tidies up, even in a file that isn't ours.
+            with closing(self._connect("ro")) as connection:
+                is_current(connection, str(self.path))
             return self._prepared()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
@@ -71,7 +74,6 @@ class Opening:
     def _prepared(self) -> sqlite3.Connection:
         connection = self._connect("rw")
         try:
-            is_current(connection, str(self.path))  # nothing is done to a file that isn't ours
             self._keep_log(connection)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
             connection.execute("PRAGMA secure_delete = ON")
@@ -126,6 +128,8 @@ class Opening:
         return connection
 
     def _connect(self, mode: Literal["rw", "ro", "ro&immutable=1"]) -> sqlite3.Connection:
+        if self.path.is_dir():
+            raise StoreError(f"{self.path} is a folder: choose a file in it")
         connection = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={mode}",
             uri=True,

@@ -1,0 +1,242 @@
+"""A disk that fails, a file that is damaged or held: clear words, nothing half-written."""
+
+import resource
+import sqlite3
+import sys
+import tempfile
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from nanoloop.errors import StoreError
+from nanoloop.events import FileUnreadable
+from nanoloop.stores.sqlite import SqliteStore
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "sessions.sqlite"
+
+
+@pytest.fixture
+def heard():
+    return []
+
+
+@pytest.fixture
+async def store(file, heard):
+    store = SqliteStore(file, busy_seconds=0.05, announce=heard.append)
+    yield store
+    await store.close()
+
+
+async def said(store, *texts, name="s"):
+    session = await store.create(id=name)
+    for text in texts:
+        session.add_message("user", text)
+    await store.save(session)
+    return session
+
+
+async def texts_of(store, name="s"):
+    return [entry.content["text"] for entry in (await store.get(name)).window]
+
+
+@contextmanager
+def raw(file):
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        yield connection
+
+
+@contextmanager
+def files_up_to(size):
+    """No file may grow beyond this."""
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def damage(file, *, at):
+    """Write something else over the middle of it."""
+    data = bytearray(file.read_bytes())
+    data[at : at + 4096] = b"\xaa" * 4096
+    file.write_bytes(data)
+
+
+class TestFullDisk:
+    async def test_a_write_that_does_not_fit_is_refused_and_the_next_one_works(self, store, file):
+        session = await said(store, "one")
+        session.add_message("user", "x" * 3_000_000)
+        with files_up_to(1_000_000), pytest.raises(StoreError, match="what was saved before"):
+            await store.save(session)
+        assert await texts_of(store) == ["one"]
+        await store.save(session)
+        assert [len(text) for text in await texts_of(store)] == [3, 3_000_000]
+
+    async def test_a_database_that_may_not_grow_says_what_to_do(self, store):
+        session = await said(store, "one")
+        store.database._file.write(lambda c: c.execute("PRAGMA max_page_count = 1").fetchone())
+        session.add_message("user", "x" * 100_000)
+        with pytest.raises(StoreError, match="is full: free some space; what was saved before"):
+            await store.save(session)
+        await store.save(session)
+        assert len(await texts_of(store)) == 2
+
+    async def test_an_erase_that_can_not_clean_up_says_so_and_can_be_done_again(self, store, file):
+        session = await said(store, "the secret", *("x" * 9_000 for _ in range(50)))
+        await store.close()
+        store = SqliteStore(file)
+        session = await store.load("s")
+        with files_up_to(300_000), pytest.raises(StoreError, match=r"traces .*erase again"):
+            await store.erase(session, [1])
+        await store.erase(await store.load("s"), [1])
+        await store.close()
+        assert b"secret" not in file.read_bytes()
+
+
+class TestDamage:
+    async def broken(self, file, *, texts=("hi",)):
+        store = SqliteStore(file)
+        await said(store, *texts)
+        await store.close()
+
+    @pytest.mark.parametrize("what", ["first page", "all of it", "empty of sense"])
+    async def test_a_file_that_can_not_be_read_is_set_aside_and_told_of(
+        self, store, file, heard, what
+    ):
+        await self.broken(file)
+        whole = file.read_bytes()
+        if what == "empty of sense":
+            file.write_bytes(b"\0" * 9_000)
+        else:
+            file.write_bytes(whole[:100] + b"\xaa" * 3_996 + whole[4_096:])
+        if what == "all of it":
+            file.write_bytes(b"\xaa" * len(whole))
+        bad = file.read_bytes()
+        await said(store, "anew")
+        (event,) = heard
+        assert isinstance(event, FileUnreadable)
+        assert event.file.startswith("sessions.sqlite.corrupt-2")
+        assert file.with_name(event.file).read_bytes() == bad
+        assert await texts_of(store) == ["anew"]
+
+    async def test_its_log_goes_with_it_and_no_earlier_one_is_written_over(
+        self, store, file, heard
+    ):
+        for number in range(2):
+            file.write_bytes(b"\xaa" * 9_000)
+            file.with_name("sessions.sqlite-wal").write_bytes(b"%d" % number)
+            await store.bind("k", "s")
+            await store.close()
+            store = SqliteStore(file, announce=heard.append)
+        names = {event.file for event in heard}
+        logs = {file.with_name(f"{name}-wal").read_bytes() for name in names}
+        assert logs == {b"0", b"1"}
+        await store.close()
+
+    async def test_what_never_was_a_database_is_refused_and_left_alone(self, tmp_path):
+        notes = tmp_path / "notes.txt"
+        notes.write_text("my notes\n" * 1_000)
+        store = SqliteStore(notes)
+        with pytest.raises(StoreError, match=r"notes.txt is no database: choose another file"):
+            await store.create(id="s")
+        await store.close()
+        assert notes.read_text() == "my notes\n" * 1_000
+
+    async def test_a_damaged_page_says_which_file_and_spares_the_other_sessions(self, file, heard):
+        await self.broken(file, texts=[f"{number} " + "x" * 2_000 for number in range(200)])
+        store = SqliteStore(file, announce=heard.append)
+        await said(store, "whole", name="t")
+        await store.close()
+        damage(file, at=4096 * 60)
+        store = SqliteStore(file, announce=heard.append)
+        with pytest.raises(StoreError, match=r"sessions.sqlite failed: .*`nanoloop store check`"):
+            await store.get("s")
+        assert await texts_of(store, "t") == ["whole"]
+        assert heard == []
+        await store.close()
+
+    async def test_a_row_that_makes_no_sense_is_told_of_in_words(self, store, file):
+        await said(store, "hi")
+        with raw(file) as other:
+            other.execute("UPDATE entry SET value = '{'")
+        with pytest.raises(StoreError, match=r"can't be read .*`nanoloop store check`"):
+            await store.get("s")
+
+
+class TestHeld:
+    async def test_a_file_that_another_holds_for_long_is_a_clear_error(self, store, file):
+        session = await said(store, "one")
+        with raw(file) as other:
+            other.execute("BEGIN IMMEDIATE")
+            session.add_message("user", "two")
+            with pytest.raises(StoreError, match="locked: another process holds it: stop that"):
+                await store.save(session)
+            assert await texts_of(store) == ["one"]
+            other.execute("ROLLBACK")
+        await store.save(session)
+        assert await texts_of(store) == ["one", "two"]
+
+    async def test_a_path_that_is_a_folder_or_below_a_file_is_a_clear_error(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        wrong = {
+            tmp_path: "is a folder: choose a file in it",
+            tmp_path / "file" / "sessions.sqlite": "choose a place that may be written in",
+        }
+        for path, words in wrong.items():
+            store = SqliteStore(path)
+            with pytest.raises(StoreError, match=words):
+                await store.create(id="s")
+            await store.close()
+
+
+AS_NOBODY = """
+import anyio, os, sys
+from nanoloop.errors import StoreError
+from nanoloop.stores.sqlite import SqliteStore
+
+async def main(file, read_only):
+    store = SqliteStore(file, read_only=read_only)
+    try:
+        session = await store.get("s")
+        print([entry.content["text"] for entry in session.window])
+        session.add_message("user", "more")
+        await store.save(session)
+    except StoreError as error:
+        print(error)
+    await store.close()
+
+anyio.run(main, sys.argv[1], True) # all is imported now, which nobody could
+if not os.getuid():
+    os.seteuid(65534)
+for read_only in (True, False):
+    anyio.run(main, sys.argv[1], read_only)
+"""
+
+
+@pytest.fixture
+def open_folder():
+    """One that any user may look into, as pytest's may not be."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "data"
+        (Path(folder) / "data").chmod(0o755)
+
+
+async def test_a_folder_that_may_not_be_written_in_can_be_read_and_nothing_else(open_folder):
+    file = open_folder / "sessions.sqlite"
+    store = SqliteStore(file)
+    await said(store, "hi")
+    await store.close()
+    file.chmod(0o444)
+    open_folder.chmod(0o555)
+    done = await anyio.run_process([sys.executable, "-c", AS_NOBODY, str(file)])
+    *_, looked, refused, written = done.stdout.decode().splitlines()
+    assert looked == "['hi']"
+    assert "for reading only" in refused
+    assert "choose a place that may be written in" in written
