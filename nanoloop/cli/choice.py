@@ -38,7 +38,7 @@ def ask(settings: Settings, servers: Sequence[Server] | None = None) -> Said | N
         _Choice("a server, by its address", partial(_with_address, settings)),
         *(_server(server) for server in found),
     ]
-    print("No model is set yet. Who shall answer?\n")
+    print("No model is set yet. Who shall answer? (Times to fetch are for 50 Mbit/s.)\n")
     for number, choice in enumerate(choices, start=1):
         print(f"  {number}  {choice.line}")
     print()
@@ -59,11 +59,10 @@ def _taken(choices: Sequence[_Choice]) -> Said:
 
 def _local(model: Model, settings: Settings) -> _Choice:
     minutes = (model.size_bytes or 0) / _BYTES_A_MINUTE
-    how_long = "less than a minute" if minutes < 1 else f"{minutes:.0f} minutes"
-    fetch = f"{size(model.size_bytes or 0)} to fetch, {how_long} at 50 Mbit/s"
-    if (settings.models / model.file).exists():
-        fetch = "here already"
-    line = f"on this machine: {model.name} ({fetch}); {model.about}"
+    how_long = "under a minute" if minutes < 1 else f"{minutes:.0f} minutes"
+    is_here = (settings.models / model.file).exists()
+    effort = "here already" if is_here else f"{size(model.size_bytes or 0)}, {how_long}"
+    line = f"{model.name} on this machine ({effort}): {model.about}"
 
     def follow() -> Said | None:
         if can_run():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from nanoloop.cli.download import fetched
 from nanoloop.errors import SettingsError
-from nanoloop.models.catalogue import find
+from nanoloop.models.catalogue import CATALOGUE, SMALLEST, find
 from nanoloop.models.naming import PREFIX, file_of
 from nanoloop.settings import Settings
 
 EXTRA = "a model on this machine needs one thing more: python -m pip install 'nanoloop[local]'"
+_TINY = f"{SMALLEST.name} is tiny; to talk: nanoloop chat --local {CATALOGUE[1].name}"
 
 
 def can_run() -> bool:
@@ -23,8 +25,9 @@ def make_ready(settings: Settings) -> None:
     if not can_run():
         raise SettingsError(EXTRA)
     path = file_of(settings.model, settings.models)
-    if path.exists():
-        return
-    if not settings.model.startswith(PREFIX):
-        raise SettingsError(f"there is no model file {path}: check the path")
-    fetched(find(path.stem), settings)
+    if not path.exists():
+        if not settings.model.startswith(PREFIX):
+            raise SettingsError(f"there is no model file {path}: check the path")
+        fetched(find(path.stem), settings)
+    if path.stem == SMALLEST.name and sys.stderr.isatty():
+        print(_TINY, file=sys.stderr)

@@ -46,7 +46,7 @@ class Model:
 
 SMALLEST = Model(
     name="smollm2-135m",
-    about="to see it work; what it says is not worth much",
+    about="tiny: to see it work, not to talk to",
     parameters="135M",
     licence="Apache-2.0",
     size_bytes=98_362_432,

@@ -80,7 +80,7 @@ class Part:
         with self.path.open("ab") as file:
             while piece := source.read(PIECE_BYTES):
                 file.write(piece)
-                self.told(file.tell())
+        self.told(self.size)
 
     def told(self, done: int) -> None:
         """Tell that so much is there."""
