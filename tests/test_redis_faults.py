@@ -13,6 +13,7 @@ from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.redis import RedisStore
 from tests.servers.proxy import faulty
+from tests.servers.server import wait_until
 
 SOON = 0.4
 """Seconds after which a call is given up here."""
@@ -180,6 +181,21 @@ async def test_a_full_memory_is_said_and_nothing_is_half_written(redis_server):
         await say(store, session, "two")
         assert await words(store) == ["one", "two"]
         assert [info.id async for info in store.list()] == ["s"]
+
+
+async def test_a_full_disk_is_said_and_nothing_is_half_written(redis_server):
+    async with opened(redis_server.url) as store:
+        session = await store.create(id="s")
+        redis_server.ask("CONFIG SET save '3600 1000'")
+        (redis_server.folder / "dump.rdb").mkdir()  # as good as a full disk: it can't be written
+        redis_server.ask("BGSAVE")
+        wait_until(lambda: redis_server.ask("SET x 1").startswith(b"-MISCONF"))
+        with pytest.raises(StoreError, match="can't write to its disk"):
+            await say(store, session, "one")
+        assert (await store.load("s")).last_seq == 0
+        redis_server.ask("CONFIG SET stop-writes-on-bgsave-error no")
+        await say(store, session, "two")
+        assert await words(store) == ["one", "two"]
 
 
 # Who may not

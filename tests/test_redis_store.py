@@ -10,6 +10,8 @@ from redis.crc import key_slot
 
 from nanoloop.errors import SessionNotFound, SettingsError, StoreError
 from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores.copying import copy
+from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.redis import RedisStore, layout
 from tests.servers.proxy import faulty
 
@@ -210,6 +212,24 @@ async def test_an_older_one_is_brought_up_once(redis_url, redis, monkeypatch):
             assert (await store.load("s")).entry_count == 3
     assert len(asked) == 1
     assert await redis.get("nanoloop:format") == b"1"
+
+
+# Moving
+
+
+async def test_a_session_comes_back_from_redis_as_it_went_there(store):
+    one, two = InMemoryStore(), InMemoryStore()
+    session = await grown(one, 30, keep=4)
+    for text in ("\ud800 half", "nul\x00nul", "a\u2028b", "line\nline", "x" * 1_000_000):
+        session.add_entry(Entry.message("user", text, metadata={"message_id": text[:9]}))
+        session.set(text[:9], text)
+        await one.save(session)
+    await one.erase(session, [2])
+    await one.bind("\ud800", "s")
+    for source, target in ((one, store), (store, two)):
+        assert (await copy(source, target)).keys == 1  # each is compared after it was written
+    assert (await two.get("s")).dump() == session.dump()
+    assert (await two.load("s")).has_seen("nul\x00nul")
 
 
 # Where it is

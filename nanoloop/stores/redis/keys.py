@@ -58,5 +58,10 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def as_text(name: bytes) -> str:
+    """The text again."""
+    return name.decode("utf-8", "surrogatepass")
+
+
 def _shard(name: bytes) -> int:
     return crc32(name) % SHARDS

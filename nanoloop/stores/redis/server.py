@@ -88,6 +88,8 @@ class Server:
             if isinstance(error, kind):
                 return f"Redis at {self._where} {words}"
         code = str(error).partition(" ")[0]
+        if code == "MISCONF":
+            return f"Redis at {self._where} can't write to its disk: see its log; nothing was kept"
         said = code if code.isupper() else type(error).__name__
         return f"Redis at {self._where} can't do it ({said}): see its log"
 

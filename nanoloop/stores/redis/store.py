@@ -14,7 +14,7 @@ from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.stores.database import Commit, Stored, micros, text_of
 from nanoloop.stores.encoding import encoded
-from nanoloop.stores.redis.keys import SHARDS, Keys
+from nanoloop.stores.redis.keys import SHARDS, Keys, as_bytes, as_text
 from nanoloop.stores.redis.layout import Layout
 from nanoloop.stores.redis.scripts import BETWEEN, COMMIT, NAMES, READ, REMOVE, Argument, Call
 from nanoloop.stores.redis.server import Server
@@ -107,7 +107,7 @@ class _Rows:
         return _entries(lines)
 
     async def delete(self, session_id: str) -> None:
-        await self._ask(REMOVE(self._keys.of(session_id), session_id, ""))
+        await self._ask(REMOVE(self._keys.of(session_id), as_bytes(session_id), ""))
 
     # All of them
 
@@ -140,17 +140,17 @@ class _Rows:
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
-        await self._ask(("HSET", *self._keys.binding(key), session_id))
+        await self._ask(("HSET", *self._keys.binding(key), as_bytes(session_id)))
 
     async def bound(self, key: str) -> str | None:
         (name,) = await self._ask(("HGET", *self._keys.binding(key)))
-        return None if name is None else str(name.decode())
+        return None if name is None else as_text(name)
 
     async def bindings(self) -> AsyncIterator[tuple[str, str]]:
         for shard in range(SHARDS):
             (bound,) = await self._ask(("HGETALL", self._keys.bindings(shard)))
             for key, name in bound.items():
-                yield key.decode("utf-8", "surrogatepass"), name.decode()
+                yield as_text(key), as_text(name)
 
     async def close(self) -> None:
         await self._server.close()
