@@ -1,0 +1,133 @@
+"""The model's own process, llama.cpp's server in it; the only file that imports xllamacpp.
+
+It ends with its standard input, and so with whoever started it, however that one ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import urllib.request
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from nanoloop.providers.local import room
+from nanoloop.providers.local.gguf import Gguf, NotGguf
+from nanoloop.providers.local.order import Order, Report
+
+PR_SET_PDEATHSIG = 1
+BATCH = 64
+"""Tokens read at one go: while a long message is read, those who are being answered wait so long,
+and so does a stop. More is no faster on a processor."""
+CACHE_MIB = 1024
+"""Memory for conversations that had to leave their place, so that they need not be read again."""
+ERRORS_ONLY = 1
+TEMPLATES = {"qwen2.5 coder": "bare_json.jinja"}
+"""Models whose own template asks for calls in a form that they don't keep to, by their name."""
+
+
+class CannotRun(Exception):
+    """It says why, and what to do."""
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    _end_with_parent()
+    order = Order.read(sys.stdin.buffer.readline())
+    try:
+        server, report = _serve(order)
+    except CannotRun as error:
+        server, report = None, Report(problem=str(error))
+    os.write(sys.stdout.fileno(), report.line())
+    if server is not None:
+        sys.stdin.buffer.read()
+    os._exit(0)  # nothing is to be tidied up, and llama.cpp takes its time
+
+
+def _end_with_parent() -> None:
+    """Linux ends it at once, also while it loads; elsewhere the end of the input does, after."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _serve(order: Order) -> tuple[Any, Report]:
+    header = _header(order.path)
+    tokens = _tokens(header, order)
+    try:
+        import xllamacpp  # type: ignore[import-untyped]  # noqa: PLC0415
+    except ImportError:
+        raise CannotRun("a local model needs more: pip install 'nanoloop[local]'") from None
+    params = xllamacpp.CommonParams()
+    params.model.path = order.path
+    params.model_alias = {order.model}
+    params.n_ctx, params.n_parallel = tokens * order.parallel, order.parallel
+    params.n_batch = params.n_ubatch = BATCH
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = order.threads
+    params.cache_ram_mib = CACHE_MIB
+    params.port, params.api_keys = 0, [order.key]
+    params.ui, params.verbosity = False, ERRORS_ONLY
+    params.chat_template = _template(header.name)
+    try:
+        server = xllamacpp.Server(params)
+    except RuntimeError:
+        raise CannotRun(
+            f"{order.path} can't be run: get the file again, or choose another model"
+        ) from None
+    return server, _report(server.listening_address, order.key)
+
+
+def _header(path: str) -> Gguf:
+    try:
+        return Gguf.read(Path(path))
+    except FileNotFoundError:
+        raise CannotRun(f"there is no file {path}: get the model again") from None
+    except NotGguf:
+        raise CannotRun(
+            f"{path} is no whole model file in the GGUF form: get it again, or choose another"
+        ) from None
+    except OSError as error:
+        raise CannotRun(f"{path} can't be read ({error.strerror}): see to its rights") from None
+
+
+def _tokens(header: Gguf, order: Order) -> int:
+    free = room.free_bytes()
+    tokens = room.context_tokens(
+        header, wished=order.context_tokens, parallel=order.parallel, room=free
+    )
+    if tokens == 0:
+        needed = room.needed_bytes(header, tokens=room.LEAST_TOKENS, parallel=order.parallel)
+        raise CannotRun(
+            f"{order.model} needs {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
+            "free: close other programs, or choose a smaller model"
+        )
+    return tokens
+
+
+def _template(name: str) -> str:
+    """The template of ours for such a model; of most the embedded one is the right one."""
+    plain = name.lower().replace("-", " ")
+    for family, template in TEMPLATES.items():
+        if family in plain:
+            return (files("nanoloop.providers.local") / "templates" / template).read_text()
+    return ""
+
+
+def _report(address: str, key: str) -> Report:
+    request = urllib.request.Request(  # noqa: S310 - this process itself
+        f"{address}/props", headers={"Authorization": f"Bearer {key}"}
+    )
+    with urllib.request.urlopen(request) as answer:  # noqa: S310 - as above
+        props = json.load(answer)
+    return Report(
+        address=address,
+        context_tokens=props["default_generation_settings"]["n_ctx"],
+        calls_tools=bool(props["chat_template_caps"]["supports_tool_calls"]),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Asks a model file that runs in a process of its own: one for all lanes, started when needed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nanoloop.errors import NoConnection, ProviderError, SettingsError, UnknownModel
+from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
+from nanoloop.providers.local.line import Line
+from nanoloop.providers.local.order import Order, Report
+from nanoloop.providers.local.server import ModelEnded, ModelServer
+
+ENDS_IN_A_ROW = 3
+"""So often its process may end without an answer between; then it is left alone for a while."""
+REST_SECONDS = 60
+
+
+class LocalProvider:
+    """A model file; its process is started with the first call, and anew where it died."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        model: str = "",
+        context_tokens: int = 8192,
+        parallel: int = 2,
+        threads: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        start_timeout_seconds: float = 120,
+        call_timeout_seconds: float = 900,
+    ) -> None:
+        """`context_tokens` is for each of `parallel` conversations that are answered at once."""
+        file = Path(path).expanduser().absolute()
+        _check(file)
+        self._model = model or file.stem
+        order = Order(
+            path=str(file),
+            model=self._model,
+            context_tokens=context_tokens,
+            parallel=parallel,
+            threads=threads or half_of_the_processors(),
+            key=secrets.token_hex(),
+        )
+        client = {
+            "options": {"return_progress": True, **(options or {})},
+            "first_token_timeout_seconds": call_timeout_seconds,
+            "call_timeout_seconds": call_timeout_seconds,
+        }
+        self._start = partial(
+            ModelServer, order, start_timeout_seconds=start_timeout_seconds, client=client
+        )
+        self._line = Line(parallel)
+        self._guard = threading.Lock()
+        self._server: ModelServer | None = None
+        self._ends = 0
+        self._rests_until = 0.0
+        self._is_closed = False
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        """Answer; with `on_text` the text comes in pieces too. Raises `ProviderError` only."""
+        self._check_model(model)
+        async with self._line.turn():
+            return await self._ask(messages, tools, on_text)
+
+    async def ready(self) -> Report:
+        """Have the model loaded before the first call; raises `ProviderError`."""
+        return await self._running().ready()
+
+    def in_background(self) -> Provider:
+        """The same model for work that can wait: it never keeps a turn waiting."""
+        return _Background(self)
+
+    async def chat_in_gaps(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+    ) -> Reply:
+        """As `chat`, while no turn is about; broken off for one, and begun again after it."""
+        self._check_model(model)
+        return await self._line.in_gaps(lambda: self._ask(messages, tools, None))
+
+    async def close(self) -> None:
+        """End the model's process; closing twice is fine."""
+        self._is_closed = True
+        with self._guard:
+            server, self._server = self._server, None
+        if server is not None:
+            await server.kill()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the model's process, where there is one."""
+        server = self._server
+        return server.process.pid if server and not server.process.has_ended else None
+
+    def _check_model(self, model: str | None) -> None:
+        if model not in (None, self._model):
+            raise UnknownModel(
+                f"{model!r} is not here, only {self._model!r}: leave out the other model's name"
+            )
+
+    async def _ask(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+        on_text: OnText | None,
+    ) -> Reply:
+        has_spoken = False
+
+        def hear(piece: str) -> None:
+            nonlocal has_spoken
+            has_spoken = True
+            if on_text is not None:
+                on_text(piece)
+
+        ask = partial(self._ask_once, messages, tools, hear if on_text else None)
+        try:
+            return await ask()
+        except NoConnection:
+            if has_spoken:
+                raise
+        return await ask()
+
+    async def _ask_once(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None,
+        on_text: OnText | None,
+    ) -> Reply:
+        try:
+            reply = await self._running().chat(messages=messages, tools=tools, on_text=on_text)
+        except ModelEnded:
+            self._ends += 1
+            self._rests_until = time.monotonic() + REST_SECONDS
+            raise
+        self._ends = 0
+        return reply
+
+    def _running(self) -> ModelServer:
+        with self._guard:
+            if self._is_closed:
+                raise ProviderError("this provider is closed: make a new one")
+            if self._server is None or self._server.process.has_ended:
+                self._check_rest()
+                self._server = self._start()
+            return self._server
+
+    def _check_rest(self) -> None:
+        if self._ends >= ENDS_IN_A_ROW and time.monotonic() < self._rests_until:
+            raise ProviderError(
+                f"the process of {self._model!r} ended {self._ends} times in a row: try again in "
+                f"{REST_SECONDS} seconds, or choose a smaller model or context"
+            )
+
+
+class _Background:
+    """A local model as it is asked by whoever can wait."""
+
+    def __init__(self, provider: LocalProvider) -> None:
+        self._provider = provider
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,  # noqa: ARG002 - what may be broken off is not shown
+    ) -> Reply:
+        return await self._provider.chat_in_gaps(messages=messages, tools=tools, model=model)
+
+    async def close(self) -> None:
+        """The provider itself is closed by whoever owns it."""
+
+
+def half_of_the_processors() -> int:
+    """What is quickest as a rule: two of them share a core, and something else runs too."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+def _check(file: Path) -> None:
+    if find_spec("xllamacpp") is None:
+        raise SettingsError("a local model needs more: pip install 'nanoloop[local]'")
+    if not file.is_file():
+        raise SettingsError(f"there is no model file {file}: `nanoloop model list` shows some")
