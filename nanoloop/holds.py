@@ -70,15 +70,22 @@ class Holds:
         held = None
         if message.edits or message.deletes:
             await self._amend(key, session, message)
-        elif message.message_id is not None and session.has_seen(message.message_id):
-            self._announce(MessageRepeated(key=key, message_id=message.message_id))
-        else:
+        elif not await self.is_repeated(key, session, message):
             entry = user_entry(message)
             session.hold(entry)
             await self._sessions.store.save(session)
             held = Held(session.id, entry.id, message)
         await delivery.ack()
         return held
+
+    async def is_repeated(self, key: str, session: Session, message: Inbound) -> bool:
+        """Whether this chat said so before; then what it said is durable when this returns."""
+        if message.message_id is None or not session.has_seen(message.message_id):
+            return False
+        self._announce(MessageRepeated(key=key, message_id=message.message_id))
+        # The first one may be on its way to the store still.
+        await self._sessions.store.save(session)
+        return True
 
     async def take(self, item: Held, session: Session) -> Entry | None:
         """The message for its turn in this session; None where it was taken back meanwhile."""

@@ -30,7 +30,6 @@ from nanoloop.events import (
     LoopStopped,
     MessageAccepted,
     MessageRefused,
-    MessageRepeated,
     TurnFailed,
     UnansweredFound,
     silent,
@@ -271,8 +270,7 @@ class AgentLoop:
     async def _receive(self, key: str, delivery: Delivery) -> None:
         message = delivery.message
         session = await self.sessions.current(key, agent=message.agent)
-        if message.message_id is not None and session.has_seen(message.message_id):
-            self._announce(MessageRepeated(key=key, message_id=message.message_id))
+        if await self._holds.is_repeated(key, session, message):
             await delivery.ack()
             return
         exchange = self._exchange(session, message)
