@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import urlsplit
 
 from nanoloop.errors import SettingsError
 
+# Strict: of a URL whose password has a # or ? unescaped, a part would pass for its host.
+_URL = re.compile(
+    r"(?P<scheme>postgres(?:ql)?)://(?:(?P<user>[^:@/?#]*)(?::[^@/?#]*)?@)?"
+    r"(?P<where>[^@/?#]*(?:/[^@?#]*)?)(?:\?[^@]*)?"
+)
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 def shown(url: str) -> str:
-    """The URL without its password and its options."""
-    parts = urlsplit(url)
-    user, at, where = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{user.partition(':')[0]}{at}{where}{parts.path}"
+    """The URL without its password and its options; of one that is odd, nothing."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        return "PostgreSQL"
+    scheme, user, where = found.group("scheme", "user", "where")
+    return f"{scheme}://{user}@{where}" if user else f"{scheme}://{where}"
 
 
 def schema_name(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import anyio
 from asyncpg import Connection, connect
 
-from nanoloop.stores.postgres.failures import failure, is_passing
+from nanoloop.stores.postgres.failures import FAILURES, failure, is_passing
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
@@ -46,14 +46,14 @@ class Connections:
         try:
             with anyio.fail_after(self._timeout):
                 return await self._tried(work)
-        except Exception as error:
+        except FAILURES as error:
             raise failure(error, self._url, self._timeout) from error
 
     async def _tried(self, work: Work[T]) -> T:
         for pause in PAUSES_SECONDS:
             try:
                 return await self._once(work)
-            except Exception as error:
+            except FAILURES as error:
                 if not is_passing(error):
                     raise
             await anyio.sleep(pause)
@@ -66,12 +66,12 @@ class Connections:
     async def alone(self, work: Work[T]) -> T:
         """Do this once, as long as it takes, with a connection that is not prepared."""
         try:
-            connection = await connect(self._url, timeout=self._timeout)
+            connection = await self._opened()
             try:
                 return await work(connection)
             finally:
                 connection.terminate()
-        except Exception as error:
+        except FAILURES as error:
             raise failure(error, self._url, self._timeout) from error
 
     def _here(self) -> _Pool:
@@ -82,7 +82,7 @@ class Connections:
         return self._pools[loop]
 
     async def _connect(self) -> Connection:
-        connection = await connect(self._url, timeout=self._timeout)
+        connection = await self._opened()
         try:
             # On the server too: what nobody waits for any more must not wait for a lock for ever.
             limit = f"SET statement_timeout = {round(self._timeout * 1000)}"
@@ -92,6 +92,13 @@ class Connections:
             connection.terminate()
             raise
         return connection
+
+    async def _opened(self) -> Connection:
+        try:
+            return await connect(self._url, timeout=self._timeout)
+        except ValueError as error:
+            # Not `from error`: its words may be a part of the password.
+            raise failure(error, self._url, self._timeout) from None
 
     async def close(self) -> None:
         """Close them all, each in its loop."""

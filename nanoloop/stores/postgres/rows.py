@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -25,7 +26,8 @@ def moment(micros: int) -> datetime:
 
 def arguments(commit: Commit, token: UUID) -> tuple[Any, ...]:
     """What the statements that write a session want, in their order."""
-    ids = commit.message_ids
+    ids = [commit.message_ids.get(entry.seq) for entry in commit.entries]
+    heard = sum(name is not None for name in ids)
     return (
         plain(commit.id),
         commit.revision,
@@ -35,12 +37,22 @@ def arguments(commit: Commit, token: UUID) -> tuple[Any, ...]:
         moment(commit.updated_at),
         None if commit.expires_at is None else moment(commit.expires_at),
         commit.grows,
+        heard,
         list(commit.sections),
         [packed(value) for value in commit.sections.values()],
         [entry.seq for entry in commit.entries],
-        [plain(ids[entry.seq]) if entry.seq in ids else None for entry in commit.entries],
+        [
+            None if name is None else heard - nth
+            for name, nth in zip(ids, _counted(ids), strict=True)
+        ],
+        [None if name is None else plain(name) for name in ids],
         [packed_entry(*pair) for pair in zip(commit.entries, commit.texts, strict=True)],
     )
+
+
+def _counted(ids: Iterable[str | None]) -> Iterable[int]:
+    """How many there are up to each of them."""
+    return accumulate(int(name is not None) for name in ids)
 
 
 def rewritten(commit: Commit) -> tuple[Any, ...]:

@@ -13,12 +13,14 @@ CREATE TABLE {schema}.session (
     rev bigint NOT NULL,
     token uuid NOT NULL,
     size bigint NOT NULL,
+    heard bigint NOT NULL,
     window_start bigint NOT NULL,
     updated_at timestamptz NOT NULL,
     expires_at timestamptz,
     head jsonb NOT NULL
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE {schema}.session IS 'Sessions: the only row of one that each commit rewrites';
+COMMENT ON COLUMN {schema}.session.heard IS 'How many of its entries have a message_id';
 COMMENT ON COLUMN {schema}.session.token IS 'By which a writer knows its own last commit';
 CREATE INDEX session_expires_at ON {schema}.session (expires_at) WHERE expires_at IS NOT NULL;
 
@@ -33,12 +35,14 @@ COMMENT ON TABLE {schema}.section IS 'Parts of a session that change seldom: abo
 CREATE TABLE {schema}.entry (
     session bigint NOT NULL REFERENCES {schema}.session ON DELETE CASCADE,
     seq bigint NOT NULL,
+    heard bigint,
     message_id text,
     content jsonb NOT NULL,
     PRIMARY KEY (session, seq)
 );
 COMMENT ON TABLE {schema}.entry IS 'Messages, tool calls and results; never rewritten but to erase';
-CREATE INDEX entry_message_id ON {schema}.entry (session, seq) WHERE message_id IS NOT NULL;
+COMMENT ON COLUMN {schema}.entry.heard IS 'Of those with a message_id the first, second, third ...';
+CREATE UNIQUE INDEX entry_heard ON {schema}.entry (session, heard) WHERE heard IS NOT NULL;
 
 CREATE TABLE {schema}.binding (
     digest bytea PRIMARY KEY,

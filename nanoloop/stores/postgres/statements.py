@@ -9,30 +9,31 @@ from nanoloop.session.seen import SEEN_LIMIT
 _MADE = """
 WITH mine AS (
     INSERT INTO {schema}.session
-        (id, rev, token, head, window_start, updated_at, expires_at, size)
-    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8)
+        (id, rev, token, head, window_start, updated_at, expires_at, size, heard)
+    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $9)
     ON CONFLICT (id) DO NOTHING
-    RETURNING number
+    RETURNING number, heard
 ),"""
 _ADVANCED = """
 WITH mine AS (
     UPDATE {schema}.session
     SET rev = $2::bigint + 1, token = $3, head = $4, window_start = $5, updated_at = $6,
-        expires_at = $7, size = size + $8::bigint
-    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $14)
-    RETURNING number
+        expires_at = $7, size = size + $8::bigint, heard = heard + $9::bigint
+    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $16)
+    RETURNING number, heard
 ),"""
 _CONTENTS = """
 named AS (
     INSERT INTO {schema}.section (session, name, value)
     SELECT mine.number, new.name, new.value
-    FROM mine, unnest($9::text[], $10::jsonb[]) AS new (name, value)
+    FROM mine, unnest($10::text[], $11::jsonb[]) AS new (name, value)
     ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
 ),
 added AS (
-    INSERT INTO {schema}.entry (session, seq, message_id, content)
-    SELECT mine.number, new.seq, new.message_id, new.content
-    FROM mine, unnest($11::bigint[], $12::text[], $13::jsonb[]) AS new (seq, message_id, content)
+    INSERT INTO {schema}.entry (session, seq, heard, message_id, content)
+    SELECT mine.number, new.seq, mine.heard - new.before_last, new.message_id, new.content
+    FROM mine, unnest($12::bigint[], $13::bigint[], $14::text[], $15::jsonb[])
+        AS new (seq, before_last, message_id, content)
 )
 SELECT number FROM mine
 """
@@ -73,18 +74,16 @@ LATERAL (
 ) AS shown,
 LATERAL (
     SELECT array_agg(seq ORDER BY seq) AS seqs, array_agg(message_id ORDER BY seq) AS ids
-    FROM (
-        SELECT seq, message_id FROM {schema}.entry
-        WHERE session = number AND message_id IS NOT NULL ORDER BY seq DESC LIMIT {seen_limit}
-    ) AS heard
+    FROM {schema}.entry
+    WHERE entry.session = number AND entry.heard > session.heard - {seen_limit}
 ) AS seen
 WHERE id = $1
 """
-    """Flat: what is read is bounded by the window, and by `SEEN_LIMIT`."""
+    """Flat: both ranges of entries are bounded by themselves, however the server plans to read."""
     between: str = """
 SELECT seq, content FROM {schema}.entry
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)
-    AND seq > $2 AND ($3::bigint IS NULL OR seq <= $3)
+    AND seq > $2 AND seq <= $3
 ORDER BY seq LIMIT $4
 """
     delete: str = "DELETE FROM {schema}.session WHERE id = $1"

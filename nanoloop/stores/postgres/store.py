@@ -128,7 +128,7 @@ class _Tables:
             # One view of both; and in rows, for an array has its limit.
             async with server.transaction(isolation="repeatable_read", readonly=True):
                 row = await server.fetchrow(self._sql.window, name, _NONE)
-                return row, await server.fetch(self._sql.between, name, 0, None, None)
+                return row, await server.fetch(self._sql.between, name, 0, _NONE, None)
 
         row, entries = await self._connections.run(work)
         return None if row is None else await run_sync(rows.stored, row, entries)
@@ -136,7 +136,9 @@ class _Tables:
     async def between(
         self, session_id: str, *, after: int, upto: int | None, limit: int | None
     ) -> Sequence[Entry]:
-        arguments = (plain(session_id), after, upto, limit)
+        last = _NONE if upto is None else upto
+        bounds = (max(-1, min(bound, _NONE)) for bound in (after, last))
+        arguments = (plain(session_id), *bounds, limit)
         return rows.entries_of(
             await self._connections.run(lambda s: s.fetch(self._sql.between, *arguments))
         )
