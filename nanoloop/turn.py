@@ -25,6 +25,9 @@ from nanoloop.session.chat import decoded
 from nanoloop.session.entry import Entry
 from nanoloop.tools.toolbox import Toolbox
 
+SAME_CALLS = 4
+"""So often in a row a model may ask for the very same calls; the last time they are not run."""
+
 
 class Conversation(Protocol):
     """What a turn needs of whoever holds the conversation."""
@@ -83,6 +86,9 @@ class Turn:
         self._usage = Usage()
         self._may_shrink = True
         self._spoke_before = False
+        self._calls = ""
+        """What the last step asked its tools for."""
+        self._repeats = 0
 
     async def run(self, conversation: Conversation) -> Answer:
         """Ask until there is an answer; raises `ProviderError` when there is none to be had."""
@@ -91,6 +97,8 @@ class Turn:
             if not reply.tool_calls:
                 return self._answer(reply, step)
             calls = _with_ids(reply.tool_calls)
+            if self._goes_in_circles(calls):
+                return self._given_up(step, "same_calls", _circle(calls))
             # Recorded before they run: whatever a tool does, the log says who asked for it.
             self._spoke_before = self._spoke_before or bool(self.said)
             # Handed over before the wait: stopped while it is saved, it is not added again.
@@ -99,7 +107,7 @@ class Turn:
             results = await self._run_tools(calls)
             self.finished = []
             await conversation.record(results)
-        return self._given_up()
+        return self._given_up(self._max_steps, "max_steps", " without coming to an answer")
 
     async def _ask(self, conversation: Conversation, step: int) -> Reply:
         try:
@@ -160,14 +168,20 @@ class Turn:
             finish_reason=reply.finish_reason,
         )
 
-    def _given_up(self) -> Answer:
-        text = f"I stopped after {self._max_steps} steps without coming to an answer."
+    def _goes_in_circles(self, calls: Sequence[ToolCall]) -> bool:
+        asked = repr([(call.name, decoded(call.arguments)) for call in calls])
+        self._repeats = self._repeats + 1 if asked == self._calls else 1
+        self._calls = asked
+        return self._repeats == SAME_CALLS
+
+    def _given_up(self, steps: int, finish_reason: str, why: str) -> Answer:
+        text = f"I stopped after {steps} steps{why}."
         return Answer(
             text=text,
-            entries=(Entry.message("assistant", text, metadata={"finish_reason": "max_steps"}),),
-            steps=self._max_steps,
+            entries=(Entry.message("assistant", text, metadata={"finish_reason": finish_reason}),),
+            steps=steps,
             usage=self._usage,
-            finish_reason="max_steps",
+            finish_reason=finish_reason,
         )
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> list[Entry]:
@@ -221,6 +235,11 @@ def _words(reply: Reply) -> list[Entry]:
 
 def _call_entries(calls: Sequence[ToolCall]) -> list[Entry]:
     return [Entry.tool_call(call.name, decoded(call.arguments), call_id=call.id) for call in calls]
+
+
+def _circle(calls: Sequence[ToolCall]) -> str:
+    names = ", ".join(dict.fromkeys(call.name for call in calls))
+    return f": the model asked for the same thing {SAME_CALLS} times in a row ({names})"
 
 
 def _empty_because(finish_reason: str) -> str:

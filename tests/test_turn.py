@@ -108,6 +108,21 @@ async def test_a_turn_that_never_ends_is_ended_at_its_limit():
     assert "3 steps" in answer.text
 
 
+async def test_a_model_that_asks_for_the_same_calls_again_and_again_is_stopped():
+    talk = Talk()
+    one, provider = turn(*[calls(7, ids=[f"id{n}"]) for n in range(9)])
+    answer = await one.run(talk)
+    assert (provider.count, answer.steps, answer.finish_reason) == (4, 4, "same_calls")
+    assert "the same thing 4 times in a row (double)" in answer.text
+    kept = [e.type for e in talk.session.window]
+    assert kept == ["message", *["tool_call", "tool_result"] * 3]
+
+
+async def test_a_call_that_comes_again_after_another_one_is_no_circle():
+    one, _ = turn(*[calls(number) for number in (1, 1, 1, 2, 1, 1, 1)], "done")
+    assert (await one.run(Talk())).text == "done"
+
+
 async def test_a_context_that_is_too_long_is_cut_harder_once():
     talk = Talk()
     for number in range(8):
