@@ -1,4 +1,4 @@
-"""The long forms: `python -m tests.proof --operations 10000` and `--kills 300`."""
+"""The long forms: `python -m tests.proof --operations 10000`, `--kills 300`, `--commits 10000`."""
 
 import argparse
 import sys
@@ -8,8 +8,10 @@ from collections import Counter
 
 import anyio
 
+from tests.proof.commits import prove_commits
 from tests.proof.drive import Broken, drive
 from tests.proof.kills import prove
+from tests.proof.victims import url_in
 
 A_WORLD = 500
 """Operations in one world; then another begins, with the next seed."""
@@ -36,23 +38,35 @@ def operate(count, seed):
     tell(", ".join(f"{name} {times}" for name, times in taken.most_common()))
 
 
-def kill(count, seed):
+def kill(count, seed, store):
     with tempfile.TemporaryDirectory() as folder:
-        report = anyio.run(prove, folder, count, seed)
-    tell(report)
+        report = anyio.run(prove, url_in(folder, store), count, seed)
+    tell(f"{store}: {report}")
+
+
+def commit(commits, kills, seed, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(prove_commits, url_in(folder, store), commits, kills, seed)
+    tell(f"{store}: {report}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=0, help="random steps of all kinds")
     parser.add_argument("--kills", type=int, default=0, help="kill -9 of a real process")
+    parser.add_argument(
+        "--commits", type=int, default=0, help="commits in all, with --kills in the middle of them"
+    )
+    parser.add_argument("--store", default="jsonl", help="jsonl, sqlite, or a store's URL")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     try:
         if args.operations:
             operate(args.operations, args.seed)
-        if args.kills:
-            kill(args.kills, args.seed)
+        if args.commits:
+            commit(args.commits, args.kills, args.seed, args.store)
+        elif args.kills:
+            kill(args.kills, args.seed, args.store)
     except Broken as broken:
         sys.exit(str(broken))
 

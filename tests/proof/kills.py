@@ -1,27 +1,24 @@
-"""`kill -9` at every step of a message's and a summary's life, and what is in the files then."""
+"""`kill -9` at every step of a message's and a summary's life, and what is in the store then."""
 
 import itertools
 import json
 import os
 import random
 import signal
-import sys
 from collections import Counter
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from nanoloop.session.ids import id_for_key
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.opening import Opening
 from nanoloop.testing import coverage
 from tests.openai_server import Answer, OpenAIServer
 from tests.proof.drive import Broken
 from tests.proof.marks import marks_in, marks_of, newest_mark
 from tests.proof.models import number_of
+from tests.proof.victims import ROOT, a_victim
 
-ROOT = Path(__file__).parent.parent.parent
 CHATS = ("a", "b")
 MESSAGES_A_LIFE = 4
 POINTS = (
@@ -64,8 +61,8 @@ POINTS = (
 class Killer:
     """The chats and the model's server, which survive; and the process, which does not."""
 
-    def __init__(self, folder, seed):
-        self.folder = Path(folder) / "sessions"
+    def __init__(self, url, seed):
+        self.url = url
         self.chance = random.Random(seed)
         self._numbers = itertools.count(1)
         self.sent = []
@@ -75,7 +72,7 @@ class Killer:
         self.digests = {}
         """What each summary call was handed, by its number."""
         self.committed = set()
-        """The summary calls whose digests were found in the files."""
+        """The summary calls whose digests were found in the store."""
         self.killed = Counter()
         self.survived = 0
         self._unacked = []
@@ -126,7 +123,7 @@ class Killer:
         await victim.send(
             {
                 "url": self.server.url,
-                "folder": str(self.folder),
+                "store": self.url,
                 "at": point,
                 "count": count,
                 "messages": given,
@@ -168,10 +165,10 @@ class Killer:
         await anyio.sleep(self.chance.uniform(0.005, 0.15))
         self._kill()
 
-    # What is in the files
+    # What is in the store
 
     async def check(self, *, at_the_end=False):
-        store = JsonlStore(self.folder, read_only=True)
+        store = Opening(data=ROOT, read_only=True).open(self.url)
         wrong = []
         for chat in CHATS:
             session_id = id_for_key(f"test:{chat}")
@@ -208,64 +205,29 @@ class Killer:
                 break
         if len(answered) % 2 and not light.awaiting:
             yield f"{answered[-1]} has no answer, and nobody knows"
-        for violation in self._digested(store, report):
+        for violation in self._digested(report, number_of(light.summary)):
             yield violation
 
-    def _digested(self, store, report):
-        """Each digest in the file covers exactly what the call that made it was handed."""
-        reach = 0
-        for value in _digests_in(self.folder, report):
-            number, seq = number_of(value["value"]), value["seq"]
-            if seq == reach:
-                continue
-            self.committed.add(number)
-            new = [m for e in report.log if reach < e.seq <= seq for m in marks_of(e)]
-            if new != self.digests.get(number):
-                yield f"the digest up to {seq} covers other entries than call {number} was handed"
-            reach = seq
-        if report.covered and report.covered[-1].seq > reach:
-            yield "the newest digest covers more than any that was written"
+    def _digested(self, report, newest):
+        """The digest stands for what its call was handed, behind what earlier ones stand for."""
+        left = [mark for entry in report.covered for mark in marks_of(entry)]
+        if newest and (not left or not self._ends_with(left, newest)):
+            yield f"the digest covers other entries than call {newest} was handed"
+        for number in range(newest, 0, -1):
+            if self._ends_with(left, number):
+                self.committed.add(number)
+                del left[-len(self.digests[number]) :]
+        if left:
+            yield f"{left} are covered, and no digest was ever made of them"
+
+    def _ends_with(self, marks, number):
+        handed = self.digests[number]
+        return handed and marks[-len(handed) :] == handed
 
 
-def _digests_in(folder, report):
-    ids = {entry.id for entry in report.log}
-    for path in folder.glob("*.jsonl"):
-        lines = [json.loads(line) for line in path.read_bytes().splitlines() if line.endswith(b"}")]
-        if not any(line.get("id") in ids for line in lines if line["_type"] == "entry"):
-            continue
-        for line in lines:
-            if line["_type"] == "section" and line["name"] == "summary" and line["value"]["value"]:
-                yield line["value"]
-
-
-class Victim:
-    def __init__(self, process):
-        self._process = process
-        self._lines = BufferedByteReceiveStream(process.stdout)
-
-    async def send(self, job):
-        await self._process.stdin.send(json.dumps(job).encode() + b"\n")
-
-    async def words(self):
-        return (await self._lines.receive_until(b"\n", 10_000)).decode().split()
-
-
-@asynccontextmanager
-async def a_victim():
-    command = [sys.executable, "-m", "tests.proof.victim"]
-    process = await anyio.open_process(command, cwd=ROOT, stderr=None)
-    try:
-        yield Victim(process)
-    finally:
-        process.kill()
-        with anyio.CancelScope(shield=True):
-            await process.wait()
-            await process.aclose()
-
-
-async def prove(folder, kills, seed=1, points=POINTS):
+async def prove(url, kills, seed=1, points=POINTS):
     """Kill so many times, restart each time; raises `Broken`. Returns what to say of it."""
-    killer = Killer(folder, seed)
+    killer = Killer(url, seed)
     async with killer.server, a_victim() as victim:
         for point in itertools.cycle(points):
             if killer.killed.total() >= kills:

@@ -8,14 +8,21 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import anyio
 
 from nanoloop import Agent, AgentLoop, Inbound, Summarizer, tool
 from nanoloop.bus.in_process import InProcessBus
+from nanoloop.errors import SessionNotFound
 from nanoloop.messages import Delivery
 from nanoloop.providers.openai import OpenAIProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.session.changes import SUMMARY
+from nanoloop.stores.encoding import encoded
+from nanoloop.stores.opening import Opening
+from nanoloop.stores.sqlite.opening import Opening as SqliteOpening
+from nanoloop.stores.store import DatabaseStore
+from tests.proof.commits import parts_of
 
 DIGESTER = "digester"
 LIMIT, KEEP = 4, 2
@@ -34,6 +41,7 @@ class Death:
     def __init__(self, at, count):
         self.at = at
         self._left = count
+        self._held = []
 
     def passed(self, point):
         if point != self.at:
@@ -46,9 +54,9 @@ class Death:
         self.passed(f"event {event.name()}")
 
     def write(self, fd, data):
-        """As `os.write`, for the store: dies before, behind a part, or after."""
+        """As `os.write`, for files: dies before, behind a part, or after."""
         data = bytes(data)
-        held = [what for what, sign in WRITTEN.items() if sign in data]
+        held = held_in(data)
         for what in held:
             self.passed(f"before {what}")
         part = self._part(data, held)
@@ -67,6 +75,49 @@ class Death:
         if what not in held or kind not in {"half", "torn"}:
             return 0
         return data.index(b"\n") // 2 if kind == "half" else len(data) - 9
+
+    def prepared(self, opening):
+        """A connection of the SQLite store's: dies between two statements, or before the last."""
+        connection = prepared(opening)
+        connection.set_trace_callback(self._trace)
+        return connection
+
+    def _trace(self, statement):
+        for what in self._held:
+            self.passed(f"torn {what}" if statement == "COMMIT" else f"half {what}")
+
+    async def commit(self, database, commit, now):
+        """As a database's: dies before, or after."""
+        self._held = held_in(b"\n".join([*commit.texts, encoded(commit.sections)]))
+        self._held += ["digest"] * (SUMMARY in commit.sections)
+        held = self._held
+        for what in held:
+            self.passed(f"before {what}")
+        stood = await database.commit(commit, now=now)
+        for what in held:
+            self.passed(f"after {what}")
+        return stood
+
+
+class Watched:
+    """A database whose commits are points to die at."""
+
+    def __init__(self, database, death):
+        self._database = database
+        self._death = death
+
+    def __getattr__(self, name):
+        return getattr(self._database, name)
+
+    async def commit(self, commit, *, now):
+        return await self._death.commit(self._database, commit, now)
+
+
+prepared = SqliteOpening._prepared
+
+
+def held_in(data):
+    return [what for what, sign in WRITTEN.items() if sign in data]
 
 
 WRITTEN = {
@@ -137,9 +188,17 @@ class Digester:
         pass
 
 
+def store_at(url, death):
+    os.write = death.write
+    SqliteOpening._prepared = lambda opening: death.prepared(opening)  # noqa: PLW0108 - for a self
+    store = Opening(data=Path()).open(url)
+    if isinstance(store, DatabaseStore):
+        store.database = Watched(store.database, death)
+    return store
+
+
 async def live(job):
     death = Death(job["at"], job["count"])
-    os.write = death.write
 
     @tool
     async def look(mark: str) -> str:
@@ -152,7 +211,7 @@ async def live(job):
         return f"r{mark[1:]} found"
 
     provider = OpenAIProvider(model="talker", api_key="k", base_url=job["url"], max_retries=0)
-    store = JsonlStore(job["folder"])
+    store = store_at(job["store"], death)
     summarizer = Summarizer(
         Digester(provider, death), DIGESTER, store=store, batch_chars=300, announce=death.hear
     )
@@ -180,12 +239,39 @@ async def live(job):
     await store.close()
 
 
+async def commit(job):
+    """Commit to these sessions in turn, until the end."""
+    store = Opening(data=Path()).open(job["store"])
+    sessions = [await a_session(store, name) for name in job["commits"]]
+    while True:
+        for session in sessions:
+            number = session.state.get("number", 0) + 1
+            for part in parts_of(number):
+                words = " ".join(map(str, part))
+                session.add_message("user", f"{words} {'x' * (number * 97 % 3000)}")
+            session.set("number", number)
+            session.trim_if_needed(20, 5)
+            if number % 5 == 0:
+                session.update_summary(f"up to {number}", seq=session.pending_seq)
+            await store.save(session)
+            tell("ack", session.id)
+            session.release()
+
+
+async def a_session(store, name):
+    try:
+        return await store.load(name)
+    except SessionNotFound:
+        return await store.create(id=name)
+
+
 def main():
     for line in sys.stdin:
         child = os.fork()
         if not child:
             tell("pid", str(os.getpid()))
-            anyio.run(live, json.loads(line))
+            job = json.loads(line)
+            anyio.run(commit if "commits" in job else live, job)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         tell(
