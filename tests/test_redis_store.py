@@ -275,3 +275,27 @@ async def test_ten_thousand_are_listed_the_last_changed_first(store, redis):
         pipeline.zadd(names, {f"s{number}": number})
     await pipeline.execute()
     assert (await listed(store))[1:] == [f"s{number}" for number in reversed(range(10_000))]
+
+
+# A whole history
+
+
+async def test_what_is_erased_while_a_whole_history_is_read_is_in_no_part_of_it(store, monkeypatch):
+    monkeypatch.setattr("nanoloop.stores.redis.store.ENTRIES", 3)
+    session = await grown(store, 20)
+    page = store.database._page
+    asked = []
+
+    async def erasing(*where):
+        asked.append(where)
+        if len(asked) == 3:
+            await store.erase(session, [1])
+        if len(asked) == 5:
+            session.add_message("user", "more")
+            await store.save(session)
+        return await page(*where)
+
+    store.database._page = erasing
+    stored = await store.database.whole("s")
+    assert [entry.seq for entry in stored.entries] == list(range(1, 21))
+    assert (stored.head["last"], stored.entries[0].type) == (20, "erased")

@@ -60,6 +60,9 @@ for line in string.gmatch(ARGV[12], '[^\\n]+') do
   redis.call('ZADD', seen, seq, name)
 end
 redis.call('ZREMRANGEBYRANK', seen, 0, -seen_limit - 1)
+if now == '' or ARGV[10] ~= '' then
+  redis.call('HSET', session, 'past', token) -- what was read of it before is not true any more
+end
 tokens = string.sub(token .. tokens, 1, 16 * #token)
 redis.call('HSET', session, 'tokens', tokens, 'expires_at', expires_at, unpack(ARGV, 13))
 redis.call('HINCRBY', session, 'size', grows)
@@ -94,21 +97,24 @@ for i = 1, #fields, 2 do
 end
 local names, ids = redis.call('ZRANGE', seen, 0, -1, 'WITHSCORES'), {}
 for i = 1, #names, 2 do table.insert(ids, '"' .. names[i + 1] .. '":' .. names[i]) end
-local from = ARGV[1] == 'window' and kept.window or '-inf'
-local lines = redis.call('ZRANGE', entries, from, '+inf', 'BYSCORE')
+local lines = {}
+if ARGV[1] == 'window' then
+  lines = redis.call('ZRANGE', entries, kept.window, '+inf', 'BYSCORE')
+end
 return {
   kept.head, '{' .. table.concat(sections, ',') .. '}', '{' .. table.concat(ids, ',') .. '}',
-  kept.size, table.concat(lines, '\\n'),
+  kept.size, table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""All there is of a session, its entries from the window on or (`whole`) from the first on."""
+"""What a session is, with the entries of its window or (`about`) with none."""
 
 BETWEEN = Script("""#!lua flags=no-writes
+local session, entries = unpack(KEYS)
 local after, upto, limit = unpack(ARGV)
-local lines = redis.call('ZRANGE', KEYS[1], '(' .. after, upto, 'BYSCORE', 'LIMIT', 0, limit)
-return table.concat(lines, '\\n')
+local lines = redis.call('ZRANGE', entries, '(' .. after, upto, 'BYSCORE', 'LIMIT', 0, limit)
+return {table.concat(lines, '\\n'), redis.call('HGET', session, 'past')}
 """)
-"""Some of a session's entries."""
+"""Some of a session's entries, and the name of the past that they belong to."""
 
 NAMES = Script("""#!lua flags=no-writes
 return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')

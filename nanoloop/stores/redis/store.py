@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -23,8 +24,8 @@ from nanoloop.stores.store import DatabaseStore
 
 GRACE_MS = 3_600_000
 """So much later than its time Redis drops a session by itself, should no sweep do it before."""
-PAGE = 200
-"""Sessions looked at in one request."""
+PAGE, ENTRIES = 200, 2000
+"""Sessions looked at, and entries of a whole history read, in one request."""
 
 
 class _Rows:
@@ -81,30 +82,56 @@ class _Rows:
         return None if head is None else json.loads(head)
 
     async def window(self, session_id: str) -> Stored | None:
-        return await self._read(session_id, "window")
+        found = await self._read(session_id, "window")
+        return found and found[0]
 
     async def whole(self, session_id: str) -> Stored | None:
-        return await self._read(session_id, "whole")
+        while (found := await self._read(session_id, "about")) is not None:
+            stored, past = found
+            entries = await self._all(session_id, past, upto=int(stored.head.get("last", 0)))
+            if entries is not None:
+                return replace(stored, entries=entries)
+        return None
 
-    async def _read(self, session_id: str, view: str) -> Stored | None:
+    async def _read(self, session_id: str, view: str) -> tuple[Stored, bytes] | None:
         (row,) = await self._ask(READ(self._keys.of(session_id)[:3], view))
         if row is None:
             return None
-        head, sections, seen, size, lines = row
-        return Stored(
+        head, sections, seen, size, lines, past = row
+        stored = Stored(
             head=json.loads(head),
             sections=json.loads(sections),
             entries=_entries(lines),
             seen={int(seq): name for seq, name in json.loads(seen).items()},
             size=int(size),
         )
+        return stored, past
+
+    async def _all(self, session_id: str, past: bytes, *, upto: int) -> list[Entry] | None:
+        """All entries, none of them holding up others for long; None where the past was changed."""
+        entries: list[Entry] = []
+        while True:
+            after = entries[-1].seq if entries else 0
+            page, then = await self._page(session_id, after, upto, ENTRIES)
+            if then != past:
+                return None
+            entries += page
+            if len(page) < ENTRIES:
+                return entries
 
     async def between(
         self, session_id: str, *, after: int, upto: int | None, limit: int | None
     ) -> Sequence[Entry]:
         last, most = ("+inf" if upto is None else upto), (-1 if limit is None else limit)
-        (lines,) = await self._ask(BETWEEN(self._keys.of(session_id)[1:2], after, last, most))
-        return _entries(lines)
+        return (await self._page(session_id, after, last, most))[0]
+
+    async def _page(
+        self, session_id: str, after: int, upto: Argument, limit: int
+    ) -> tuple[list[Entry], bytes]:
+        ((lines, past),) = await self._ask(
+            BETWEEN(self._keys.of(session_id)[:2], after, upto, limit)
+        )
+        return _entries(lines), past
 
     async def delete(self, session_id: str) -> None:
         await self._ask(REMOVE(self._keys.of(session_id), as_bytes(session_id), ""))
