@@ -395,6 +395,34 @@ class TestWindow:
         assert all(back.has_seen(f"m{number}") for number in range(20))
 
 
+class TestOwed:
+    async def test_what_waits_what_is_unsent_and_what_was_heard_comes_back(self, store):
+        session = await store.create(id="s")
+        say(session, 2)
+        session.know(["m1", "m2"])
+        for name in ("m3", "m4"):
+            session.hold(Entry.message("user", f"to {name}", metadata={"message_id": name}))
+        session.owe(2)
+        await store.save(session)
+        back = await store.load("s")
+        assert texts(back.waiting) == ["to m3", "to m4"]
+        assert back.unsent == (2,)
+        assert all(back.has_seen(name) for name in ("m1", "m2", "m3", "m4"))
+        info = (await infos(store))[0]
+        assert (info.waiting, info.unsent) == (2, 1)
+
+    async def test_a_message_takes_its_turn_in_one_commit(self, store):
+        session = await store.create(id="s")
+        session.hold(Entry.message("user", "later"))
+        await store.save(session)
+        back = await store.load("s")
+        back.add_entry(back.take_held(back.waiting[0].id))
+        back.arrived(7)  # of which nobody knew
+        await store.save(back)
+        again = await store.load("s")
+        assert (texts(again.window), again.waiting) == (["later"], ())
+
+
 class TestEntries:
     async def test_they_come_in_pages(self, store):
         await said(store, 25, keep=2)
