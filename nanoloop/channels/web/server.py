@@ -19,6 +19,7 @@ from nanoloop.errors import SettingsError
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 BACKLOG = 2048
 SWEEP_SECONDS = 1
+TICK_SECONDS = 1
 
 
 def is_loopback(host: str) -> bool:
@@ -42,7 +43,21 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class _Quiet(uvicorn.Server):
-    """Leaves signals to the program it runs in."""
+    """Leaves signals to the program it runs in, and sleeps until it is told to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = anyio.Event()
+
+    def end(self) -> None:
+        """Take nothing more, and let what runs end."""
+        self.should_exit = True
+        self._told.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # it also tells responses the time
+            with anyio.move_on_after(TICK_SECONDS):
+                await self._told.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -91,7 +106,7 @@ class Server:
             await anyio.sleep_forever()
         finally:
             self._at_end()
-            self._server.should_exit = True
+            self._server.end()
 
     async def _sweep(self) -> None:
         while True:

@@ -1,0 +1,151 @@
+"""Saying something over the web: sent, streamed, stopped, asked again."""
+
+import pytest
+
+from nanoloop.providers.scripted import ScriptedProvider
+from tests.web_server import serving
+
+
+@pytest.fixture
+async def web(tmp_path):
+    async with serving(tmp_path) as web:
+        yield web
+
+
+async def test_an_answer_comes_in_pieces_and_then_whole(web):
+    session = await web.begin()
+    async with web.reading(session) as reader:
+        assert (await reader.next()).name == "hello"
+        said = await web.say(session, "good morning")
+        events = await reader.until("answer")
+    pieces = [e.data for e in events if e.name == "text"]
+    assert "".join(p["piece"] for p in pieces) == "You said: good morning"
+    assert [p["at"] for p in pieces] == [0, 3, 9, 14]
+    assert events[-1].data == {
+        "message_id": said,
+        "text": "You said: good morning",
+        "kind": "answer",
+    }
+
+
+async def test_what_was_said_is_shown_page_by_page(web):
+    session = await web.begin()
+    for text in ("one", "two", "three"):
+        await web.answered(session, text)
+    newest = await web.call("GET", f"/api/sessions/{session}/messages", params={"limit": 4})
+    assert [m["text"] for m in newest["messages"]] == [
+        "two",
+        "You said: two",
+        "three",
+        "You said: three",
+    ]
+    before = {"before": newest["before"], "limit": 4}
+    oldest = await web.call("GET", f"/api/sessions/{session}/messages", params=before)
+    assert [m["role"] for m in oldest["messages"]] == ["user", "assistant"]
+    assert oldest["before"] is None
+
+
+async def test_the_same_message_sent_twice_is_answered_once(web):
+    session = await web.begin()
+    await web.answered(session, "first")
+    async with web.reading(session) as reader:
+        for _ in range(2):
+            await web.say(session, "once", message_id="0123456789")
+        await reader.until("answer")
+    await web.answered(session, "last")
+    said = [m["text"] for m in await web.messages(session) if m["role"] == "user"]
+    assert said == ["first", "once", "last"]
+
+
+async def test_stop_ends_the_answer_and_keeps_what_was_said(web):
+    session = await web.begin()
+    web.provider.hold()
+    async with web.reading(session) as reader:
+        await web.say(session, "a long story please")
+        await web.provider.asked()
+        stopped = await web.call("POST", f"/api/sessions/{session}/stop", status=200)
+        assert stopped == {"stopped": True}
+        assert (await reader.until("answer"))[-1].data["kind"] == "notice"
+    assert [m["role"] for m in await web.messages(session)] == ["user"]
+    assert await web.call("POST", f"/api/sessions/{session}/stop") == {"stopped": False}
+
+
+async def test_the_last_question_can_be_asked_again_in_other_words(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    await web.answered(session, "two")
+    async with web.reading(session) as reader:
+        await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={"text": "three"})
+        names = [e.name for e in await reader.until("answer")]
+    assert names[:3] == ["hello", "undone", "accepted"]
+    said = [m["text"] for m in await web.messages(session)]
+    assert said == ["one", "You said: one", "three", "You said: three"]
+
+
+async def test_nothing_is_asked_again_while_an_answer_goes_on(web):
+    session = await web.begin()
+    web.provider.hold()
+    await web.say(session, "one")
+    await web.provider.asked()
+    refused = await web.call("POST", f"/api/sessions/{session}/retry", status=409, json={})
+    assert "wait for it" in refused["error"]["message"]
+    web.provider.release()
+
+
+async def test_the_only_question_can_be_asked_again_too(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    async with web.reading(session) as reader:
+        await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={})
+        await reader.until("answer")
+    assert [m["text"] for m in await web.messages(session)] == ["one", "You said: one"]
+
+
+async def test_a_failing_model_is_an_apology_as_an_event(tmp_path):
+    provider = ScriptedProvider([RuntimeError("a secret of ours")])
+    async with serving(tmp_path, provider=provider) as web:
+        session = await web.begin()
+        async with web.reading(session) as reader:
+            await web.say(session, "hello")
+            answer = (await reader.until("answer"))[-1].data
+    assert answer["kind"] == "error"
+    assert "secret" not in str(answer) + web.log.getvalue()
+
+
+async def test_a_new_conversation_by_command_is_told_where_it_is(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    async with web.reading(session) as reader:
+        await web.say(session, "/new")
+        moved = (await reader.until("session"))[-1].data["moved_to"]
+    assert await web.answered(moved, "two") == "You said: two"
+    assert len(await web.messages(moved)) == 2
+
+
+async def test_one_can_go_back_to_the_session_before(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    async with web.reading(session) as reader:
+        await web.say(session, "/new")
+        await reader.until("session")
+    await web.answered(session, "two")
+    assert len(await web.messages(session)) == 4
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"text": "  "},
+        {"text": "x" * 100_001},
+        {"text": "hi", "message_id": "../../etc"},
+        {"text": "hi", "attachments": ["0" * 40]},
+        {"text": "hi", "more": 1},
+        {"text": 7},
+    ],
+)
+async def test_what_is_no_message_is_refused_in_a_sentence(web, said):
+    session = await web.begin()
+    path = f"/api/sessions/{session}/messages"
+    refused = await web.call("POST", path, status=422, json=said)
+    assert refused["error"]["message"]
