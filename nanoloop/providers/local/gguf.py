@@ -44,7 +44,7 @@ class Gguf:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 try:
                     said = _Reader(data).fields()
-                except (struct.error, KeyError, UnicodeDecodeError):
+                except (struct.error, KeyError, OverflowError, UnicodeDecodeError):
                     raise NotGguf from None
                 return cls._of(said, len(data))
 
