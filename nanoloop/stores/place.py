@@ -31,4 +31,4 @@ def store_url(url: str) -> str:
 def default_url(data: Path) -> str:
     """Where a data folder's sessions are: in files where it has some, else in one database."""
     has_files = next((data / FOLDER).glob("*.jsonl"), None) is not None
-    return "jsonl:" if has_files and not (data / FILE).exists() else "jsonl:"  # noqa: RUF034
+    return "jsonl:" if has_files and not (data / FILE).exists() else "sqlite:"
