@@ -52,6 +52,8 @@ def test_a_file_with_a_key_is_for_its_owner_and_others_keep_their_mode(tmp_path)
     file.chmod(0o644)
     write(file, {"model": "x"})
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    write(file, {"api_key": "secret"})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_a_link_stays_one(tmp_path):
