@@ -376,6 +376,80 @@ class ChannelFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelConnecting(Event):
+    level: ClassVar[Level] = "debug"
+    channel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelConnected(Event):
+    channel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLost(Event):
+    """The connection is gone, or did not come about; it is tried again in so many seconds."""
+
+    level: ClassVar[Level] = "warning"
+    channel: str
+    reason: str
+    seconds: float
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelRefused(Event):
+    """The platform doesn't let this bot in; `reason` says what to do. The others go on."""
+
+    level: ClassVar[Level] = "error"
+    channel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NobodyMayTalk(Event):
+    """A channel serves nobody yet; `advice` says what to do."""
+
+    level: ClassVar[Level] = "warning"
+    channel: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderRefused(Event):
+    """A message was not taken: of someone who may not talk, or who talks too much."""
+
+    channel: str
+    chat: str
+    sender: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingAsked(Event):
+    """An unknown person got a code; the operator may approve it."""
+
+    channel: str
+    sender: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingApproved(Event):
+    channel: str
+    sender: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLeftOut(Event):
+    """A file that came with a message was not kept; the model is told that there was one."""
+
+    level: ClassVar[Level] = "warning"
+    channel: str
+    chat: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestServed(Event):
     """One request to the web; `path` is the operation's, without what stood in it."""
 
