@@ -1,0 +1,292 @@
+// One conversation on the page: what the server tells of it, and what is sent to it.
+//
+// The log as the server has it is the truth; the stream only says when to look, and brings the
+// words of an answer as they come. So a lost event, a reload or a second tab changes nothing.
+
+import { at, get, post } from "./api.js";
+import { trying } from "./dialog.js";
+import { byId, el, iconButton } from "./element.js";
+import { icon } from "./icons.js";
+import { Live } from "./live.js";
+import { Log } from "./log.js";
+import { noticeItem, userItem } from "./message.js";
+import * as outbox from "./outbox.js";
+import { Follower } from "./scroll.js";
+import { Stream } from "./stream.js";
+
+const ANNOUNCED = 1500;
+
+export class Chat {
+  #stream = null;
+  #now = Promise.resolve(); // the look at the log that goes on
+  #next = null; // and the one after it
+  #pending = new Map(); // message id → { item, message }, until the log has it
+  #isPaging = false;
+
+  /** Tells `on` of: session, sessions, memory, shown, moved, gone, state, busy, edit. */
+  constructor(on) {
+    this.on = on;
+    this.id = null;
+    this.isBusy = false;
+    this.log = new Log(byId("log"));
+    this.tail = byId("tail");
+    this.follower = new Follower(byId("scroller"), () => this.#older());
+    this.live = new Live(this.tail, () => this.follower.keepUp());
+  }
+
+  /** Show this session, or none. */
+  open(id) {
+    this.#stream?.close();
+    this.id = id;
+    this.log.clear();
+    this.live.clear();
+    this.tail.replaceChildren();
+    this.#pending.clear();
+    this.#setBusy(false);
+    this.follower.toEnd();
+    this.#now = Promise.resolve();
+    const path = id ? at(id, "/events?list=1") : "api/events";
+    const heard = (name, data) => this.id === id && this.#hear(name, data);
+    this.#stream = new Stream(path, heard, (state) => this.#streamIs(state, id));
+    if (id) outbox.waitingIn(id).forEach((message) => this.#showPending(message));
+  }
+
+  reconnect() {
+    this.#stream?.retry();
+  }
+
+  #streamIs(state, id) {
+    this.on.state(state);
+    if (state === "lost" && id) this.#refresh();
+  }
+
+  /** How the session is called, who answers in it, and whether it is there at all. */
+  async #refresh() {
+    const { id } = this;
+    try {
+      const session = await get(at(id));
+      if (this.id === id) this.on.session(session);
+    } catch (error) {
+      if (error.status === 404 && this.id === id) this.on.gone();
+    }
+  }
+
+  #hear(name, data) {
+    this[`heard_${name}`]?.(data);
+  }
+
+  async heard_hello({ busy, text, message_id: messageId, waiting }) {
+    this.on.sessions();
+    if (!this.id) return;
+    this.#refresh();
+    this.#setBusy(busy);
+    this.live.set(text, messageId);
+    this.on.memory();
+    await this.#look();
+    const unconfirmed = outbox.waitingIn(this.id);
+    if (!busy && !waiting) this.#dropAllBut(unconfirmed.map(({ id }) => id));
+    unconfirmed.forEach((message) => this.#deliver(message));
+  }
+
+  heard_reset() {
+    this.#look();
+  }
+
+  heard_undone() {
+    this.#look();
+  }
+
+  heard_accepted({ message_id: id, text, attachments }) {
+    if (!this.#pending.has(id)) this.#showPending({ id, text, attachments });
+    this.#mark(id, null);
+    this.#look();
+  }
+
+  heard_text(data) {
+    if (!this.live.add(data)) this.#stream.again(); // a piece is missing: `hello` has them all
+  }
+
+  heard_tool() {
+    this.#look();
+  }
+
+  heard_turn({ state }) {
+    this.#setBusy(state === "started");
+    this.#look();
+  }
+
+  async heard_answer({ message_id: id, text, kind }) {
+    outbox.forget(id);
+    await this.#look();
+    const answer = this.log.list.querySelector(":scope > .answer:last-child .prose");
+    byId("announcer").textContent = (kind === "answer" && answer ? answer.textContent : text).slice(0, ANNOUNCED);
+    this.live.end(id);
+    if (kind === "error" || (kind === "notice" && text !== "Stopped.")) this.#notice({ text, kind }, id);
+  }
+
+  heard_session({ moved_to: moved, deleted, ...session }) {
+    if (deleted) this.on.gone();
+    else if (moved) this.on.moved(moved);
+    else this.on.session(session);
+  }
+
+  heard_sessions({ id }) {
+    this.on.sessions();
+    if (id && id === this.id) this.#refresh();
+  }
+
+  heard_memory() {
+    this.on.memory();
+  }
+
+  // The log
+
+  /** See what the server has now: one look at a time, whoever asks meanwhile shares the next. */
+  #look() {
+    this.#next ??= this.#now.then(() => {
+      this.#next = null;
+      this.#now = this.#fetch(this.id);
+      return this.#now;
+    });
+    return this.#next;
+  }
+
+  async #fetch(id) {
+    const page = id && (await trying(() => get(at(id, "/messages"))));
+    if (page && this.id === id) this.#show(page);
+  }
+
+  #show(page) {
+    if (this.follower.isFollowing) this.log.shorten();
+    this.log.apply(page, ({ role, text }) => (role === "assistant" ? this.live.bodyOf(text) : null));
+    this.live.logged(this.log.answered());
+    for (const { message_id: id } of page.messages) this.#discard(id);
+    byId("older").hidden = this.log.before === null;
+    this.#offer();
+    this.on.shown();
+    this.follower.keepUp();
+  }
+
+  async #older() {
+    if (this.#isPaging || this.log.before === null) return;
+    this.#isPaging = true;
+    const { id } = this;
+    const page = await trying(() => get(at(id, `/messages?before=${this.log.before}`)));
+    if (page && this.id === id) {
+      this.follower.holding(() => this.log.prepend(page));
+      byId("older").hidden = this.log.before === null;
+      this.on.shown();
+    }
+    this.#isPaging = false;
+  }
+
+  /** What can be done about the last exchange: only there, and only while nothing goes on. */
+  #offer() {
+    this.log.list.querySelectorAll(".last").forEach((node) => node.remove());
+    const asked = !this.isBusy && !this.#pending.size && this.log.last("user");
+    if (!asked) return;
+    const edit = iconButton("edit", "Edit and ask again", () => this.on.edit(asked), { class: "quiet last" });
+    this.log.itemOf(asked).querySelector(".meta").prepend(edit);
+    const { newest } = this.log;
+    const isAnswered = newest.role === "assistant";
+    const again = button("retry", isAnswered ? "Try again" : "No answer yet. Try again", () => this.retry(), "quiet last");
+    this.log.itemOf(newest).querySelector(".meta").append(again);
+  }
+
+  // Sending
+
+  /** A message with files that the server has already. */
+  send(text, attachments) {
+    const message = { id: outbox.newId(), session: this.id, text, attachments };
+    outbox.keep(message);
+    this.#showPending(message);
+    this.follower.toEnd();
+    return this.#deliver(message);
+  }
+
+  async #deliver(message) {
+    const { id, session, text, attachments } = message;
+    this.#mark(id, el("span", { class: "tag" }, "sending …"));
+    try {
+      await post(at(session, "/messages"), { text, message_id: id, attachments: attachments.map((each) => each.id) });
+      this.#mark(id, null);
+    } catch (error) {
+      this.#failed(message, error);
+    }
+  }
+
+  #failed(message, error) {
+    if (error.status === 0) {
+      this.#mark(message.id, el("span", { class: "tag" }, "waits for the connection"));
+      return;
+    }
+    const again = button("retry", "Send again", () => this.#deliver(message));
+    const drop = button("close", "Discard", () => this.#discard(message.id));
+    this.#mark(message.id, el("div", { class: "trouble", role: "alert" }, el("span", {}, error.message), again, drop));
+  }
+
+  #discard(id) {
+    outbox.forget(id);
+    this.#pending.get(id)?.item.remove();
+    this.#pending.delete(id);
+  }
+
+  #dropAllBut(ids) {
+    [...this.#pending.keys()].filter((id) => !ids.includes(id)).forEach((id) => this.#discard(id));
+  }
+
+  #showPending(message) {
+    const item = userItem(message, el("div", { class: "meta" }));
+    item.dataset.message = message.id;
+    this.#pending.set(message.id, { item, message });
+    this.tail.append(item);
+    this.#offer();
+  }
+
+  #mark(id, state) {
+    const item = this.#pending.get(id)?.item;
+    item?.querySelector(":scope > .meta").replaceChildren(...(state ? [state] : []));
+    item?.classList.toggle("waiting", state !== null);
+  }
+
+  /** A word of the loop stands after what it is about, which may be nothing that the log has. */
+  #notice(notice, id) {
+    const asked = this.#pending.get(id); // still: a command, or a message that was refused
+    this.#pending.delete(id);
+    if (asked) this.log.list.append(asked.item);
+    const item = noticeItem(notice, notice.kind === "error" && button("retry", "Try again", () => {
+      item.remove();
+      asked?.item.remove();
+      return asked ? this.send(asked.message.text, asked.message.attachments) : this.retry();
+    }));
+    this.log.list.append(item);
+    this.#offer();
+    this.follower.keepUp();
+  }
+
+  stop() {
+    return trying(() => post(at(this.id, "/stop")));
+  }
+
+  /** The last exchange taken back and asked again, with another text where one is given. */
+  async retry(text) {
+    const message = { message_id: outbox.newId(), ...(text && { text }) };
+    this.log.list.querySelectorAll(".last, .error").forEach((node) => node.remove());
+    const done = await trying(() => post(at(this.id, "/retry"), message));
+    if (!done) this.#offer();
+    this.follower.toEnd();
+    this.#look();
+    return done !== undefined;
+  }
+
+  #setBusy(isBusy) {
+    this.isBusy = isBusy;
+    this.live.setBusy(isBusy);
+    this.on.busy(isBusy);
+    this.#offer();
+  }
+}
+
+function button(name, label, onclick, kind = "plain") {
+  return el("button", { type: "button", class: kind, onclick }, icon(name), label);
+}

@@ -1,0 +1,26 @@
+// Elements made in code: what is given as text stays text, there is no way to pass markup.
+
+import { icon } from "./icons.js";
+
+/** An element; `on…` props listen, `true` sets a bare attribute, empty values are left out. */
+export function el(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child || child === 0));
+  return node;
+}
+
+/** A button with a pictogram; its label is read aloud and shown on hover. */
+export function iconButton(name, label, onclick, props = {}) {
+  const about = { type: "button", class: "quiet", "aria-label": label, title: label };
+  return el("button", { ...about, onclick, ...props }, icon(name));
+}
+
+export const byId = (id) => document.getElementById(id);
+
+/** Words for screen readers only. */
+export const unseen = (tag, text) => el(tag, { class: "unseen" }, text);
