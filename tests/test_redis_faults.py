@@ -12,7 +12,9 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.redis import RedisStore
+from tests.conftest import running
 from tests.servers.proxy import faulty
+from tests.servers.redis import Redis
 from tests.servers.server import wait_until
 
 SOON = 0.4
@@ -126,17 +128,18 @@ async def test_many_that_wait_for_a_server_that_hangs_are_all_told_in_time(redis
             assert await words(store, session.id) == ["one"]
 
 
-async def test_a_cancelled_read_leaves_the_connection_as_it_should_be(proxy):
-    async with opened(proxy.url) as store:
+async def test_a_cancelled_read_leaves_the_connection_as_it_should_be(redis_url):
+    async with opened(redis_url) as store:
         await store.create(id="s", metadata={"name": "s"})
         await store.create(id="t", metadata={"name": "t"})
+        connection = await store.database._server.ask(("CLIENT", "ID"))
         for _ in range(5):
             async with anyio.create_task_group() as group:
                 group.start_soon(store.load, "s")
                 await anyio.wait_all_tasks_blocked()
                 group.cancel_scope.cancel()
             assert (await store.load("t")).metadata == {"name": "t"}
-        assert proxy.connections == 1
+        assert await store.database._server.ask(("CLIENT", "ID")) == connection
 
 
 # The server
@@ -229,7 +232,8 @@ async def test_a_user_without_the_right_is_told_which(redis_server):
 
 async def test_an_unknown_host_is_named(redis_url):
     said = await refused("redis://:secret@no-such-host.invalid:6379/0")
-    assert said.startswith("Redis at no-such-host.invalid:6379 does not answer")
+    assert said.startswith("Redis at no-such-host.invalid:6379 ")
+    assert said.endswith(("check store.url", "out of reach"))  # as fast as names are looked up
     assert "secret" not in said
 
 
@@ -368,3 +372,18 @@ async def test_a_replica_is_not_written_to_until_it_is_the_primary(redis_server)
         redis_server.ask("REPLICAOF NO ONE")
         await say(store, session, "two")
         assert await words(store) == ["one", "two"]
+
+
+async def test_another_server_that_became_the_primary_is_found_by_itself(redis_server):
+    async with faulty(redis_server.url) as proxy, opened(proxy.url) as store:
+        session = await store.create(id="s")
+        await say(store, session, "one")
+        with contextmanager(running)(Redis) as other:
+            redis_server.ask("CONFIG SET repl-diskless-sync-delay 0")
+            other.ask(f"REPLICAOF 127.0.0.1 {redis_server.port}")
+            wait_until(lambda: other.ask("DBSIZE") == redis_server.ask("DBSIZE"))
+            other.ask("REPLICAOF NO ONE")
+            redis_server.ask(f"REPLICAOF 127.0.0.1 {other.port}")
+            proxy._server_port = other.port  # its name means the other one from now on
+            await say(store, session, "two")
+            assert await words(store) == ["one", "two"]

@@ -44,8 +44,6 @@ if rev ~= based_on then return rev end
 if now == '' then
   redis.call('UNLINK', session, entries, seen)
   tokens = ''
-elseif rev == '' then
-  return ''
 end
 for line in string.gmatch(ARGV[10], '[^\\n]+') do
   local seq = string.match(line, '^%d+')
