@@ -1,5 +1,6 @@
 """What every store promises. A new store joins by a line in `STORES`."""
 
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from itertools import count
 
@@ -697,6 +698,112 @@ class TestListing:
         assert info.updated_at == session.updated_at
         assert info.expires_at is not None
         assert info.size > 0
+
+
+PLAIN = {name: STORES[name] for name in ("in_memory", "jsonl", "sqlite", "postgres", "redis")}
+
+
+@pytest.mark.parametrize("store", PLAIN.values(), ids=PLAIN.keys(), indirect=True)
+class TestManySessions:
+    async def crowd(self, store, clock, count):
+        async def create(numbers):
+            for number in numbers:
+                await store.create(id=f"s{number}")
+
+        await create([0])
+        async with anyio.create_task_group() as group:
+            for first in range(1, 9):
+                group.start_soon(create, range(first, count, 8))
+        clock.advance(1)
+
+    async def test_ten_thousand_are_listed_each_once_and_the_last_active_first(self, store, clock):
+        await self.crowd(store, clock, 10_000)
+        for name in ("s17", "s9999"):
+            session = await store.load(name)
+            session.set("k", 1)
+            await store.save(session)
+            clock.advance(1)
+        with anyio.fail_after(20):
+            names = [info.id for info in await infos(store)]
+        assert names[:2] == ["s9999", "s17"]
+        assert sorted(names) == sorted(f"s{number}" for number in range(10_000))
+
+    async def test_what_becomes_active_during_a_listing_is_listed_once(self, store, clock):
+        await self.crowd(store, clock, 1_000)
+        names = []
+        async for info in store.list():
+            names.append(info.id)
+            if len(names) == 3:
+                for name in ("s1", "s500", "s998"):
+                    session = await store.load(name)
+                    session.set("k", 1)
+                    await store.save(session)
+        assert sorted(names) == sorted(f"s{number}" for number in range(1_000))
+
+
+class TestRaces:
+    async def test_a_delete_in_the_middle_of_commits_leaves_nothing(self, store):
+        for _ in range(5):
+            session = await said(store, 1)
+            async with anyio.create_task_group() as group:
+                for number in range(6):
+                    group.start_soon(self.save, store, session, f"late {number}")
+                    if number == 2:
+                        group.start_soon(store.delete, "s")
+            with pytest.raises(SessionNotFound):
+                await store.load("s")
+            assert await infos(store) == []
+        await store.create(id="s")
+        assert await store.entries("s") == []
+
+    async def save(self, store, session, text):
+        session.add_message("user", text)
+        with suppress(SessionNotFound):
+            await store.save(session)
+
+    async def test_a_session_that_expires_while_it_is_loaded_is_whole_or_not_found(
+        self, store, clock
+    ):
+        session = await store.create(id="s", ttl=10)
+        say(session, 30)
+        await store.save(session)
+        found = []
+
+        async def read():
+            with suppress(SessionNotFound):
+                found.append(texts((await store.load("s")).window))
+
+        async with anyio.create_task_group() as group:
+            for number in range(9):
+                group.start_soon(read)
+                if number == 4:
+                    clock.advance(11)
+                    group.start_soon(store.delete_expired)
+        assert all(each == texts(session.window) for each in found)
+        with pytest.raises(SessionNotFound):
+            await store.load("s")
+
+    async def test_a_sweep_spares_the_successor_of_what_expired(self, store, clock):
+        for number in range(8):
+            await store.create(id=f"s{number}", ttl=10)
+        clock.advance(11)
+        async with anyio.create_task_group() as group:
+            for number in range(8):
+                group.start_soon(lambda name: store.create(id=name), f"s{number}")
+                group.start_soon(store.delete_expired)
+        assert len(await infos(store)) == 8
+        assert (await store.load("s7")).entry_count == 0
+
+    async def test_a_save_and_an_erase_at_once_are_one_behind_the_other(self, store, tmp_path):
+        session = await store.create(id="s")
+        session.add_message("user", SECRET)
+        await store.save(session)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.save, store, session, "before")
+            group.start_soon(store.erase, session, [1])
+            group.start_soon(self.save, store, session, "behind")
+        assert texts(await store.entries("s", after=1)) == ["before", "behind"]
+        assert "xyzzy" not in everything_in(store, tmp_path)
 
 
 class TestKeys:
