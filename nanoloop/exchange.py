@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from nanoloop.agents import Agent, Outcome
@@ -146,6 +147,7 @@ class Exchange:
         # Kept before it is sent: what the chat has read is never unknown to the log.
         self.session.awaiting = 0
         said = [self.session.add_entry(entry) for entry in answer.entries][-1]
+        self.session.spend(asdict(answer.usage))
         if self._bus.confirms(self.message.channel):
             self.session.owe(said.seq)
         await self._store.save(self.session)

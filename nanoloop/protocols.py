@@ -135,6 +135,10 @@ class SessionInfo:
     """Messages that were kept before their turn and wait for it."""
     unsent: int = 0
     """Answers that may not have arrived in their chat."""
+    tokens_in: int = 0
+    """What all its turns have taken so far; summaries have receipts of their own."""
+    tokens_out: int = 0
+    tokens_cached: int = 0
 
 
 class Seal(Protocol):

@@ -42,6 +42,7 @@ def _chosen(infos: Sequence[SessionInfo], args: Namespace) -> list[SessionInfo]:
     infos = sorted(infos, key=lambda info: info.updated_at, reverse=True)
     if args.search:
         infos = found(infos, args.search)
+    infos = [info for info in infos if all(holds(info) for holds in args.where)]
     if args.agent:
         infos = [info for info in infos if info.agent == args.agent]
     return infos if args.older_than is None else older(infos, args.older_than)

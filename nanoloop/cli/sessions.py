@@ -16,12 +16,15 @@ from nanoloop.cli.listing import show_list
 from nanoloop.cli.removal import delete, forget, prune
 from nanoloop.cli.transcript import export, show, stats
 from nanoloop.cli.upkeep import archive, fork, load, rename, unarchive, undo
+from nanoloop.cli.usage import GROUPS, usage
+from nanoloop.cli.where import condition
 
 _READ_OR_WRITTEN = {
     "list": show_list,
     "show": show,
     "stats": stats,
     "export": export,
+    "usage": usage,
     "import": load,
     "rename": rename,
     "fork": fork,
@@ -64,9 +67,14 @@ def _add_reading(action: _Action) -> None:
     listed.add_argument("--text", metavar="WORDS", help="with a message that has these words")
     listed.add_argument("--agent", metavar="NAME", help="answered by this agent")
     listed.add_argument("--older-than", type=duration, metavar="AGE", help="unused for 30d, 12h")
+    _add_where(listed)
     listed.add_argument("--limit", type=int, metavar="N", help="at most so many")
     listed.add_argument("--archived", action="store_true", help="those put away, no others")
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
+    used = action("usage", "add up what all conversations have taken", named=False)
+    used.add_argument("--by", choices=tuple(GROUPS), default="agent", help="(%(default)s)")
+    _add_where(used)
+    used.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     shown = action("show", "show a conversation")
     shown.add_argument(
         "--last", type=int, default=20, metavar="N", help="messages; 0 is all (%(default)s)"
@@ -76,6 +84,17 @@ def _add_reading(action: _Action) -> None:
     exported = action("export", "write a whole conversation to standard output")
     exported.add_argument(
         "--format", choices=("json", "yaml", "md"), default="json", help="(%(default)s)"
+    )
+
+
+def _add_where(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--where",
+        type=condition,
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="such as entries>100, key~telegram, updated_at<2026-01-31; may be repeated",
     )
 
 

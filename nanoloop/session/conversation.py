@@ -38,6 +38,7 @@ class Conversation(Record):
         self._summary_spent: dict[str, int] = {}
         self._seen = Seen()
         self._turns = 0
+        self._spent: dict[str, int] = {}
         self._epoch = 0
         self._awaiting = 0
         self.summary_in_progress = False
@@ -54,6 +55,18 @@ class Conversation(Record):
     def epoch(self) -> int:
         """Moves with every reset: work begun in an earlier one is dropped."""
         return self._epoch
+
+    @property
+    def spent(self) -> Mapping[str, int]:
+        """The tokens of all turns so far, by kind; not to be changed."""
+        return self._spent
+
+    def spend(self, tokens: Mapping[str, int]) -> None:
+        """Add what a turn has taken."""
+        with self._lock:
+            for name, count in tokens.items():
+                self._spent[name] = self._spent.get(name, 0) + count
+            self._touch()
 
     # The log
 
@@ -341,7 +354,8 @@ class Conversation(Record):
             "turns": self._turns,
             "count": self._log.count,
         }
-        return {**head, "awaiting": self._awaiting} if self._awaiting else head
+        beside = {"awaiting": self._awaiting, "spent": dict(self._spent)}
+        return {**head, **{name: value for name, value in beside.items() if value}}
 
     def _section(self, name: str) -> Any:
         if name == SUMMARY:
@@ -355,6 +369,7 @@ class Conversation(Record):
         self._epoch = int(head.get("epoch", 0))
         self._turns = int(head.get("turns", 0))
         self._awaiting = int(head.get("awaiting", 0))
+        self._spent = {name: int(count) for name, count in (head.get("spent") or {}).items()}
         summary = sections.get(SUMMARY) or {}
         self._summary = Digest(value=summary.get("value", ""), seq=int(summary.get("seq", 0)))
         self._kept = kept_in(summary.get("ledger"))

@@ -119,6 +119,7 @@ def info_of(
         archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
         waiting=int(head.get("waiting", 0)),
         unsent=len(head.get("unsent") or ()),
+        **{name: int(count) for name, count in (head.get("spent") or {}).items()},
     )
 
 

@@ -1,0 +1,90 @@
+"""Sessions chosen by conditions, and what they take, added up."""
+
+import json
+
+import anyio
+import pytest
+
+from nanoloop import AgentLoop
+from nanoloop.channels.direct import DirectChannel
+from nanoloop.cli import main
+from nanoloop.cli.where import condition
+from nanoloop.protocols import Reply, Usage
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.stores.sqlite import SqliteStore
+
+
+@pytest.fixture
+def data(tmp_path):
+    anyio.run(begun, tmp_path)
+    return tmp_path
+
+
+async def begun(folder):
+    """Two chats, of which one had two answers."""
+    usage = Usage(tokens_in=10, tokens_out=2, tokens_cached=4)
+    store = SqliteStore(folder / "sessions.sqlite")
+    loop = AgentLoop(
+        provider=ScriptedProvider(otherwise=Reply(text="yes", usage=usage)), store=store
+    )
+    chat = DirectChannel(loop.bus)
+    async with anyio.create_task_group() as group:
+        await group.start(loop.run)
+        for name in ("ada", "ada", "bob"):
+            await chat.ask("hello", chat=name)
+        loop.bus.close()
+    session = await store.load("direct:bob")
+    session.agent = "cook"
+    await store.save(session)
+    await store.close()
+
+
+def listed(data, *words):
+    return main(["sessions", *words, "--json", "--data", str(data)])
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        (["entries>2"], ["direct:ada"]),
+        (["entries >= 2", "agent=cook"], ["direct:bob"]),
+        (["agent!=cook"], ["direct:ada"]),
+        (["key~BOB"], ["direct:bob"]),
+        (["tokens_in=20"], ["direct:ada"]),
+        (["updated_at<2020-01-01"], []),
+        (["created_at>2020-01-01", "archived=no", "key~ada"], ["direct:ada"]),
+    ],
+)
+def test_those_are_listed_that_are_like_that(data, where, names, capsys):
+    flags = [word for text in where for word in ("--where", text)]
+    assert listed(data, "list", *flags) == 0
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == names
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("entries", "no condition: write it as entries>100"),
+        ("entrys>1", "did you mean 'entries'"),
+        ("entries>many", "compared with a whole number"),
+        ("updated_at<yesterday", "compared with a date such as"),
+    ],
+)
+def test_what_is_no_condition_is_refused_with_the_way_to_write_it(data, text, said, capsys):
+    assert listed(data, "list", "--where", text) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_they_take_is_added_up(data, capsys):
+    assert listed(data, "usage", "--by", "agent") == 0
+    totals = json.loads(capsys.readouterr().out)
+    assert list(totals) == ["assistant", "cook", "all"]
+    assert totals["assistant"]["tokens_in"] == 20
+    everything = totals["all"]
+    assert (everything["sessions"], everything["entries"], everything["tokens_out"]) == (2, 6, 6)
+    assert main(["sessions", "usage", "--by", "channel", "--data", str(data)]) == 0
+    assert "direct" in capsys.readouterr().out
+
+
+def test_a_condition_reads_as_it_is_written():
+    assert condition(" title ~ tea ").value == "tea"
