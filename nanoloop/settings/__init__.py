@@ -12,8 +12,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
@@ -23,28 +21,23 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from nanoloop.events import Level
 from nanoloop.models.naming import is_local
+from nanoloop.settings.channels import (
+    DiscordSettings,
+    MatrixSettings,
+    OtherSettings,
+    SlackSettings,
+    TelegramSettings,
+)
 from nanoloop.settings.keys import Unit
 from nanoloop.settings.problems import Refused, conflicts, http_address
+from nanoloop.settings.section import Folder, Messages, Names, Seconds, Section
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
 from nanoloop.stores.place import store_url
-
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Unit("seconds")]
-Messages = Annotated[int, Field(ge=1), Unit("messages")]
-Folder = Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 PROMPT = (
     "You are a friendly and capable assistant in a chat. Answer briefly and plainly, in the "
     "language you are spoken to. Use a tool where it helps, and say so when you do not know."
 )
-
-
-class Section(BaseModel):
-    """A table of the settings file."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
-    )
 
 
 class StoreSettings(Section):
@@ -197,9 +190,7 @@ class TerminalSettings(Section):
 class TokenSettings(Section):
     """Who may use the web: a token with a name. With none, only this machine is served."""
 
-    token: Annotated[SecretStr, Field(min_length=16)] | None = Field(
-        default=None, examples=["..."]
-    )
+    token: Annotated[SecretStr, Field(min_length=16)] | None = Field(default=None, examples=["..."])
     """What they send or log in with: at least 16 characters, such as `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
     """Which session ids they see, `*` for any text; left out, those they began themselves."""
@@ -236,6 +227,11 @@ class ChannelSettings(Section):
 
     terminal: TerminalSettings = TerminalSettings()
     web: WebSettings = WebSettings()
+    telegram: TelegramSettings = TelegramSettings()
+    matrix: MatrixSettings = MatrixSettings()
+    discord: DiscordSettings = DiscordSettings()
+    slack: SlackSettings = SlackSettings()
+    others: dict[str, OtherSettings] = Field(default_factory=dict)
 
 
 class AgentSettings(Section):
