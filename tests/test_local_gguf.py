@@ -125,10 +125,18 @@ def test_where_the_system_tells_nothing_half_of_all_memory_is_taken_for_free(mon
     assert room.free_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def test_a_model_too_large_for_the_memory_says_what_it_needs(monkeypatch):
-    monkeypatch.setattr(room, "free_bytes", lambda: 500_000_000)
+def test_what_is_kept_beside_takes_half_of_what_is_left_and_no_more_than_its_limit():
+    one, mib = model(size=0), 2**20
+    kept = [
+        room.cache_mib(one, tokens=0, parallel=1, room=room.WORKING_BYTES + left * mib)
+        for left in (-9, 0, 100, 10_000)
+    ]
+    assert kept == [0, 0, 50, room.CACHE_MIB]
+
+
+def test_a_model_too_large_for_the_memory_says_what_it_needs():
     with pytest.raises(child.CannotRun, match=r"tiny needs 2.3 GB .* 0.5 GB are free: .* smaller"):
-        child._tokens(model(size=2 * 10**9, token_bytes=1000), ORDER)
+        child._tokens(model(size=2 * 10**9, token_bytes=1000), ORDER, 5 * 10**8)
 
 
 def test_a_coder_gets_our_template_and_others_keep_their_own():

@@ -14,8 +14,8 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong, ProviderError, SettingsError, UnknownModel
 from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.providers.local import process as process_module
 from nanoloop.providers.local import server as server_module
-from nanoloop.providers.local.process import ModelProcess
 from nanoloop.providers.local.provider import LocalProvider
 from tests.local_model import model_file
 
@@ -76,12 +76,17 @@ async def until_busy(provider, count):
             await anyio.sleep(0.01)
 
 
-async def busy_slots(provider):
+async def posted(provider, path, body=None):
+    """What the server itself says; without a body it is only asked."""
     report, order = await provider.ready(), provider._server._order
     headers = {"Authorization": f"Bearer {order.key}"}
-    async with httpx2.AsyncClient(headers=headers) as client:
-        slots = (await client.get(f"{report.address}/slots")).json()
-    return sum(slot["is_processing"] for slot in slots)
+    method = "GET" if body is None else "POST"
+    async with httpx2.AsyncClient(base_url=report.address, headers=headers) as client:
+        return (await client.request(method, path, json=body)).json()
+
+
+async def busy_slots(provider):
+    return sum(slot["is_processing"] for slot in await posted(provider, "/slots"))
 
 
 def is_alive(pid):
@@ -184,6 +189,33 @@ async def test_a_model_that_can_call_no_tools_is_offered_none():
     assert offered.usage.tokens_in == without.usage.tokens_in
 
 
+WITH_OUR_TEMPLATE = """
+from nanoloop.providers.local import child
+child.TEMPLATES = {"smollm2": "bare_json.jinja"}
+child.main()
+"""
+CALL = {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"n": 2}'}}
+SHOWN = """<|im_start|>assistant
+{"name": "double", "arguments": {"n": 2}}<|im_end|>
+<|im_start|>user
+The tool's result:
+4<|im_end|>
+"""
+
+
+async def test_our_own_template_shows_calls_and_results_and_lets_a_model_call(monkeypatch):
+    command = (*process_module.COMMAND[:2], "-c", WITH_OUR_TEMPLATE)
+    monkeypatch.setattr(process_module, "COMMAND", command)
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "4"}
+    async with opened() as provider:
+        report = await provider.ready()
+        assert report.calls_tools
+        messages = [*said("Twice two?"), called, result]
+        answer = await posted(provider, "/apply-template", {"messages": messages})
+    assert SHOWN in answer["prompt"]
+
+
 async def test_after_its_process_was_killed_the_next_turn_is_answered():
     async with opened() as provider, talking(provider) as loop:
         await loop.direct.ask("Hi.")
@@ -267,7 +299,7 @@ async def test_with_the_program_killed_no_model_process_is_left():
 async def test_with_its_input_at_an_end_a_model_process_ends_without_being_killed():
     async with opened() as provider:
         await provider.chat(messages=said("Hi."))
-        process: ModelProcess = provider._server.process
+        process = provider._server.process
         process._process.stdin.close()
         await until(lambda: process.has_ended)
         assert process.end == "ended with 0"

@@ -23,8 +23,6 @@ PR_SET_PDEATHSIG = 1
 BATCH = 64
 """Tokens read at one go: while a long message is read, those who are being answered wait so long,
 and so does a stop. More is no faster on a processor."""
-CACHE_MIB = 1024
-"""Memory for conversations that had to leave their place, so that they need not be read again."""
 ERRORS_ONLY = 1
 TEMPLATES = {"qwen2.5 coder": "bare_json.jinja"}
 """Models whose own template asks for calls in a form that they don't keep to, by their name."""
@@ -56,7 +54,8 @@ def _end_with_parent() -> None:
 
 def _serve(order: Order) -> tuple[Any, Report]:
     header = _header(order.path)
-    tokens = _tokens(header, order)
+    free = room.free_bytes()
+    tokens = _tokens(header, order, free)
     try:
         import xllamacpp  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError:
@@ -67,7 +66,7 @@ def _serve(order: Order) -> tuple[Any, Report]:
     params.n_ctx, params.n_parallel = tokens * order.parallel, order.parallel
     params.n_batch = params.n_ubatch = BATCH
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = order.threads
-    params.cache_ram_mib = CACHE_MIB
+    params.cache_ram_mib = room.cache_mib(header, tokens=tokens, parallel=order.parallel, room=free)
     params.port, params.api_keys = 0, [order.key]
     params.ui, params.verbosity = False, ERRORS_ONLY
     params.chat_template = _template(header.name)
@@ -93,8 +92,7 @@ def _header(path: str) -> Gguf:
         raise CannotRun(f"{path} can't be read ({error.strerror}): see to its rights") from None
 
 
-def _tokens(header: Gguf, order: Order) -> int:
-    free = room.free_bytes()
+def _tokens(header: Gguf, order: Order, free: int) -> int:
     tokens = room.context_tokens(
         header, wished=order.context_tokens, parallel=order.parallel, room=free
     )

@@ -12,6 +12,7 @@ LEAST_TOKENS = 2048
 """With less than this there is no talking."""
 WORKING_BYTES = 300_000_000
 """What running a model takes besides its weights and its cache."""
+CACHE_MIB = 1024
 MEMORY_FILE = Path("/proc/meminfo")
 LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 """The limit of a container, on Linux."""
@@ -30,6 +31,12 @@ def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int
 def needed_bytes(model: Gguf, *, tokens: int, parallel: int) -> int:
     """What this model takes, with so many tokens for each of so many conversations."""
     return model.size + WORKING_BYTES + model.token_bytes * tokens * parallel
+
+
+def cache_mib(model: Gguf, *, tokens: int, parallel: int, room: int) -> int:
+    """For conversations that had to leave their place, so that they need not be read again."""
+    left = room - needed_bytes(model, tokens=tokens, parallel=parallel)
+    return max(0, min(CACHE_MIB, left // 2 // 2**20))
 
 
 def free_bytes() -> int:
