@@ -16,6 +16,8 @@ from nanoloop.session.seen import MESSAGE_ID, Seen
 from nanoloop.session.size import entry_text, rough_tokens
 from nanoloop.session.window import cut, cut_to_fit, message_count
 
+TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
+"""The kinds of tokens that a session counts, in the order that its head has them."""
 TITLE_LIMIT = 60
 """Characters of the first user's words that make the title."""
 
@@ -354,7 +356,8 @@ class Conversation(Record):
             "turns": self._turns,
             "count": self._log.count,
         }
-        beside = {"awaiting": self._awaiting, "spent": dict(self._spent)}
+        spent = [self._spent.get(name, 0) for name in TOKENS] if self._spent else []
+        beside = {"awaiting": self._awaiting, "spent": spent}
         return {**head, **{name: value for name, value in beside.items() if value}}
 
     def _section(self, name: str) -> Any:
@@ -369,7 +372,7 @@ class Conversation(Record):
         self._epoch = int(head.get("epoch", 0))
         self._turns = int(head.get("turns", 0))
         self._awaiting = int(head.get("awaiting", 0))
-        self._spent = {name: int(count) for name, count in (head.get("spent") or {}).items()}
+        self._spent = spent_in(head)
         summary = sections.get(SUMMARY) or {}
         self._summary = Digest(value=summary.get("value", ""), seq=int(summary.get("seq", 0)))
         self._kept = kept_in(summary.get("ledger"))
@@ -384,6 +387,11 @@ class Conversation(Record):
                 self._count(entry)
             elif entry.role == "user":
                 self._seen.add(entry.metadata.get(MESSAGE_ID))
+
+
+def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of all turns, by kind, as a head has them."""
+    return dict(zip(TOKENS, map(int, head.get("spent") or ()), strict=False))
 
 
 def title_of(entry: Entry) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from nanoloop.errors import StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.changes import ABOUT, Changes
+from nanoloop.session.conversation import spent_in
 from nanoloop.session.entry import Entry, copied, from_rfc3339
 from nanoloop.session.seen import MESSAGE_ID
 from nanoloop.session.session import Session
@@ -119,7 +120,7 @@ def info_of(
         archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
         waiting=int(head.get("waiting", 0)),
         unsent=len(head.get("unsent") or ()),
-        **{name: int(count) for name, count in (head.get("spent") or {}).items()},
+        **spent_in(head),
     )
 
 
