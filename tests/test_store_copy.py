@@ -5,10 +5,12 @@ import pytest
 
 from nanoloop.cli import main
 from nanoloop.errors import StoreError
+from nanoloop.session.entry import utc_now
 from nanoloop.stores.checking import check, problems_of
 from nanoloop.stores.copying import Copied, Different, copy, digest
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from tests.test_stores import STORES
 
 
 async def lived(store, name, *, words=30):
@@ -31,10 +33,18 @@ async def lived(store, name, *, words=30):
     return await store.get(name)
 
 
-@pytest.fixture(params=["memory to files", "files to memory"])
-async def stores(request, tmp_path):
-    pair = [InMemoryStore(), JsonlStore(tmp_path / "sessions")]
-    yield pair if request.param.startswith("memory") else pair[::-1]
+PAIRS = [
+    pair
+    for name in STORES
+    for pair in (("in_memory", name), (name, "in_memory"))
+    if name not in {"in_memory", "layered"}
+] + [("jsonl", "sqlite"), ("redis", "postgres")]
+
+
+@pytest.fixture(params=PAIRS, ids=" to ".join)
+async def stores(request):
+    pair = [STORES[name](request, utc_now) for name in request.param]
+    yield pair
     for store in pair:
         await store.close()
 
