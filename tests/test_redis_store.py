@@ -3,8 +3,13 @@
 import json
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from ipaddress import ip_address
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
@@ -14,6 +19,7 @@ from nanoloop.stores.copying import copy
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.redis import RedisStore, layout
 from tests.servers.proxy import faulty
+from tests.servers.server import free_port
 
 
 @pytest.fixture
@@ -249,6 +255,36 @@ async def test_a_socket_file_will_do(redis_server, tmp_path):
     async with opened(f"unix://{redis_server.folder}/redis.sock") as store:
         await grown(store, 3)
         assert (await store.load("s")).entry_count == 3
+
+
+def certified(folder):
+    """A key and a certificate for 127.0.0.1 that vouches for itself, as files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "redis")])
+    now = utc_now()
+    certificate = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1)
+    )
+    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = certificate.add_extension(here, critical=False).sign(key, hashes.SHA256())
+    plain = (PrivateFormat.PKCS8, NoEncryption())
+    (folder / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, *plain))
+    (folder / "cert.pem").write_bytes(signed.public_bytes(Encoding.PEM))
+
+
+async def test_a_line_may_be_encrypted(redis_server, tmp_path):
+    certified(tmp_path)
+    files = {"key": "key", "cert": "cert", "ca-cert": "cert"}
+    asked = " ".join(f"tls-{name}-file {tmp_path}/{files[name]}.pem" for name in files)
+    port = free_port()
+    assert redis_server.ask(f"CONFIG SET {asked} tls-auth-clients no tls-port {port}") == b"+OK\r\n"
+    url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={tmp_path}/cert.pem"
+    async with opened(url) as store:
+        await grown(store, 3)
+        assert (await store.load("s")).entry_count == 3
+    async with opened(url.partition("?")[0], timeout_seconds=0.5) as store:
+        with pytest.raises(StoreError, match=r"vouches for: add \?ssl_ca_certs=FILE"):
+            await store.load("s")
 
 
 async def test_a_server_that_is_too_old_is_refused(redis_url, monkeypatch):

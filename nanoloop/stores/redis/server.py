@@ -84,12 +84,10 @@ class Server:
 
     def _sentence(self, error: Exception) -> str:
         """What is wrong and what to do; never a word of what was sent, nor of a password."""
-        for kind, words in _SENTENCES:
-            if isinstance(error, kind):
+        for kind, mark, words in _SENTENCES:
+            if isinstance(error, kind) and mark in str(error):
                 return f"Redis at {self._where} {words}"
         code = str(error).partition(" ")[0]
-        if code == "MISCONF":
-            return f"Redis at {self._where} can't write to its disk: see its log; nothing was kept"
         said = code if code.isupper() else type(error).__name__
         return f"Redis at {self._where} can't do it ({said}): see its log"
 
@@ -117,29 +115,43 @@ class Server:
         await self._redis.aclose()
 
 
-_SENTENCES: tuple[tuple[type[Exception], str], ...] = (
-    (LASTING[0], "refused the user or the password: check both in store.url"),
-    (LASTING[1], "refused the user: check it in store.url"),
+_SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
+    (LASTING[0], "", "refused the user or the password: check both in store.url"),
+    (LASTING[1], "", "refused the user: check it in store.url"),
     (
         exceptions.NoPermissionError,
+        "",
         "does not let this user do that: allow it ~PREFIX:* @read @write @scripting and info",
     ),
     (
         exceptions.OutOfMemoryError,
+        "",
         "is out of memory: raise maxmemory or delete sessions; nothing was written",
     ),
-    (exceptions.ReadOnlyError, "is a replica: name the primary in store.url"),
-    (exceptions.TimeoutError, "took too long to answer: see whether it is busy or out of reach"),
-    (exceptions.BusyLoadingError, "is still loading its data: try again in a while"),
-    (exceptions.ConnectionError, "does not answer: start it, or check store.url"),
+    (
+        exceptions.ResponseError,
+        "MISCONF",
+        "can't write to its disk: make room there, its log says more; nothing was written",
+    ),
+    (exceptions.ReadOnlyError, "", "is a replica: name the primary in store.url"),
+    (exceptions.TimeoutError, "", "took too long to answer: see whether it is busy or far away"),
+    (exceptions.BusyLoadingError, "", "is still loading its data: try again in a while"),
+    (
+        exceptions.ConnectionError,
+        "CERTIFICATE_VERIFY_FAILED",
+        "has a certificate that nobody here vouches for: add ?ssl_ca_certs=FILE to store.url",
+    ),
+    (exceptions.ConnectionError, "", "does not answer: start it, or check store.url"),
     (
         exceptions.RedisClusterException,
+        "",
         "is in no cluster that answers: start it, or check store.url",
     ),
-    (exceptions.ClusterDownError, "is part of a cluster that is down: see CLUSTER INFO there"),
-    (exceptions.AskError, "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
-    (exceptions.InvalidResponse, "is no Redis: check store.url"),
+    (exceptions.ClusterDownError, "", "is in a cluster that is down: see CLUSTER INFO there"),
+    (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
+    (exceptions.InvalidResponse, "", "is no Redis: check store.url"),
 )
+"""The error, what its text has in it, and what that means; the first that fits."""
 
 
 def _passes(error: Exception) -> bool:
