@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -60,7 +60,7 @@ class Connections:
         return await self._once(work)
 
     async def _once(self, work: Work[T]) -> T:
-        async with self._here().one() as connection:
+        async with (await self._here()).one() as connection:
             return await work(connection)
 
     async def alone(self, work: Work[T]) -> T:
@@ -74,11 +74,12 @@ class Connections:
         except FAILURES as error:
             raise failure(error, self._url, self._timeout) from error
 
-    def _here(self) -> _Pool:
+    async def _here(self) -> _Pool:
         loop = asyncio.get_running_loop()
         if loop not in self._pools:
             self._pools = {old: pool for old, pool in self._pools.items() if not old.is_closed()}
-            self._pools[loop] = _Pool(self._connect, self._size)
+            pool = self._pools[loop] = _Pool(self._connect, self._size)
+            await anext(pool.life)
         return self._pools[loop]
 
     async def _connect(self) -> Connection:
@@ -106,7 +107,7 @@ class Connections:
         while self._pools:
             loop, pool = self._pools.popitem()
             if loop is here:
-                await pool.close()
+                await pool.life.aclose()
             elif loop.is_running():
                 loop.call_soon_threadsafe(pool.end)
 
@@ -119,6 +120,14 @@ class _Pool:
         self._room = anyio.Semaphore(size)
         self._idle: list[Connection] = []
         self._is_closed = False
+        self.life = self._live()
+
+    async def _live(self) -> AsyncGenerator[None]:
+        """A loop that ends closes its generators: who forgets to close the store leaves nothing."""
+        try:
+            yield
+        finally:
+            await self._close()
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Connection]:
@@ -141,8 +150,7 @@ class _Pool:
                 return connection
         return None
 
-    async def close(self) -> None:
-        """Take leave of the server, and end."""
+    async def _close(self) -> None:
         with anyio.move_on_after(_CLOSE_SECONDS):
             while (connection := self._kept()) is not None:
                 await connection.close()

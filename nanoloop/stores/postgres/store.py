@@ -18,8 +18,7 @@ from nanoloop.stores.postgres import rows
 from nanoloop.stores.postgres.address import schema_name
 from nanoloop.stores.postgres.connections import Connections
 from nanoloop.stores.postgres.exact import plain, unpacked, unplain
-from nanoloop.stores.postgres.migration import migrate, standing
-from nanoloop.stores.postgres.schema import STEPS
+from nanoloop.stores.postgres.migration import migrate, prepare
 from nanoloop.stores.postgres.statements import Statements
 from nanoloop.stores.store import DatabaseStore
 
@@ -40,15 +39,13 @@ class _Tables:
         self._schema = schema
         self._sql = Statements.of(schema)
         self._connections = Connections(
-            url, size=pool_size, timeout_seconds=timeout_seconds, prepare=self._prepare
+            url,
+            size=pool_size,
+            timeout_seconds=timeout_seconds,
+            prepare=lambda server: prepare(server, schema),
         )
 
-    async def _prepare(self, connection: Connection) -> None:
-        if await standing(connection, self._schema) < len(STEPS):
-            await migrate(connection, self._schema)
-
-    async def migrate(self) -> int:
-        """Have the tables in this version's format; returns which one they had, 0 for none."""
+    async def migrate(self) -> str:
         return await self._connections.alone(lambda server: migrate(server, self._schema))
 
     # Writing
@@ -57,15 +54,19 @@ class _Tables:
         arguments = rows.arguments(commit, uuid4())
 
         async def work(server: Connection) -> bool:
+            if over is None:
+                return await self._insert(server, arguments)
             async with server.transaction():
-                if over is not None:
-                    await server.execute(self._sql.delete_over, arguments[0], over)
-                if await server.fetchval(self._sql.insert, *arguments) is not None:
-                    return True
-            stands = await self._stands(server, arguments, now=0)
-            return stands is not None and bool(stands["is_mine"])
+                await server.execute(self._sql.delete_over, arguments[0], over)
+                return await self._insert(server, arguments)
 
         return await self._connections.run(work)
+
+    async def _insert(self, server: Connection, arguments: Arguments) -> bool:
+        if await server.fetchval(self._sql.insert, *arguments) is not None:
+            return True
+        stands = await self._stands(server, arguments, now=0)
+        return stands is not None and bool(stands["is_mine"])
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
         arguments = rows.arguments(commit, uuid4())
@@ -204,10 +205,7 @@ class PostgresStore(DatabaseStore):
 
     async def migrate(self) -> str:
         """Make the tables, or bring older ones up to date; says what was done."""
-        before, now = await self._tables.migrate(), len(STEPS)
-        if before == now:
-            return f"the tables have format {now} already"
-        return f"format {before} → {now}" if before else f"the tables were made, format {now}"
+        return await self._tables.migrate()
 
 
 def _digest(key: str) -> bytes:
