@@ -74,8 +74,8 @@ STORES: dict[str, Callable[[], AbstractContextManager[Open]]] = {
     "sqlite fsync": lambda: files(lambda path: SqliteStore(path, durability="fsync")),
     "redis": redis,
     "redis fsync": lambda: redis("--appendonly", "yes", "--appendfsync", "always"),
-    "postgres": lambda: postgres("-c", "fsync=off"),
-    "postgres fsync": postgres,
+    "postgres": postgres,
+    "postgres fsync": lambda: postgres("--fsync=on"),
 }
 """How to have each store, empty, for a while."""
 
