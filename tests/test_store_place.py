@@ -6,8 +6,12 @@ from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url, parts
+from nanoloop.stores.postgres import PostgresStore
+from nanoloop.stores.redis import RedisStore
+from nanoloop.stores.sqlite import SqliteStore
 
 
 @pytest.mark.parametrize(
@@ -18,6 +22,7 @@ from nanoloop.stores.place import default_url, parts
         ("jsonl:/var/lib/bot", ("jsonl", "/var/lib/bot")),
         ("sqlite:bot.db", ("sqlite", "bot.db")),
         ("redis://localhost", ("redis", "//localhost")),
+        ("redis+cluster://a:1", ("redis+cluster", "//a:1")),
         ("unix:///run/redis.sock", ("unix", "///run/redis.sock")),
         ("postgresql://bot:pw@db/bot", ("postgresql", "//bot:pw@db/bot")),
         ("postgresql:///bot", ("postgresql", "///bot")),
@@ -57,6 +62,11 @@ def test_each_url_opens_its_store(tmp_path):
     opening = Opening(data=tmp_path)
     assert isinstance(opening.open("memory:"), InMemoryStore)
     assert isinstance(opening.open("jsonl:"), JsonlStore)
+    assert isinstance(opening.open("sqlite:"), SqliteStore)
+    assert isinstance(opening.open("redis://localhost"), RedisStore)
+    assert isinstance(opening.open("postgresql:///bot"), PostgresStore)
+    cached = Opening(data=tmp_path, cached_sessions=5)
+    assert isinstance(cached.open("redis://localhost"), LayeredStore)
     assert list(tmp_path.iterdir()) == []  # nothing is touched before it is used
 
 
@@ -64,3 +74,5 @@ def test_files_that_are_there_stay_the_store(tmp_path):
     (tmp_path / "sessions").mkdir()
     (tmp_path / "sessions" / "a.jsonl").touch()
     assert default_url(tmp_path) == "jsonl:"
+    (tmp_path / "sessions.sqlite").touch()
+    assert default_url(tmp_path) == "sqlite:"

@@ -92,6 +92,8 @@ _OPENERS: dict[str, Callable[[Opening, str, str], Store]] = {
     "redis": _redis,
     "rediss": _redis,
     "unix": _redis,
+    "redis+cluster": _redis,
+    "rediss+cluster": _redis,
     "postgresql": _postgres,
     "postgres": _postgres,
 }

@@ -9,7 +9,10 @@ FORMS = "memory:, jsonl:FOLDER, sqlite:FILE, redis://… or postgresql://…"
 FOLDER, FILE = "sessions", "sessions.sqlite"
 """Where `jsonl:` and `sqlite:` keep sessions in the data folder when they name no place."""
 _PATHS = {"jsonl", "sqlite"}
-_SERVERS = {"redis", "rediss", "unix", "postgresql", "postgres"}
+_SERVERS = {
+    *("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"),
+    *("postgresql", "postgres"),
+}
 
 
 def parts(url: str) -> tuple[str, str]:
