@@ -49,7 +49,8 @@ def standing_of(tail: Tail) -> Standing:
     newer = tail.lines[index + 1 :]
     at |= {line.name: line.offset for line in newer if line.kind == SECTION}
     head |= _owed([line.value for line in newer if line.kind == ENTRY])
-    head |= {WAITING: len(line.value) for line in newer if line.name == WAITING}
+    waiting = [line.value for line in newer if line.name == WAITING]
+    head |= {WAITING: len(waiting[-1])} if waiting else {}
     return Standing(
         head=head,
         at=at,
