@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.providers.local import child, room
+from nanoloop.providers.local.families import family_of
 from nanoloop.providers.local.gguf import Gguf, NotGguf
 from nanoloop.providers.local.order import MARK, Order, Report
 
@@ -140,9 +141,9 @@ def test_a_model_too_large_for_the_memory_says_what_it_needs():
 
 
 def test_a_coder_gets_our_template_and_others_keep_their_own():
-    assert '{"name": "' in child._template("Qwen2.5 Coder 1.5B Instruct GGUF")
-    assert child._template("Qwen2.5-Coder-7B") != ""
-    assert child._template("Qwen2.5 1.5B Instruct") == child._template("") == ""
+    for name in ("Qwen2.5 Coder 1.5B Instruct GGUF", "qwen2.5-coder-7b"):
+        assert '{"name": "' in family_of(name).chat_template
+    assert family_of("Qwen2.5 1.5B Instruct").chat_template == family_of("").chat_template == ""
 
 
 def test_orders_and_reports_arrive_as_they_were_sent():

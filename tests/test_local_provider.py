@@ -190,8 +190,8 @@ async def test_a_model_that_can_call_no_tools_is_offered_none():
 
 
 WITH_OUR_TEMPLATE = """
-from nanoloop.providers.local import child
-child.TEMPLATES = {"smollm2": "bare_json.jinja"}
+from nanoloop.providers.local import child, families
+families.FAMILIES = {"smollm2": families.Family(template="bare_json.jinja")}
 child.main()
 """
 CALL = {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"n": 2}'}}

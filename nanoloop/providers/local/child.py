@@ -11,11 +11,11 @@ import os
 import signal
 import sys
 import urllib.request
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from nanoloop.providers.local import room
+from nanoloop.providers.local.families import family_of
 from nanoloop.providers.local.gguf import Gguf, NotGguf
 from nanoloop.providers.local.order import Order, Report
 
@@ -24,8 +24,6 @@ BATCH = 64
 """Tokens read at one go: while a long message is read, those who are being answered wait so long,
 and so does a stop. More is no faster on a processor."""
 ERRORS_ONLY = 1
-TEMPLATES = {"qwen2.5 coder": "bare_json.jinja"}
-"""Models whose own template asks for calls in a form that they don't keep to, by their name."""
 
 
 class CannotRun(Exception):
@@ -69,7 +67,9 @@ def _serve(order: Order) -> tuple[Any, Report]:
     params.cache_ram_mib = room.cache_mib(header, tokens=tokens, parallel=order.parallel, room=free)
     params.port, params.api_keys = 0, [order.key]
     params.ui, params.verbosity = False, ERRORS_ONLY
-    params.chat_template = _template(header.name)
+    family = family_of(header.name)
+    params.chat_template = family.chat_template
+    params.sampling.dry_multiplier = family.repeat_penalty
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:
@@ -103,15 +103,6 @@ def _tokens(header: Gguf, order: Order, free: int) -> int:
             "free: close other programs, or choose a smaller model"
         )
     return tokens
-
-
-def _template(name: str) -> str:
-    """The template of ours for such a model; of most the embedded one is the right one."""
-    plain = name.lower().replace("-", " ")
-    for family, template in TEMPLATES.items():
-        if family in plain:
-            return (files("nanoloop.providers.local") / "templates" / template).read_text()
-    return ""
 
 
 def _report(address: str, key: str) -> Report:

@@ -21,6 +21,8 @@ from nanoloop.providers.local.server import ModelEnded, ModelServer
 ENDS_IN_A_ROW = 3
 """So often its process may end without an answer between; then it is left alone for a while."""
 REST_SECONDS = 60
+ANSWER_TOKENS = 1024
+"""A small model that says the same over and over would go on to the end of its context."""
 
 
 class LocalProvider:
@@ -51,7 +53,7 @@ class LocalProvider:
             key=secrets.token_hex(),
         )
         client = {
-            "options": {"return_progress": True, **(options or {})},
+            "options": {"return_progress": True, "max_tokens": ANSWER_TOKENS, **(options or {})},
             "first_token_timeout_seconds": call_timeout_seconds,
             "call_timeout_seconds": call_timeout_seconds,
         }
