@@ -6,10 +6,12 @@ import anyio
 import asyncpg
 import pytest
 from anyio.to_thread import run_sync
+from asyncpg import exceptions as errors
 
 from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.postgres import PostgresStore, connections
+from nanoloop.stores.postgres.failures import failure
 from tests.servers.proxy import faulty
 from tests.test_loop import put, running
 
@@ -270,6 +272,26 @@ class TestRefused:
             with pytest.raises(StoreError) as told:
                 await store.create(id="s")
         assert "hunter2" not in f"{told.value}{told.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (errors.InvalidSQLStatementNameError, "max_prepared_statements"),
+        (errors.OutOfMemoryError, "out of memory"),
+        (errors.ConfigurationLimitExceededError, "not enough resources"),
+        (errors.ReadOnlySQLTransactionError, "its primary"),
+        (errors.CannotConnectNowError, "in a moment"),
+        (errors.DeadlockDetectedError, "try again"),
+        (errors.ProgramLimitExceededError, "so large"),
+        (errors.DivisionByZeroError, "DivisionByZeroError, 22012"),
+    ],
+)
+def test_each_refusal_says_what_to_do_and_nobodys_words(error, advice):
+    told = str(failure(error("secret words"), "postgresql://u:hunter2@h/db?password=x", 10))
+    assert advice in told
+    assert "postgresql://u@h/db" in told
+    assert not any(word in told for word in ("secret", "hunter2", "password=x"))
 
 
 async def test_a_turn_that_loses_its_server_is_told_and_the_chat_goes_on(

@@ -19,6 +19,11 @@ Work = Callable[[Connection], Awaitable[T]]
 PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Between tries; a server that is restarted is mostly back by then."""
 _CLOSE_SECONDS = 2.0
+_OURS = """
+SELECT set_config('statement_timeout', $1, false), set_config(
+    'application_name', coalesce(nullif(current_setting('application_name'), ''), 'nanoloop'), false
+)
+"""
 
 
 class Connections:
@@ -86,8 +91,7 @@ class Connections:
         connection = await self._opened()
         try:
             # On the server too: what nobody waits for any more must not wait for a lock for ever.
-            limit = f"SET statement_timeout = {round(self._timeout * 1000)}"
-            await connection.execute(f"SET application_name = 'nanoloop'; {limit}")
+            await connection.execute(_OURS, f"{round(self._timeout * 1000)}ms")
             await self._prepare(connection)
         except BaseException:
             connection.terminate()

@@ -17,8 +17,14 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _SETTING = "store.url (NANOLOOP_STORE__URL)"
+_POOLER = (
+    "a pooler before {where} mixes prepared statements up: let it pool sessions, or set "
+    "max_prepared_statements (PgBouncer 1.21 or newer)"
+)
 _STATES: Mapping[str, str] = {
     "08": "the connection to {where} broke: is the server up? try again",
+    "26": _POOLER,
+    "42P05": _POOLER,
     "28": "{where} refused the user or the password: correct them in {setting}",
     "3D": "{where} is no database of that server: make it with createdb, or correct {setting}",
     "3F": "{where} has no such schema: run `nanoloop store migrate`",
