@@ -15,7 +15,7 @@ from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
 ASKED = {"X-Nanoloop": "1"}
-TOKEN = "a-token-of-alice-24-signs"  # noqa: S105 - a made-up one
+TOKEN = "a-token-of-alice-24-signs"
 OTHER = "a-token-of-bob-that-is-long"
 TOKENS = {"alice": {"token": TOKEN}, "bob": {"token": OTHER}}
 

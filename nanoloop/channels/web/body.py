@@ -8,8 +8,6 @@ from starlette.requests import Request
 from nanoloop.channels.web.number import number_in
 from nanoloop.channels.web.refusal import Refusal
 
-_CLOSE = {"Connection": "close"}
-
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """All of it; raises a refusal where it is too large or too slow."""
@@ -21,7 +19,8 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
         with anyio.fail_after(seconds):
             return await _read(request, limit)
     except TimeoutError:
-        raise Refusal(408, "the request took too long to arrive", headers=_CLOSE) from None
+        closing = {"Connection": "close"}
+        raise Refusal(408, "the request took too long to arrive", headers=closing) from None
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -34,5 +33,5 @@ async def _read(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> Refusal:
-    # What still comes is not read: the connection is of no more use.
-    return Refusal(413, f"that is more than {limit} bytes: send less", headers=_CLOSE)
+    # The connection stays open: what still comes is thrown away, so that the client hears of this.
+    return Refusal(413, f"that is more than {limit} bytes: send less")

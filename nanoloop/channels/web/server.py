@@ -14,6 +14,7 @@ import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
+from nanoloop.channels.web.protocol import protocol
 from nanoloop.errors import SettingsError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -78,6 +79,7 @@ class Server:
         """`at_end` ends what would never end by itself."""
         config = uvicorn.Config(
             app,
+            http=protocol(),
             lifespan="off",
             ws="none",
             log_config=None,

@@ -1,0 +1,143 @@
+"""Files over the web: taken in by what they are, given out so that no browser runs them."""
+
+import base64
+
+import pytest
+from cryptography.fernet import Fernet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanoloop.channels.web.attachments import mime_type_of
+from nanoloop.channels.web.uploads import _safe_name
+from nanoloop.errors import BadAnswer
+from nanoloop.providers.scripted import ScriptedProvider
+from tests.web_server import OTHER, TOKENS, bearer, serving
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(32))
+
+
+@pytest.fixture
+async def web(tmp_path):
+    async with serving(tmp_path) as web:
+        yield web
+
+
+async def uploaded(web, data, name="a.png", **more):
+    given = {"X-Name": name, **more}
+    return await web.call("POST", "/api/attachments", status=201, content=data, headers=given)
+
+
+async def answered(web, session, attachment):
+    async with web.reading(session) as reader:
+        await web.say(session, "look", attachments=[attachment["id"]])
+        return await reader.until("answer")
+
+
+async def test_a_file_comes_back_as_it_was_and_is_never_run(web):
+    kept = await uploaded(web, PNG, "caf%C3%A9.png")
+    assert (kept["kind"], kept["name"], kept["mime_type"]) == ("image", "café.png", "image/png")
+    response = await web.client.get(kept["url"])
+    assert response.content == PNG
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in response.headers["content-security-policy"]
+
+
+async def test_a_text_is_for_saving_whatever_it_says_it_is(web):
+    kept = await uploaded(
+        web, b"<script>alert(1)</script>", "../../x.html", **{"Content-Type": "text/html"}
+    )
+    response = await web.client.get(kept["url"])
+    assert response.headers["content-type"].startswith("text/plain")
+    assert response.headers["content-disposition"] == "attachment; filename*=UTF-8''x.html"
+
+
+async def test_the_model_sees_an_image_and_the_log_only_names_it(web, tmp_path):
+    session = await web.begin()
+    await answered(web, session, await uploaded(web, PNG))
+    said = web.provider.calls[-1].messages[-1]["content"]
+    data = base64.b64encode(PNG).decode()
+    assert said[1]["image_url"]["url"] == f"data:image/png;base64,{data}"
+    assert data not in "".join(f.read_text() for f in tmp_path.glob("sessions/*.jsonl"))
+    shown = (await web.messages(session))[0]
+    assert (shown["text"], shown["attachments"][0]["name"]) == ("look", "a.png")
+
+
+async def test_a_model_that_takes_no_images_answers_without_them(tmp_path):
+    def blind(messages, _tools, _model):
+        return BadAnswer("no images") if "data:image" in str(messages) else "I see nothing."
+
+    async with serving(tmp_path, provider=ScriptedProvider(otherwise=blind)) as web:
+        session = await web.begin()
+        events = await answered(web, session, await uploaded(web, PNG))
+        assert events[-1].data["text"] == "I see nothing."
+        await web.answered(session, "and now?")
+    assert web.provider.count == 3  # it is not tried again
+
+
+async def test_the_model_reads_a_text_up_to_a_limit_and_the_page_shows_its_name(web):
+    session = await web.begin()
+    await answered(web, session, await uploaded(web, b"tea " * 10_000, "notes.txt"))
+    said = web.provider.calls[-1].messages[-1]["content"]
+    assert said[1]["text"].startswith("[file: notes.txt, text/plain, 40000 bytes]\ntea tea")
+    assert said[1]["text"].endswith("[… 20000 characters left out]")
+    shown = (await web.messages(session))[0]
+    assert shown["text"] == "look"
+    assert shown["attachments"] == [
+        {**shown["attachments"][0], "kind": "file", "name": "notes.txt", "size": 40_000}
+    ]
+
+
+async def test_a_question_with_a_file_can_be_asked_again(web):
+    session = await web.begin()
+    await web.answered(session, "first")
+    await answered(web, session, await uploaded(web, PNG))
+    async with web.reading(session) as reader:
+        await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={"text": "again"})
+        await reader.until("answer")
+    shown = (await web.messages(session))[2]
+    assert (shown["text"], len(shown["attachments"])) == ("again", 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF\x00\x01", b"%PDF-1.7\x00", b"\xff\xfe\x00a"])
+async def test_other_files_are_refused(web, data):
+    refused = await web.call("POST", "/api/attachments", status=415, content=data)
+    assert "send an image" in refused["error"]["message"]
+
+
+async def test_nobody_gets_anothers_file(tmp_path):
+    async with serving(tmp_path, tokens=TOKENS) as web:
+        kept = await uploaded(web, PNG, **bearer())
+        await web.call("GET", kept["url"], status=404, headers=bearer(OTHER))
+        mine = await uploaded(web, PNG, **bearer(OTHER))
+        assert mine["id"] != kept["id"]
+
+
+async def test_all_files_together_have_a_limit(tmp_path):
+    async with serving(tmp_path, uploads_bytes=1000) as web:
+        await uploaded(web, b"x" * 600)
+        await uploaded(web, b"x" * 600)  # the same one
+        await web.call("POST", "/api/attachments", status=413, content=b"y" * 600)
+
+
+async def test_files_are_sealed_where_sessions_are(tmp_path):
+    store = {"encryption_key": Fernet.generate_key().decode()}
+    async with serving(tmp_path, settings={"store": store}) as web:
+        kept = await uploaded(web, b"a secret recipe")
+        assert (await web.client.get(kept["url"])).content == b"a secret recipe"
+        files = list(tmp_path.glob("attachments/*"))
+        assert files
+        assert not any(b"recipe" in file.read_bytes() for file in files)
+
+
+@given(st.binary(max_size=200))
+def test_what_is_taken_for_text_is_text(data):
+    if mime_type_of(data) == "text/plain":
+        data.decode("utf-8")
+
+
+@given(st.text(max_size=300))
+def test_a_name_is_one_part_of_a_path_and_prints(name):
+    safe = _safe_name(name)
+    assert 0 < len(safe) <= 120
+    assert not set(safe) & {"/", "\\"}
+    assert safe.isprintable()
