@@ -440,12 +440,21 @@ class PairingApproved(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HearingFailed(Event):
+    """A bug in taking a message in: it is not answered, the others are."""
+
+    level: ClassVar[Level] = "error"
+    channel: str
+    chat: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileLeftOut(Event):
     """A file that came with a message was not kept; the model is told that there was one."""
 
     level: ClassVar[Level] = "warning"
     channel: str
-    chat: str
     reason: str
 
 

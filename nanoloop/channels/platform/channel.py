@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol
 
 import anyio
+from anyio.abc import TaskGroup
 
-from nanoloop.channels.platform.platform import File, Platform
+from nanoloop.channels.platform.connection import Connection, State
+from nanoloop.channels.platform.door import Door
+from nanoloop.channels.platform.drafts import Drafts
+from nanoloop.channels.platform.files import Files, Keep, Transcribe
+from nanoloop.channels.platform.intake import Intake
+from nanoloop.channels.platform.pairing import Pairing
+from nanoloop.channels.platform.platform import Platform
+from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.platform.typist import Typist
 from nanoloop.events import Announce, TextStreamed, silent
-from nanoloop.messages import Attachment, Outbound
+from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
-
-
-class Keep(Protocol):
-    """Keeps a file that came with a message."""
-
-    async def __call__(self, file: File, data: bytes) -> Attachment:
-        """The attachment that stands for it, durable when this returns."""
-        ...
-
-
-Transcribe = Callable[[File, bytes], Awaitable[str | None]]
-"""What is said in a voice note; None where it can't be told."""
 
 
 class PlatformChannel:
@@ -45,16 +41,34 @@ class PlatformChannel:
         announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """With a `folder` pairings and half-sent answers outlast the process."""
+        """With a `folder`, the data folder, pairings and half-sent answers outlast the process."""
         self.platform = platform
         self.name = platform.name
         self.rules = rules or Rules()
-        self._folder = folder
+        """May be set anew while it runs."""
+        self._connection = Connection(platform, announce=announce, sleep=sleep)
+        file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
+        self._drafts = Drafts(platform, connection=self._connection, progress=Progress(file))
+        self._typist = Typist(platform)
+        self._pairing = Pairing(folder)
+        self._door = Door(
+            self.name, rules=lambda: self.rules, pairing=self._pairing, announce=announce
+        )
+        self._files = Files(
+            channel=self.name,
+            limit_bytes=platform.limits.file_bytes,
+            keep=keep,
+            transcribe=transcribe,
+            announce=announce,
+        )
         self._agent = agent
-        self._keep = keep
-        self._transcribe = transcribe
         self._announce = announce
-        self._sleep = sleep
+        self._group: TaskGroup | None = None
+
+    @property
+    def state(self) -> State:
+        """How its connection stands."""
+        return self._connection.state
 
     @property
     def streams(self) -> bool:
@@ -63,8 +77,38 @@ class PlatformChannel:
 
     async def run(self, bus: Bus) -> None:
         """Serve the platform until cancelled, or until it refuses the bot for good."""
-        raise NotImplementedError
+        self._door.announce_closed()
+        try:
+            async with anyio.create_task_group() as self._group, self._intake(bus) as intake:
+                await self._connection.keep(intake.hear)
+                self._group.cancel_scope.cancel()
+        finally:
+            self._group = None
+            self._pairing.close()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Bring one item to its chat; raises `SendLater` where it is worth another try."""
-        raise NotImplementedError
+        if isinstance(item, TextStreamed):
+            if self._group is not None:
+                self._drafts.grow(item, self._group)
+            return
+        self._typist.stop(item.chat, item.reply_to)
+        await self._drafts.finish(item)
+
+    def _intake(self, bus: Bus) -> Intake:
+        return Intake(
+            self.name,
+            bus=bus,
+            rules=lambda: self.rules,
+            agent=self._agent,
+            door=self._door,
+            drafts=self._drafts,
+            files=self._files,
+            waits=self._wait_for,
+            announce=self._announce,
+        )
+
+    def _wait_for(self, chat: str, question: str) -> None:
+        """Show that an answer to this is on its way."""
+        if self._group is not None:
+            self._typist.start(chat, question, self._group)

@@ -135,10 +135,10 @@ class Text:
 class Platform(Protocol):
     """A chat platform. `PlatformChannel` makes a channel of it.
 
-    `post`, `edit`, `remove`, `typing` and `upload` are called only while connected, for one chat
-    one at a time. Besides what `errors.py` names they may raise anything: the text is then given
-    up. A network that fails and a rate limit are `SendLater`, with the platform's retry-after as
-    its `seconds`.
+    `post`, `edit`, `remove`, `typing` and `upload` are called only after `connected()`, side by
+    side for different answers, in order for the parts of one. Besides what `errors.py` names they
+    may raise anything: the text is then given up. A network that fails and a rate limit are
+    `SendLater`, with the platform's retry-after as its `seconds`.
     """
 
     @property
