@@ -12,6 +12,7 @@ from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
 from nanoloop.errors import StoreError
+from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sqlite.opening import Opening
 
 READERS = 8
@@ -25,10 +26,13 @@ Work = Callable[Concatenate[sqlite3.Connection, P], T]
 class SessionFile:
     """Opened when it is needed, made when something is written."""
 
-    def __init__(self, opening: Opening, *, read_only: bool) -> None:
+    def __init__(
+        self, opening: Opening, *, read_only: bool = False, lock: ProcessLock | None = None
+    ) -> None:
         self.opening = opening
         self.path = opening.path
         self._read_only = read_only
+        self._lock = lock
         self._writing = Lock()
         self._writer: sqlite3.Connection | None = None
         self._inode = 0
@@ -43,6 +47,8 @@ class SessionFile:
         if self._read_only:
             raise StoreError(f"{self.path} is open for reading only: nothing was written")
         with self._writing:
+            if self._lock is not None:
+                self._lock.take()
             connection = self._opened()
             try:
                 return work(connection, *args, **kwargs)
@@ -140,10 +146,12 @@ class SessionFile:
 
     # The end
 
-    def close(self) -> None:
-        """Let go of the connections that nobody uses."""
+    def let_go(self) -> None:
+        """Close the connections that nobody uses, and let others own the file."""
         with self._writing:
             self._close()
+            if self._lock is not None:
+                self._lock.release()
 
     def _close(self) -> None:
         with self._pooling:

@@ -61,6 +61,9 @@ _FIRST = (
 UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST,)
 """What brings a file from each format to the next; format 0 has nothing in it."""
 
+_WHOLE = "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
+_PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
+
 
 def upgrade(connection: sqlite3.Connection, name: str) -> None:
     """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
@@ -97,12 +100,18 @@ def _format(connection: sqlite3.Connection) -> int:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside, or nothing; no other process writes meanwhile."""
-    connection.execute("BEGIN IMMEDIATE")
+    """All that is written inside, or nothing; no other process writes meanwhile.
+
+    Inside another it is a part of that one, which can fail alone.
+    """
+    is_part = connection.in_transaction
+    begin, end, undo = _PART if is_part else _WHOLE
+    connection.execute(begin)
     try:
         yield
-        connection.execute("COMMIT")
+        connection.execute(end)
     except BaseException:
         if connection.in_transaction:  # a full disk has ended it already
-            connection.execute("ROLLBACK")
+            for statement in undo:
+                connection.execute(statement)
         raise

@@ -25,6 +25,7 @@ from nanoloop.stores.sqlite import reading, writing
 from nanoloop.stores.sqlite.damage import primary_code
 from nanoloop.stores.sqlite.file import SessionFile
 from nanoloop.stores.sqlite.opening import Opening
+from nanoloop.stores.sqlite.queue import Write, WriteQueue
 from nanoloop.stores.store import DatabaseStore
 
 Durability = Literal["flush", "fsync"]
@@ -49,12 +50,12 @@ T = TypeVar("T")
 class _Sqlite:
     """One file; other processes may have it open too."""
 
-    def __init__(self, file: SessionFile, *, lock: ProcessLock | None, announce: Announce) -> None:
+    def __init__(self, file: SessionFile, *, announce: Announce) -> None:
         self._file = file
-        self._lock = lock
         self._announce = announce
         # A thread of its own: no number of long reads keeps a save waiting for one.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
+        self._queue = WriteQueue(file)
 
     # Sessions
 
@@ -115,24 +116,19 @@ class _Sqlite:
     # Threads
 
     async def close(self) -> None:
-        await self._on_writer(self._let_go)
+        await self._on_writer(self._file.let_go)
         self._writer.shutdown(wait=False)
-
-    def _let_go(self) -> None:
-        self._file.close()
-        if self._lock is not None:
-            self._lock.release()
 
     async def _read(self, work: Callable[..., T], *args: Any) -> T:
         return await self._in_thread(self._file.read, work, *args)
 
     async def _write(self, work: Callable[..., T], *args: Any) -> T:
-        return await self._on_writer(self._owned, work, *args)
+        write = self._queue.put(lambda connection: work(connection, *args))
+        return await self._on_writer(self._written, write)
 
-    def _owned(self, work: Callable[..., T], *args: Any) -> T:
-        if self._lock is not None:
-            self._lock.take()
-        return self._file.write(work, *args)
+    def _written(self, write: Write) -> Any:
+        self._queue.work_off()
+        return write.outcome
 
     async def _on_writer(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return await self._in_thread(work, *args, executor=self._writer, **kwargs)
@@ -185,6 +181,6 @@ class SqliteStore(DatabaseStore):
             path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
         )
         lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
-        file = SessionFile(opening, read_only=read_only)
-        database = _Sqlite(file, lock=lock if exclusive else None, announce=announce)
+        file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
+        database = _Sqlite(file, announce=announce)
         super().__init__(database, clock=clock, seal=seal)
