@@ -2,6 +2,7 @@ import os
 import struct
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -144,6 +145,14 @@ def test_a_coder_gets_our_template_and_others_keep_their_own():
     for name in ("Qwen2.5 Coder 1.5B Instruct GGUF", "qwen2.5-coder-7b"):
         assert '{"name": "' in family_of(name).chat_template
     assert family_of("Qwen2.5 1.5B Instruct").chat_template == family_of("").chat_template == ""
+
+
+def test_only_a_graphics_card_reads_much_at_one_go():
+    def device(name):
+        return {"type": SimpleNamespace(name=f"GGML_BACKEND_DEVICE_TYPE_{name}")}
+
+    assert child._batch([device("CPU"), device("ACCEL")]) == child.BATCH
+    assert child._batch([device("CPU"), device("IGPU")]) == child.GRAPHICS_BATCH
 
 
 def test_orders_and_reports_arrive_as_they_were_sent():

@@ -233,6 +233,21 @@ async def test_killed_in_the_middle_of_an_answer_it_says_so():
             )
 
 
+async def test_an_end_counts_once_however_many_were_being_answered():
+    begun = {"a": anyio.Event(), "b": anyio.Event()}
+
+    async def ask(name):
+        with pytest.raises(ProviderError, match="SIGKILL"):
+            await provider.chat(messages=said(name), on_text=lambda _: begun[name].set())
+
+    async with opened(options=LONG) as provider, anyio.create_task_group() as group:
+        for name, event in begun.items():
+            group.start_soon(ask, name)
+            await event.wait()
+        os.kill(provider.pid, signal.SIGKILL)
+    assert provider._ends == 1
+
+
 async def test_a_process_that_ends_again_and_again_is_left_alone_for_a_while():
     async with opened() as provider:
         provider._ends, provider._rests_until = 3, float("inf")

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import urllib.request
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from nanoloop.providers.local.gguf import Gguf, NotGguf
 from nanoloop.providers.local.order import Order, Report
 
 PR_SET_PDEATHSIG = 1
-BATCH = 64
+BATCH, GRAPHICS_BATCH = 64, 512
 """Tokens read at one go: while a long message is read, those who are being answered wait so long,
-and so does a stop. More is no faster on a processor."""
+and so does a stop. More is no faster on a processor, and much faster on a graphics card."""
 ERRORS_ONLY = 1
 
 
@@ -62,7 +63,7 @@ def _serve(order: Order) -> tuple[Any, Report]:
     params.model.path = order.path
     params.model_alias = {order.model}
     params.n_ctx, params.n_parallel = tokens * order.parallel, order.parallel
-    params.n_batch = params.n_ubatch = BATCH
+    params.n_batch = params.n_ubatch = _batch(xllamacpp.get_device_info())
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = order.threads
     params.cache_ram_mib = room.cache_mib(header, tokens=tokens, parallel=order.parallel, room=free)
     params.port, params.api_keys = 0, [order.key]
@@ -77,6 +78,11 @@ def _serve(order: Order) -> tuple[Any, Report]:
             f"{order.path} can't be run: get the file again, or choose another model"
         ) from None
     return server, _report(server.listening_address, order.key)
+
+
+def _batch(devices: Iterable[Mapping[str, Any]]) -> int:
+    has_graphics = any(device["type"].name.endswith("GPU") for device in devices)
+    return GRAPHICS_BATCH if has_graphics else BATCH
 
 
 def _header(path: str) -> Gguf:

@@ -18,6 +18,9 @@ from nanoloop.providers.local.line import Line
 from nanoloop.providers.local.order import Order, Report
 from nanoloop.providers.local.server import ModelEnded, ModelServer
 
+Said = Sequence[ChatMessage]
+Tools = Sequence[ToolSpec] | None
+
 ENDS_IN_A_ROW = 3
 """So often its process may end without an answer between; then it is left alone for a while."""
 REST_SECONDS = 60
@@ -70,8 +73,8 @@ class LocalProvider:
     async def chat(
         self,
         *,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None = None,
+        messages: Said,
+        tools: Tools = None,
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
@@ -89,11 +92,7 @@ class LocalProvider:
         return _Background(self)
 
     async def chat_in_gaps(
-        self,
-        *,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None = None,
-        model: str | None = None,
+        self, *, messages: Said, tools: Tools = None, model: str | None = None
     ) -> Reply:
         """As `chat`, while no turn is about; broken off for one, and begun again after it."""
         self._check_model(model)
@@ -119,12 +118,7 @@ class LocalProvider:
                 f"{model!r} is not here, only {self._model!r}: leave out the other model's name"
             )
 
-    async def _ask(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None,
-        on_text: OnText | None,
-    ) -> Reply:
+    async def _ask(self, messages: Said, tools: Tools, on_text: OnText | None) -> Reply:
         has_spoken = False
 
         def hear(piece: str) -> None:
@@ -141,20 +135,22 @@ class LocalProvider:
                 raise
         return await ask()
 
-    async def _ask_once(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None,
-        on_text: OnText | None,
-    ) -> Reply:
+    async def _ask_once(self, messages: Said, tools: Tools, on_text: OnText | None) -> Reply:
+        server = self._running()
         try:
-            reply = await self._running().chat(messages=messages, tools=tools, on_text=on_text)
+            reply = await server.chat(messages=messages, tools=tools, on_text=on_text)
         except ModelEnded:
-            self._ends += 1
-            self._rests_until = time.monotonic() + REST_SECONDS
+            self._note_end(server)
             raise
         self._ends = 0
         return reply
+
+    def _note_end(self, server: ModelServer) -> None:
+        with self._guard:
+            if self._server is server:  # of all who were waiting for it, one is the first
+                self._server = None
+                self._ends += 1
+                self._rests_until = time.monotonic() + REST_SECONDS
 
     def _running(self) -> ModelServer:
         with self._guard:
@@ -182,8 +178,8 @@ class _Background:
     async def chat(
         self,
         *,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] | None = None,
+        messages: Said,
+        tools: Tools = None,
         model: str | None = None,
         on_text: OnText | None = None,  # noqa: ARG002 - what may be broken off is not shown
     ) -> Reply:

@@ -65,7 +65,8 @@ class ModelServer:
         # that nobody waits for the answer any more.
         hear = on_text or _nobody
         try:
-            return await self._client.chat(messages=messages, tools=may_call, on_text=hear)
+            if not self.process.has_ended:
+                return await self._client.chat(messages=messages, tools=may_call, on_text=hear)
         except NoConnection:
             # It also leaves a connection now and then that was to be used again.
             if await self._answers(report, "/health"):
