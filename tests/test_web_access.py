@@ -179,6 +179,7 @@ async def test_a_token_without_a_name_or_a_secret_is_no_token(tmp_path, tokens):
 
 
 async def test_an_address_that_is_taken_is_said_in_a_sentence(web, tmp_path):
+    await web.call("GET", "/healthz", status=200)
     port = web.client.base_url.port
     settings = Settings(data=tmp_path / "other", channels={"web": {"port": port}})
     other = make_web(settings, App.of(settings, provider=ScriptedProvider()))

@@ -48,8 +48,6 @@ class Gate:
         except Exception as error:  # noqa: BLE001 - a bug in one request must not stop the others
             failed, where = type(error).__name__, place_of(error)
             self._announce(RequestFailed(path=_path(scope), error=failed, where=where))
-            if served.status == 0:
-                await error_response(500, "something went wrong here")(scope, receive, served)
         finally:
             self._announce(
                 RequestServed(

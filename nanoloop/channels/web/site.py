@@ -44,7 +44,7 @@ def make_site(desk: Desk) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[_cors(desk)] if desk.origins else [],
-        exception_handlers={HTTPException: _refused},
+        exception_handlers={HTTPException: _refused, Exception: _failed},
     )
 
 
@@ -71,7 +71,13 @@ async def _page(_: Request) -> Response:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - it is called for these only
     says = {404: "there is nothing here", 405: "that is not how to ask for it"}
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return error_response(status, says.get(status, "that can't be served"), headers=headers)
+    sentence = says.get(error.status_code, "that can't be served")
+    return error_response(error.status_code, sentence, headers=error.headers)
+
+
+async def _failed(_: Request, __: Exception) -> Response:
+    """A bug, which says nothing of itself to who called."""
+    return error_response(500, "something went wrong here")
