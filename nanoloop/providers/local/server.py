@@ -46,7 +46,7 @@ class ModelServer:
         await self.kill()
         raise ProviderTimeout(
             f"{self._order.model} was not loaded after {self._start_timeout_seconds:g} seconds: "
-            "choose a smaller model, or raise local.start_timeout_seconds"
+            "try again when the machine has less to do, or choose a smaller model"
         )
 
     async def chat(
