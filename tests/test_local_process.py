@@ -9,6 +9,7 @@ import pytest
 from anyio import to_thread
 
 from nanoloop.errors import ProviderError, SettingsError
+from nanoloop.providers.local import process as process_module
 from nanoloop.providers.local import server as server_module
 from nanoloop.providers.local.provider import LocalProvider
 from tests.local_model import FETCHING_SECONDS, LONG, model_file, opened, said, until
@@ -62,6 +63,32 @@ async def test_an_end_counts_once_however_many_were_being_answered():
             await event.wait()
         os.kill(provider.pid, signal.SIGKILL)
     assert provider._ends == 1
+
+
+def runs(monkeypatch, *command):
+    monkeypatch.setattr(process_module, "COMMAND", command)
+
+
+async def test_one_that_breaks_down_while_it_loads_says_how_with_its_last_words(monkeypatch):
+    runs(monkeypatch, sys.executable, "-c", "print('bad news', flush=1); import os; os.abort()")
+    async with opened() as provider:
+        with pytest.raises(ProviderError, match=r"tiny .* was killed \(SIGABRT\) \(bad news\)"):
+            await provider.ready()
+
+
+async def test_one_that_can_not_be_started_says_so(monkeypatch):
+    runs(monkeypatch, "/none")
+    async with opened() as provider:
+        with pytest.raises(ProviderError, match="can't be started"):
+            await provider.ready()
+
+
+async def test_one_that_takes_too_long_to_load_is_ended(monkeypatch):
+    runs(monkeypatch, sys.executable, "-c", "import sys; sys.stdin.read()")
+    async with opened(start_timeout_seconds=0.2) as provider:
+        with pytest.raises(ProviderError, match=r"was not loaded after 0.2 seconds"):
+            await provider.ready()
+        assert provider.pid is None
 
 
 async def test_a_process_that_ends_again_and_again_is_left_alone_for_a_while():
