@@ -5,8 +5,7 @@
 
 import { at, get, post } from "./api.js";
 import { trying } from "./dialog.js";
-import { byId, el, iconButton } from "./element.js";
-import { icon } from "./icons.js";
+import { button, byId, el, iconButton, on } from "./element.js";
 import { Live } from "./live.js";
 import { Log } from "./log.js";
 import { noticeItem, userItem } from "./message.js";
@@ -15,278 +14,267 @@ import { Follower } from "./scroll.js";
 import { Stream } from "./stream.js";
 
 const ANNOUNCED = 1500;
+const AGAIN_MS = 2000;
 
 export class Chat {
-  #stream = null;
-  #now = Promise.resolve(); // the look at the log that goes on
-  #next = null; // and the one after it
-  #pending = new Map(); // message id → { item, message }, until the log has it
-  #isPaging = false;
+	#stream = null;
+	#now = Promise.resolve(); // the look at the log that goes on
+	#next = null; // and the one after it
+	#pending = new Map(); // message id → { item, message }, until the log has it
+	#isPaging = false;
 
-  /** Tells `on` of: session, sessions, memory, shown, moved, gone, state, busy, edit. */
-  constructor(on) {
-    this.on = on;
-    this.id = null;
-    this.isBusy = false;
-    this.log = new Log(byId("log"));
-    this.tail = byId("tail");
-    this.follower = new Follower(byId("scroller"), () => this.#older());
-    this.live = new Live(this.tail, () => this.follower.keepUp());
-  }
+	/** Tells `acts` of: session, sessions, memory, shown, moved, gone, state, busy, edit. */
+	constructor(acts) {
+		this.acts = acts;
+		this.id = null;
+		this.isBusy = false;
+		this.log = new Log(byId("log"));
+		this.tail = byId("tail");
+		this.follower = new Follower(byId("scroller"), () => this.#older());
+		on("older", "click", () => this.#older());
+		this.live = new Live(this.tail, () => this.follower.keepUp());
+	}
 
-  /** Show this session, or none. */
-  open(id) {
-    this.#stream?.close();
-    this.id = id;
-    this.log.clear();
-    this.live.clear();
-    this.tail.replaceChildren();
-    this.#pending.clear();
-    this.#setBusy(false);
-    this.follower.toEnd();
-    this.#now = Promise.resolve();
-    const path = id ? at(id, "/events?list=1") : "api/events";
-    const heard = (name, data) => this.id === id && this.#hear(name, data);
-    this.#stream = new Stream(path, heard, (state) => this.#streamIs(state, id));
-    if (id) outbox.waitingIn(id).forEach((message) => this.#showPending(message));
-  }
+	/** Show this session, or none. */
+	open(id) {
+		this.#stream?.close();
+		this.id = id;
+		this.log.clear();
+		this.live.clear();
+		this.tail.replaceChildren();
+		this.#pending.clear();
+		this.#setBusy(false);
+		this.follower.toEnd();
+		this.#now = Promise.resolve();
+		const path = id ? at(id, "/events?list=1") : "api/events";
+		const heard = (name, data) => this.id === id && this.#hear(name, data);
+		this.#stream = new Stream(path, heard, (state) => this.#streamIs(state, id));
+		if (id) outbox.waitingIn(id).forEach((message) => this.#showPending(message));
+	}
 
-  reconnect() {
-    this.#stream?.retry();
-  }
+	reconnect() {
+		this.#stream?.retry();
+	}
 
-  #streamIs(state, id) {
-    this.on.state(state);
-    if (state === "lost" && id) this.#refresh();
-  }
+	#streamIs(state, id) {
+		this.acts.state(state);
+		if (state === "lost" && id) this.#refresh();
+	}
 
-  /** How the session is called, who answers in it, and whether it is there at all. */
-  async #refresh() {
-    const { id } = this;
-    try {
-      const session = await get(at(id));
-      if (this.id === id) this.on.session(session);
-    } catch (error) {
-      if (error.status === 404 && this.id === id) this.on.gone();
-    }
-  }
+	/** How the session is called, who answers in it, and whether it is there at all. */
+	async #refresh() {
+		const { id } = this;
+		try {
+			const session = await get(at(id));
+			if (this.id === id) this.acts.session(session);
+		} catch (error) {
+			if (error.status === 404 && this.id === id) this.acts.gone();
+		}
+	}
 
-  #hear(name, data) {
-    this[`heard_${name}`]?.(data);
-  }
+	/** What has no hearer of its own means: look. */
+	#hear(name, data) {
+		if (this[`heard_${name}`]) this[`heard_${name}`](data);
+		else this.#look();
+	}
 
-  async heard_hello({ busy, text, message_id: messageId, waiting }) {
-    this.on.sessions();
-    if (!this.id) return;
-    this.#refresh();
-    this.#setBusy(busy);
-    this.live.set(text, messageId);
-    this.on.memory();
-    await this.#look();
-    const unconfirmed = outbox.waitingIn(this.id);
-    if (!busy && !waiting) this.#dropAllBut(unconfirmed.map(({ id }) => id));
-    unconfirmed.forEach((message) => this.#deliver(message));
-  }
+	async heard_hello({ busy, text, message_id: messageId, waiting }) {
+		this.acts.sessions();
+		if (!this.id) return;
+		this.#refresh();
+		this.#setBusy(busy);
+		this.live.set(text, messageId);
+		this.acts.memory();
+		await this.#look();
+		const unconfirmed = outbox.waitingIn(this.id);
+		const isUnconfirmed = (id) => unconfirmed.some((message) => message.id === id);
+		if (!busy && !waiting) this.#discard([...this.#pending.keys()].filter((id) => !isUnconfirmed(id)));
+		unconfirmed.forEach((message) => this.#deliver(message));
+	}
 
-  heard_reset() {
-    this.#look();
-  }
+	heard_accepted({ message_id: id, text, attachments }) {
+		if (!this.#pending.has(id)) this.#showPending({ id, text, attachments });
+		this.#mark(id, null);
+		this.#look();
+	}
 
-  heard_undone() {
-    this.#look();
-  }
+	heard_text(data) {
+		if (!this.live.add(data)) this.#stream.again(); // a piece is missing: `hello` has them all
+	}
 
-  heard_accepted({ message_id: id, text, attachments }) {
-    if (!this.#pending.has(id)) this.#showPending({ id, text, attachments });
-    this.#mark(id, null);
-    this.#look();
-  }
+	heard_turn({ state }) {
+		this.#setBusy(state === "started");
+		this.#look();
+	}
 
-  heard_text(data) {
-    if (!this.live.add(data)) this.#stream.again(); // a piece is missing: `hello` has them all
-  }
+	async heard_answer({ message_id: id, text, kind }) {
+		outbox.forget([id]);
+		await this.#look();
+		this.acts.memory();
+		const answer = this.log.list.querySelector(":scope > .answer:last-child .prose");
+		byId("announcer").textContent = (kind === "answer" && answer ? answer.textContent : text).slice(0, ANNOUNCED);
+		this.live.end(id);
+		if (kind === "error" || (kind === "notice" && text !== "Stopped.")) this.#notice({ text, kind }, id);
+	}
 
-  heard_tool() {
-    this.#look();
-  }
+	heard_session({ moved_to: moved, deleted, ...session }) {
+		if (deleted) this.acts.gone();
+		else if (moved) this.acts.moved(moved);
+		else this.acts.session(session);
+	}
 
-  heard_turn({ state }) {
-    this.#setBusy(state === "started");
-    this.#look();
-  }
+	heard_sessions({ id }) {
+		this.acts.sessions();
+		if (id && id === this.id) this.#refresh();
+	}
 
-  async heard_answer({ message_id: id, text, kind }) {
-    outbox.forget(id);
-    await this.#look();
-    const answer = this.log.list.querySelector(":scope > .answer:last-child .prose");
-    byId("announcer").textContent = (kind === "answer" && answer ? answer.textContent : text).slice(0, ANNOUNCED);
-    this.live.end(id);
-    if (kind === "error" || (kind === "notice" && text !== "Stopped.")) this.#notice({ text, kind }, id);
-  }
+	heard_memory() {
+		this.acts.memory();
+	}
 
-  heard_session({ moved_to: moved, deleted, ...session }) {
-    if (deleted) this.on.gone();
-    else if (moved) this.on.moved(moved);
-    else this.on.session(session);
-  }
+	// The log
 
-  heard_sessions({ id }) {
-    this.on.sessions();
-    if (id && id === this.id) this.#refresh();
-  }
+	/** See what the server has now: one look at a time, whoever asks meanwhile shares the next. */
+	#look() {
+		this.#next ??= this.#now.then(() => {
+			this.#next = null;
+			this.#now = this.#fetch(this.id);
+			return this.#now;
+		});
+		return this.#next;
+	}
 
-  heard_memory() {
-    this.on.memory();
-  }
+	async #fetch(id) {
+		const page = id && (await trying(() => get(at(id, "/messages"))));
+		if (page && this.id === id) this.#show(page);
+	}
 
-  // The log
+	#show(page) {
+		if (this.follower.isFollowing) this.log.shorten();
+		this.log.apply(page, ({ role, text }) => (role === "assistant" ? this.live.bodyOf(text) : null));
+		this.live.logged(this.log.answered());
+		this.#discard(page.messages.map((entry) => entry.message_id));
+		byId("older").hidden = this.log.before === null;
+		this.#offer();
+		this.acts.shown();
+		this.follower.keepUp();
+	}
 
-  /** See what the server has now: one look at a time, whoever asks meanwhile shares the next. */
-  #look() {
-    this.#next ??= this.#now.then(() => {
-      this.#next = null;
-      this.#now = this.#fetch(this.id);
-      return this.#now;
-    });
-    return this.#next;
-  }
+	async #older() {
+		if (this.#isPaging || this.log.before === null) return;
+		this.#isPaging = true;
+		const { id } = this;
+		const page = await trying(() => get(at(id, `/messages?before=${this.log.before}`)));
+		if (page && this.id === id) {
+			this.follower.holding(() => this.log.prepend(page));
+			byId("older").hidden = this.log.before === null;
+			this.acts.shown();
+		}
+		this.#isPaging = false;
+	}
 
-  async #fetch(id) {
-    const page = id && (await trying(() => get(at(id, "/messages"))));
-    if (page && this.id === id) this.#show(page);
-  }
+	/** What can be done about the last exchange: only there, and only while nothing goes on. */
+	#offer() {
+		this.log.list.querySelectorAll(".last").forEach((node) => node.remove());
+		const asked = !this.isBusy && !this.#pending.size && this.log.last("user");
+		if (!asked) return;
+		const edit = iconButton("edit", "Edit and ask again", () => this.acts.edit(asked), { class: "quiet last" });
+		this.log.itemOf(asked).querySelector(".meta").prepend(edit);
+		const newest = this.log.last("user", "assistant");
+		const label = newest === asked ? "No answer yet. Try again" : "Try again";
+		const again = button("retry", label, () => this.retry(), "quiet last");
+		this.log.itemOf(newest).querySelector(".meta").append(again);
+	}
 
-  #show(page) {
-    if (this.follower.isFollowing) this.log.shorten();
-    this.log.apply(page, ({ role, text }) => (role === "assistant" ? this.live.bodyOf(text) : null));
-    this.live.logged(this.log.answered());
-    for (const { message_id: id } of page.messages) this.#discard(id);
-    byId("older").hidden = this.log.before === null;
-    this.#offer();
-    this.on.shown();
-    this.follower.keepUp();
-  }
+	// Sending
 
-  async #older() {
-    if (this.#isPaging || this.log.before === null) return;
-    this.#isPaging = true;
-    const { id } = this;
-    const page = await trying(() => get(at(id, `/messages?before=${this.log.before}`)));
-    if (page && this.id === id) {
-      this.follower.holding(() => this.log.prepend(page));
-      byId("older").hidden = this.log.before === null;
-      this.on.shown();
-    }
-    this.#isPaging = false;
-  }
+	/** A message with files that the server has already. */
+	send(text, attachments) {
+		const message = { id: outbox.newId(), session: this.id, text, attachments };
+		outbox.keep(message);
+		this.#showPending(message);
+		this.follower.toEnd();
+		return this.#deliver(message);
+	}
 
-  /** What can be done about the last exchange: only there, and only while nothing goes on. */
-  #offer() {
-    this.log.list.querySelectorAll(".last").forEach((node) => node.remove());
-    const asked = !this.isBusy && !this.#pending.size && this.log.last("user");
-    if (!asked) return;
-    const edit = iconButton("edit", "Edit and ask again", () => this.on.edit(asked), { class: "quiet last" });
-    this.log.itemOf(asked).querySelector(".meta").prepend(edit);
-    const { newest } = this.log;
-    const isAnswered = newest.role === "assistant";
-    const again = button("retry", isAnswered ? "Try again" : "No answer yet. Try again", () => this.retry(), "quiet last");
-    this.log.itemOf(newest).querySelector(".meta").append(again);
-  }
+	async #deliver(message) {
+		const { id, session, text, attachments } = message;
+		this.#mark(id, el("span", { class: "tag" }, "sending …"));
+		try {
+			await post(at(session, "/messages"), { text, message_id: id, attachments: attachments.map((each) => each.id) });
+			this.#mark(id, null);
+		} catch (error) {
+			this.#failed(message, error);
+		}
+	}
 
-  // Sending
+	#failed(message, error) {
+		if (error.status === 0) {
+			this.#mark(message.id, el("span", { class: "tag" }, "waits for the connection"));
+			setTimeout(() => this.#stream.again(), AGAIN_MS); // with `hello` it is sent again
+			return;
+		}
+		const again = button("retry", "Send again", () => this.#deliver(message));
+		const drop = button("close", "Discard", () => this.#discard([message.id]));
+		this.#mark(message.id, el("div", { class: "trouble", role: "alert" }, el("span", {}, error.message), again, drop));
+	}
 
-  /** A message with files that the server has already. */
-  send(text, attachments) {
-    const message = { id: outbox.newId(), session: this.id, text, attachments };
-    outbox.keep(message);
-    this.#showPending(message);
-    this.follower.toEnd();
-    return this.#deliver(message);
-  }
+	#discard(ids) {
+		outbox.forget(ids);
+		for (const id of ids) {
+			this.#pending.get(id)?.item.remove();
+			this.#pending.delete(id);
+		}
+	}
 
-  async #deliver(message) {
-    const { id, session, text, attachments } = message;
-    this.#mark(id, el("span", { class: "tag" }, "sending …"));
-    try {
-      await post(at(session, "/messages"), { text, message_id: id, attachments: attachments.map((each) => each.id) });
-      this.#mark(id, null);
-    } catch (error) {
-      this.#failed(message, error);
-    }
-  }
+	#showPending(message) {
+		const item = userItem(message, el("div", { class: "meta" }));
+		item.dataset.message = message.id;
+		this.#pending.set(message.id, { item, message });
+		this.tail.append(item);
+		this.#offer();
+	}
 
-  #failed(message, error) {
-    if (error.status === 0) {
-      this.#mark(message.id, el("span", { class: "tag" }, "waits for the connection"));
-      return;
-    }
-    const again = button("retry", "Send again", () => this.#deliver(message));
-    const drop = button("close", "Discard", () => this.#discard(message.id));
-    this.#mark(message.id, el("div", { class: "trouble", role: "alert" }, el("span", {}, error.message), again, drop));
-  }
+	#mark(id, state) {
+		const item = this.#pending.get(id)?.item;
+		item?.querySelector(":scope > .meta").replaceChildren(...(state ? [state] : []));
+		item?.classList.toggle("waiting", state !== null);
+	}
 
-  #discard(id) {
-    outbox.forget(id);
-    this.#pending.get(id)?.item.remove();
-    this.#pending.delete(id);
-  }
+	/** A word of the loop stands after what it is about, which may be nothing that the log has. */
+	#notice(notice, id) {
+		const asked = this.#pending.get(id); // still: a command, or a message that was refused
+		this.#pending.delete(id);
+		if (asked) this.log.list.append(asked.item);
+		const item = noticeItem(notice, notice.kind === "error" && button("retry", "Try again", () => {
+			item.remove();
+			asked?.item.remove();
+			return asked ? this.send(asked.message.text, asked.message.attachments) : this.retry();
+		}));
+		this.log.list.append(item);
+		this.#offer();
+		this.follower.keepUp();
+	}
 
-  #dropAllBut(ids) {
-    [...this.#pending.keys()].filter((id) => !ids.includes(id)).forEach((id) => this.#discard(id));
-  }
+	stop() {
+		return trying(() => post(at(this.id, "/stop")));
+	}
 
-  #showPending(message) {
-    const item = userItem(message, el("div", { class: "meta" }));
-    item.dataset.message = message.id;
-    this.#pending.set(message.id, { item, message });
-    this.tail.append(item);
-    this.#offer();
-  }
+	/** The last exchange taken back and asked again, with another text where one is given. */
+	async retry(text) {
+		const message = { message_id: outbox.newId(), ...(text && { text }) };
+		this.log.list.querySelectorAll(".last, .error").forEach((node) => node.remove());
+		const done = await trying(() => post(at(this.id, "/retry"), message));
+		if (!done) this.#offer();
+		this.follower.toEnd();
+		this.#look();
+		return done !== undefined;
+	}
 
-  #mark(id, state) {
-    const item = this.#pending.get(id)?.item;
-    item?.querySelector(":scope > .meta").replaceChildren(...(state ? [state] : []));
-    item?.classList.toggle("waiting", state !== null);
-  }
-
-  /** A word of the loop stands after what it is about, which may be nothing that the log has. */
-  #notice(notice, id) {
-    const asked = this.#pending.get(id); // still: a command, or a message that was refused
-    this.#pending.delete(id);
-    if (asked) this.log.list.append(asked.item);
-    const item = noticeItem(notice, notice.kind === "error" && button("retry", "Try again", () => {
-      item.remove();
-      asked?.item.remove();
-      return asked ? this.send(asked.message.text, asked.message.attachments) : this.retry();
-    }));
-    this.log.list.append(item);
-    this.#offer();
-    this.follower.keepUp();
-  }
-
-  stop() {
-    return trying(() => post(at(this.id, "/stop")));
-  }
-
-  /** The last exchange taken back and asked again, with another text where one is given. */
-  async retry(text) {
-    const message = { message_id: outbox.newId(), ...(text && { text }) };
-    this.log.list.querySelectorAll(".last, .error").forEach((node) => node.remove());
-    const done = await trying(() => post(at(this.id, "/retry"), message));
-    if (!done) this.#offer();
-    this.follower.toEnd();
-    this.#look();
-    return done !== undefined;
-  }
-
-  #setBusy(isBusy) {
-    this.isBusy = isBusy;
-    this.live.setBusy(isBusy);
-    this.on.busy(isBusy);
-    this.#offer();
-  }
-}
-
-function button(name, label, onclick, kind = "plain") {
-  return el("button", { type: "button", class: kind, onclick }, icon(name), label);
+	#setBusy(isBusy) {
+		this.isBusy = isBusy;
+		this.live.setBusy(isBusy);
+		this.acts.busy(isBusy);
+		this.#offer();
+	}
 }

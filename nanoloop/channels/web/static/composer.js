@@ -1,164 +1,149 @@
 // Where a message is written: text, files, send, stop; and the last one edited.
 
 import { upload } from "./api.js";
-import { byId } from "./element.js";
+import { byId, on } from "./element.js";
+import { inTab } from "./kept.js";
 import { fileItem } from "./message.js";
 
 const TALLEST = 260;
 
 export class Composer {
-  #files = []; // { kind, name, size, url, id?, note?, failed? }
-  #editing = null;
-  #key = "";
+	#files = []; // { kind, name, size, url, id?, note?, failed? }
+	#editing = null;
+	#key = "";
 
-  /** `send(text, attachments)`, `edit(text)`: whether it was taken; `stop()`, `editLast()`. */
-  constructor(on) {
-    this.on = on;
-    this.form = byId("composer");
-    this.text = byId("text");
-    this.form.addEventListener("submit", (event) => (event.preventDefault(), this.#submit()));
-    this.text.addEventListener("keydown", (event) => this.#typed(event));
-    this.text.addEventListener("input", () => this.#changed());
-    this.text.addEventListener("paste", (event) => this.#take(event, event.clipboardData));
-    byId("attach").addEventListener("click", () => byId("file").click());
-    byId("file").addEventListener("change", ({ target }) => (this.add(target.files), (target.value = "")));
-    byId("stop").addEventListener("click", () => this.on.stop());
-    byId("cancel-edit").addEventListener("click", () => this.#endEdit());
-    this.#listenForDrops();
-  }
+	/** `send(text, attachments)`, `edit(text)`: whether it was taken; `stop()`, `editLast()`. */
+	constructor(acts) {
+		this.acts = acts;
+		this.text = byId("text");
+		on("composer", "submit", (event) => this.#submit(event));
+		on("text", "keydown", (event) => this.#typed(event));
+		on("text", "input", () => this.#changed());
+		on("text", "paste", (event) => this.#take(event, event.clipboardData));
+		on("attach", "click", () => byId("file").click());
+		on("file", "change", ({ target }) => this.#add(target.files));
+		on("stop", "click", () => acts.stop());
+		on("cancel-edit", "click", () => this.#endEdit());
+		this.#listenForDrops();
+	}
 
-  /** What was begun for this session, and not sent. */
-  open(key) {
-    this.#endEdit();
-    this.#key = `nanoloop.draft.${key ?? ""}`;
-    this.#files = [];
-    this.#fill(sessionStorage.getItem(this.#key) ?? "");
-    this.#showFiles();
-  }
+	/** What was begun for this session, and not sent. */
+	open(key) {
+		this.#endEdit();
+		this.#key = `draft.${key ?? ""}`;
+		this.#fill(inTab.get(this.#key) ?? "", []);
+	}
 
-  setBusy(isBusy) {
-    this.form.classList.toggle("busy", isBusy);
-    byId("stop").hidden = !isBusy;
-    this.#changed();
-  }
+	setBusy(isBusy) {
+		byId("stop").hidden = !isBusy;
+	}
 
-  edit(entry) {
-    this.#editing = entry;
-    byId("editing").hidden = false;
-    this.#fill(entry.text);
-    this.text.focus();
-  }
+	edit(entry) {
+		this.#editing = entry;
+		byId("editing").hidden = false;
+		this.#fill(entry.text);
+		this.text.focus();
+	}
 
-  #endEdit() {
-    if (!this.#editing) return;
-    this.#editing = null;
-    byId("editing").hidden = true;
-    this.#fill("");
-    this.text.focus();
-  }
+	#endEdit() {
+		if (!this.#editing) return;
+		this.#editing = null;
+		byId("editing").hidden = true;
+		this.#fill("");
+		this.text.focus();
+	}
 
-  #fill(text) {
-    this.text.value = text;
-    this.#changed();
-  }
+	#fill(text, files = this.#files) {
+		this.text.value = text;
+		this.#files = files;
+		this.#showFiles();
+	}
 
-  #changed() {
-    if (!this.#editing) this.#keepDraft();
-    this.text.style.height = "auto";
-    this.text.style.height = `${Math.min(this.text.scrollHeight, TALLEST)}px`;
-    const isEmpty = !this.text.value.trim() && !this.#files.some(({ id }) => id);
-    byId("send").disabled = isEmpty || this.#files.some(({ isUploading }) => isUploading);
-  }
+	#changed() {
+		if (!this.#editing) inTab.set(this.#key, this.text.value);
+		this.text.style.height = "auto";
+		this.text.style.height = `${Math.min(this.text.scrollHeight, TALLEST)}px`;
+		byId("send").disabled = !this.text.value.trim() && !this.#files.some(({ failed }) => !failed);
+	}
 
-  #keepDraft() {
-    try {
-      sessionStorage.setItem(this.#key, this.text.value);
-    } catch {
-      // No room: the draft lasts as long as the page.
-    }
-  }
+	#typed(event) {
+		if (event.isComposing) return; // an input method's own Enter and Escape
+		if (event.key === "Enter" && !event.shiftKey) {
+			this.#submit(event);
+		} else if (event.key === "Escape" && this.#editing) {
+			event.stopPropagation();
+			this.#endEdit();
+		} else if (event.key === "ArrowUp" && !this.text.value) {
+			event.preventDefault();
+			this.acts.editLast();
+		}
+	}
 
-  #typed(event) {
-    if (event.isComposing) return; // an input method's own Enter and Escape
-    if (event.key === "Enter" && !event.shiftKey) {
-      event.preventDefault();
-      this.#submit();
-    } else if (event.key === "Escape" && this.#editing) {
-      event.stopPropagation();
-      this.#endEdit();
-    } else if (event.key === "ArrowUp" && !this.text.value) {
-      event.preventDefault();
-      this.on.editLast();
-    }
-  }
+	async #submit(event) {
+		event.preventDefault();
+		if (this.#editing) {
+			if (await this.acts.edit(this.text.value.trim())) this.#endEdit();
+			return;
+		}
+		await Promise.all(this.#files.map(({ uploaded }) => uploaded));
+		const [text, files] = [this.text.value.trim(), this.#files.filter(({ id }) => id)];
+		if (!text && !files.length) return;
+		this.#fill("", []);
+		if (!(await this.acts.send(text, files))) this.#fill(text, files);
+	}
 
-  async #submit() {
-    if (byId("send").disabled) return;
-    const text = this.text.value.trim();
-    if (this.#editing) {
-      if (await this.on.edit(text)) this.#endEdit();
-      return;
-    }
-    const files = this.#files.filter(({ id }) => id);
-    this.#files = [];
-    this.#fill("");
-    this.#showFiles();
-    if (await this.on.send(text, files)) return;
-    this.#files = files;
-    this.#fill(text);
-    this.#showFiles();
-  }
+	// Files
 
-  // Files
+	#add(files) {
+		for (const file of files) {
+			const isPicture = file.type.startsWith("image/");
+			const shown = { kind: isPicture ? "image" : "file", name: file.name, note: "uploading …" };
+			if (isPicture) shown.url = URL.createObjectURL(file);
+			shown.uploaded = this.#upload(file, shown);
+			this.#files.push(shown);
+		}
+		byId("file").value = ""; // the same one may be chosen again
+		this.#showFiles();
+		this.text.focus();
+	}
 
-  add(files) {
-    for (const file of files) this.#upload(file);
-    this.text.focus();
-  }
+	async #upload(file, shown) {
+		try {
+			Object.assign(shown, await upload(file), { note: null });
+		} catch (error) {
+			Object.assign(shown, { failed: true, note: error.message });
+		}
+		this.#showFiles();
+	}
 
-  async #upload(file) {
-    const isPicture = file.type.startsWith("image/");
-    const shown = { kind: isPicture ? "image" : "file", name: file.name, size: file.size, isUploading: true, note: "uploading …" };
-    if (isPicture) shown.url = URL.createObjectURL(file);
-    this.#files.push(shown);
-    this.#showFiles();
-    try {
-      Object.assign(shown, await upload(file), { note: undefined });
-    } catch (error) {
-      Object.assign(shown, { failed: true, note: error.message });
-    }
-    shown.isUploading = false;
-    this.#showFiles();
-  }
+	#showFiles() {
+		const remove = (file) => () => {
+			this.#files = this.#files.filter((each) => each !== file);
+			this.#showFiles();
+			this.text.focus();
+		};
+		byId("files").replaceChildren(...this.#files.map((file) => fileItem(file, remove(file))));
+		this.#changed();
+	}
 
-  #showFiles() {
-    const remove = (file) => () => {
-      this.#files = this.#files.filter((each) => each !== file);
-      this.#showFiles();
-      this.text.focus();
-    };
-    byId("files").replaceChildren(...this.#files.map((file) => fileItem(file, remove(file))));
-    this.#changed();
-  }
+	#take(event, { files }) {
+		if (!files.length) return;
+		event.preventDefault();
+		this.#add(files);
+	}
 
-  #take(event, { files }) {
-    if (!files.length) return;
-    event.preventDefault();
-    this.add(files);
-  }
-
-  #listenForDrops() {
-    const hasFiles = ({ dataTransfer }) => dataTransfer.types.includes("Files");
-    const show = (isOver) => document.body.classList.toggle("dropping", isOver);
-    document.addEventListener("dragover", (event) => {
-      if (!hasFiles(event)) return;
-      event.preventDefault();
-      show(true);
-    });
-    document.addEventListener("dragleave", ({ relatedTarget }) => relatedTarget ?? show(false));
-    document.addEventListener("drop", (event) => {
-      show(false);
-      if (hasFiles(event)) this.#take(event, event.dataTransfer);
-    });
-  }
+	#listenForDrops() {
+		const hasFiles = ({ dataTransfer }) => dataTransfer.types.includes("Files");
+		const show = (isOver) => document.body.classList.toggle("dropping", isOver);
+		document.addEventListener("dragover", (event) => {
+			if (!hasFiles(event)) return;
+			event.preventDefault();
+			show(true);
+		});
+		document.addEventListener("dragleave", ({ relatedTarget }) => relatedTarget ?? show(false));
+		document.addEventListener("drop", (event) => {
+			show(false);
+			if (hasFiles(event)) this.#take(event, event.dataTransfer);
+		});
+	}
 }

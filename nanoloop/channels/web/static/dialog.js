@@ -1,92 +1,87 @@
-// Questions over the page: a text to change, something to confirm, a menu of choices.
+// Over the page: a text to change, something to confirm, a menu of choices, a sentence for a while.
 
-import { byId, el } from "./element.js";
+import { button, byId, el } from "./element.js";
 import { icon } from "./icons.js";
 
+const TOLD_MS = 6000;
+
 /** The text a person gives, or null where they would rather not. */
-export function askText(title, label, value, action = "Save") {
-  const input = el("input", { name: "text", "aria-label": label, maxlength: "200", required: true, dir: "auto", autocomplete: "off" });
-  input.value = value;
-  return ask(title, [input], action, () => input.value.trim() || null, () => input.select());
+export async function askText(title, label, value) {
+	const input = el("input", { "aria-label": label, maxlength: "200", required: true, dir: "auto", value });
+	return (await ask(title, input, "Save")) ? input.value.trim() || null : null;
 }
 
 /** Whether a person wants it. */
-export async function confirmed(title, text, action) {
-  return (await ask(title, [el("p", {}, text)], action, () => true)) ?? false;
+export const confirmed = (title, text, action) => ask(title, el("p", {}, text), action);
+
+function ask(title, content, action) {
+	const actions = [button(null, "Cancel", () => dialog.close()), el("button", { value: "yes", class: "strong" }, action)];
+	const dialog = el("dialog", { "aria-label": title },
+		el("form", { method: "dialog" }, el("h2", {}, title), content, el("div", { class: "actions" }, actions)));
+	document.body.append(dialog);
+	dialog.showModal();
+	content.select?.();
+	return new Promise((done) => {
+		dialog.addEventListener("close", () => {
+			dialog.remove();
+			done(dialog.returnValue === "yes");
+		});
+	});
 }
 
-function ask(title, content, action, result, shown = () => {}) {
-  const cancel = el("button", { type: "button", class: "plain", onclick: () => dialog.close() }, "Cancel");
-  const form = el("form", { method: "dialog" }, el("h2", {}, title), content,
-    el("div", { class: "actions" }, cancel, el("button", { value: "yes", class: "strong" }, action)));
-  const dialog = el("dialog", { "aria-label": title }, form);
-  document.body.append(dialog);
-  dialog.showModal();
-  shown();
-  return new Promise((done) => {
-    dialog.addEventListener("close", () => {
-      done(dialog.returnValue === "yes" ? result() : null);
-      dialog.remove();
-    });
-  });
+/** Choices beside the button that opened them: `{name, label, act}` or `{name, label, href}`. */
+export function menu(opener, label, choices) {
+	const list = el("div", { class: "menu", role: "menu", popover: "auto", "aria-label": label });
+	list.append(...choices.map((choice) => menuItem(choice, () => list.hidePopover())));
+	document.body.append(list);
+	list.addEventListener("toggle", ({ newState }) => {
+		opener.setAttribute("aria-expanded", newState === "open");
+		if (newState === "open") return;
+		list.remove();
+		if (document.activeElement === document.body) opener.focus();
+	});
+	list.addEventListener("keydown", (event) => walk(event, [...list.children]));
+	list.showPopover();
+	place(list, opener.getBoundingClientRect());
+	list.firstChild.focus();
 }
 
-/** Choices beside the button that opened them: `{icon, label, act}` or `{icon, label, href}`. */
-export function menu(button, label, choices) {
-  const list = el("div", { class: "menu", role: "menu", popover: "auto", "aria-label": label },
-    choices.map((choice) => menuItem(choice, () => list.hidePopover())));
-  document.body.append(list);
-  list.addEventListener("toggle", ({ newState }) => {
-    button.setAttribute("aria-expanded", newState === "open");
-    if (newState === "open") return;
-    list.remove();
-    if (document.activeElement === document.body) button.focus();
-  });
-  list.addEventListener("keydown", (event) => walk(event, [...list.children]));
-  list.showPopover();
-  place(list, button);
-  list.firstChild.focus();
+function menuItem({ name, label, act, href }, close) {
+	const onclick = () => {
+		close();
+		act?.();
+	};
+	return el(href ? "a" : "button", { role: "menuitem", onclick, href, download: Boolean(href) }, icon(name), label);
 }
 
-function menuItem({ icon: name, label, act, href }, done) {
-  const props = { role: "menuitem", onclick: () => (done(), act?.()) };
-  const tag = href ? el("a", { ...props, href, download: true }) : el("button", { ...props, type: "button" });
-  tag.append(icon(name), label);
-  return tag;
-}
-
-function place(list, button) {
-  const from = button.getBoundingClientRect();
-  const { width, height } = list.getBoundingClientRect();
-  const isBelow = from.bottom + height + 8 < innerHeight;
-  list.style.left = `${Math.max(8, Math.min(from.left, innerWidth - width - 8))}px`;
-  list.style.top = `${isBelow ? from.bottom + 4 : Math.max(8, from.top - height - 4)}px`;
+function place(list, { left, top, bottom }) {
+	const { width, height } = list.getBoundingClientRect();
+	const isBelow = bottom + height + 8 < innerHeight;
+	list.style.left = `${Math.max(8, Math.min(left, innerWidth - width - 8))}px`;
+	list.style.top = `${isBelow ? bottom + 4 : Math.max(8, top - height - 4)}px`;
 }
 
 /** Up and down go from one to the next, and around. */
 export function walk(event, stops) {
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!step || !stops.length) return;
-  event.preventDefault();
-  const now = stops.indexOf(document.activeElement);
-  stops.at((now + step) % stops.length).focus();
+	const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+	if (!step || !stops.length) return;
+	event.preventDefault();
+	stops.at((stops.indexOf(document.activeElement) + step) % stops.length).focus();
 }
-
-const SHOWN_MS = 6000;
 
 /** A sentence that shows for a while. */
 export function tell(text) {
-  const toast = el("div", { class: "toast" }, text);
-  byId("toasts").append(toast);
-  setTimeout(() => toast.remove(), SHOWN_MS);
+	const toast = el("div", { class: "toast" }, text);
+	byId("toasts").append(toast);
+	setTimeout(() => toast.remove(), TOLD_MS);
 }
 
-/** Does it, and tells what went wrong if it did. */
+/** Does it; what went wrong, if anything, is told. */
 export async function trying(act) {
-  try {
-    return await act();
-  } catch (error) {
-    tell(error.message);
-    return undefined;
-  }
+	try {
+		return await act();
+	} catch (error) {
+		tell(error.message);
+		return undefined;
+	}
 }

@@ -1,79 +1,58 @@
 // The panels at both sides: columns where there is room, drawers over the page where there is not.
 
-import { byId } from "./element.js";
+import { byId, on } from "./element.js";
+import { lasting } from "./kept.js";
+
+/** Narrower, and a panel covers the page. */
+const NARROW = matchMedia("(max-width: 860px)");
+/** Narrower, and there is room for one of them. */
+const ROOM = matchMedia("(max-width: 1180px)");
 
 export class Drawer {
-  #button;
-  #key;
-  #narrow;
+	#button;
 
-  /** `#name`, opened by `#open-name`; `narrow` says when it covers the page instead. */
-  constructor(name, narrow, { isOpenAtFirst }) {
-    this.panel = byId(name);
-    this.#button = byId(`open-${name}`);
-    this.#key = `nanoloop.${name}`;
-    this.#narrow = matchMedia(narrow);
-    this.#narrow.addEventListener("change", () => this.#show(!this.isCovering && this.#wanted(isOpenAtFirst)));
-    this.#button.addEventListener("click", () => this.toggle());
-    byId(`close-${name}`).addEventListener("click", () => this.close());
-    byId("shade").addEventListener("click", () => this.isCovering && this.close());
-    this.panel.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || !this.isCovering) return;
-      event.stopPropagation();
-      this.close();
-    });
-    this.#show(!this.isCovering && this.#wanted(isOpenAtFirst));
-  }
+	/** `#name`, opened by `#open-name`; the one that is open at first comes before its rival. */
+	constructor(name, isFirst) {
+		this.name = name;
+		this.panel = byId(name);
+		this.#button = byId(`open-${name}`);
+		const hasPlace = () => !ROOM.matches || (isFirst && !NARROW.matches);
+		const fit = () => this.#show(hasPlace() && (lasting.get(name) ?? isFirst));
+		for (const width of [NARROW, ROOM]) width.addEventListener("change", fit);
+		on(`open-${name}`, "click", () => this.set(!this.isOpen));
+		on(`close-${name}`, "click", () => this.set(false));
+		on("shade", "click", () => this.set(false));
+		on(name, "keydown", (event) => {
+			if (event.key !== "Escape" || !this.isCovering) return;
+			event.stopPropagation();
+			this.set(false);
+		});
+		fit();
+	}
 
-  get isCovering() {
-    return this.#narrow.matches;
-  }
+	get isOpen() {
+		return !this.panel.hidden;
+	}
 
-  get isOpen() {
-    return !this.panel.hidden;
-  }
+	get isCovering() {
+		return this.isOpen && NARROW.matches;
+	}
 
-  toggle() {
-    if (this.isOpen) this.close();
-    else this.#set(true);
-  }
+	set(isOpen) {
+		const hadFocus = this.panel.contains(document.activeElement);
+		if (isOpen && ROOM.matches) this.rival.#show(false);
+		this.#show(isOpen);
+		if (!isOpen && hadFocus) this.#button.focus();
+		if (this.isCovering) this.panel.querySelector("button").focus();
+		if (!NARROW.matches) lasting.set(this.name, isOpen);
+	}
 
-  close() {
-    const hadFocus = this.panel.contains(document.activeElement);
-    this.#set(false);
-    if (hadFocus) this.#button.focus();
-  }
-
-  /** Out of the way, where it covers the page. */
-  giveWay() {
-    if (this.isCovering) this.close();
-  }
-
-  #wanted(otherwise) {
-    try {
-      return (localStorage.getItem(this.#key) ?? String(otherwise)) === "true";
-    } catch {
-      return otherwise;
-    }
-  }
-
-  #set(isOpen) {
-    this.#show(isOpen);
-    if (isOpen && this.isCovering) this.panel.querySelector("button, input, a").focus();
-    if (this.isCovering) return;
-    try {
-      localStorage.setItem(this.#key, isOpen);
-    } catch {
-      // It is remembered as long as the page is open.
-    }
-  }
-
-  #show(isOpen) {
-    this.panel.hidden = !isOpen;
-    this.#button.setAttribute("aria-expanded", isOpen);
-    this.panel.classList.toggle("covering", isOpen && this.isCovering);
-    const isCovered = document.querySelector("aside.covering") !== null;
-    byId("shade").hidden = !isCovered;
-    byId("main").inert = isCovered;
-  }
+	#show(isOpen) {
+		this.panel.hidden = !isOpen;
+		this.panel.classList.toggle("covering", this.isCovering);
+		this.#button.setAttribute("aria-expanded", isOpen);
+		const isCovered = document.querySelector(".covering") !== null;
+		byId("shade").hidden = !isCovered;
+		byId("main").inert = isCovered;
+	}
 }

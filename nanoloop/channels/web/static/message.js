@@ -3,90 +3,72 @@
 import { copyButton } from "./copy.js";
 import { el, iconButton, unseen } from "./element.js";
 import { icon } from "./icons.js";
-import { render, renderTyped } from "./markdown.js";
+import { render } from "./markdown.js";
 import { bytes, fullTime, shortTime } from "./words.js";
 
-/** The element of an entry; `ready` is its text where it is drawn already. */
-export function messageItem(entry, { ready, result } = {}) {
-  switch (entry.role) {
-    case "user":
-      return userItem(entry);
-    case "assistant":
-      return answerItem(entry, ready);
-    case "thinking":
-      return thoughtItem(entry);
-    default:
-      return toolItem(entry, result);
-  }
+/** `ready` is the answer's text where it is drawn already, `result` what a call came to. */
+export function messageItem(entry, ready, result) {
+	if (entry.role === "user") return userItem(entry, metaOf(entry));
+	if (entry.role === "assistant") return answerItem(entry, ready ?? prose(entry.text));
+	if (entry.role === "thinking") return folded("thought", "thought", "Thought", prose(entry.text));
+	return toolItem(entry, result);
 }
 
-export function userItem(entry, state = null) {
-  const files = entry.attachments?.length > 0 && el("div", { class: "files" }, entry.attachments.map(fileItem));
-  const text = entry.text && el("div", { class: "bubble", dir: "auto" }, renderTyped(entry.text));
-  return el("li", { class: "user" }, unseen("h3", "You said"), files, text, state ?? metaOf(entry));
+/** What a person typed is shown as it was typed. */
+export function userItem({ text, attachments = [] }, meta) {
+	const files = attachments.length > 0 && el("div", { class: "files" }, attachments.map((file) => fileItem(file)));
+	const bubble = text && el("div", { class: "bubble", dir: "auto" }, text);
+	return el("li", { class: "user" }, unseen("h3", "You said"), files, bubble, meta);
 }
 
-function answerItem(entry, ready) {
-  const body = ready ?? el("div", { class: "prose", dir: "auto" });
-  if (!ready) body.append(render(entry.text));
-  const stopped = entry.stopped && el("span", { class: "tag" }, "stopped");
-  return el("li", { class: "answer" }, unseen("h3", "Answer"), body,
-    metaOf(entry, stopped, copyButton("Copy answer", () => entry.text)));
+function answerItem(entry, body) {
+	const stopped = entry.stopped && el("span", { class: "tag" }, "stopped");
+	const meta = metaOf(entry, stopped, copyButton("Copy answer", () => entry.text));
+	return el("li", { class: "answer" }, unseen("h3", "Answer"), body, meta);
 }
 
-function metaOf(entry, ...more) {
-  const when = el("time", { datetime: entry.time, title: fullTime(entry.time) }, shortTime(entry.time));
-  return el("div", { class: "meta" }, when, more);
+function metaOf({ time }, ...more) {
+	return el("div", { class: "meta" }, el("time", { datetime: time, title: fullTime(time) }, shortTime(time)), more);
 }
 
-function thoughtItem(entry) {
-  return folded("thought", "thought", ["Thought"], el("div", { class: "prose", dir: "auto" }, render(entry.text)));
+export function prose(text) {
+	return el("div", { class: "prose", dir: "auto" }, text && render(text));
 }
 
-function toolItem(call, result) {
-  const state = result ? (result.success === false ? "failed" : "done") : "running";
-  const name = el("code", {}, call.tool ?? "tool");
-  const label = { failed: " failed", done: "", running: " is running" }[state];
-  const content = [
-    call.arguments !== undefined && part("Asked with", shown(call.arguments)),
-    result && part(state === "failed" ? "Error" : "Result", shown(result.result ?? result.text)),
-  ];
-  return folded(`tool ${state}`, "tool", ["Used ", name, label], content);
+function toolItem({ tool, arguments: given }, result) {
+	const state = result ? (result.success ? "done" : "failed") : "running";
+	const title = ["Used ", el("code", {}, tool), { failed: " and failed", running: " …" }[state]];
+	const came = result && part(result.success ? "Result" : "Error", result.result);
+	return folded(`tool ${state}`, "tool", title, [part("Asked with", given), came]);
 }
 
 function folded(kind, name, title, content) {
-  return el("li", { class: kind }, el("details", {}, el("summary", {}, icon(name), el("span", {}, title)),
-    el("div", { class: "inside" }, content)));
+	const head = el("summary", {}, icon(name), el("span", {}, title));
+	return el("li", { class: kind }, el("details", {}, head, el("div", { class: "inside" }, content)));
 }
 
-const part = (title, text) => [el("h4", {}, title), el("pre", { tabindex: "0" }, text)];
-
-function shown(value) {
-  return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+function part(title, value) {
+	const text = typeof value === "string" ? value : JSON.stringify(value, null, 2);
+	return [el("h4", {}, title), el("pre", { tabindex: "0" }, text)];
 }
 
-/** A file that came with a message, or is about to; `remove` is there while it may be taken back. */
-export function fileItem(file, remove) {
-  const isPicture = file.kind === "image" && file.url;
-  const picture = isPicture && el("img", { src: file.url, alt: file.name || "picture", loading: "lazy" });
-  const about = [el("b", {}, file.name || "file"), el("span", {}, file.note ?? (file.size ? bytes(file.size) : ""))];
-  const words = [!isPicture && icon("file"), (!isPicture || file.note) && el("span", { class: "about" }, about)];
-  const open = file.url && !file.url.startsWith("blob:");
-  const box = open
-    ? el("a", { href: file.url, target: "_blank", rel: "noopener" }, picture, words)
-    : el("span", {}, picture, words);
-  const isMovable = typeof remove === "function"; // not the index that `map` passes
-  return el("div", { class: `file${isPicture ? " picture" : ""}${file.failed ? " failed" : ""}` }, box,
-    isMovable && iconButton("close", `Remove ${file.name || "file"}`, remove));
+/** A file that came with a message, or is about to; with `remove` it can be taken back. */
+export function fileItem({ kind, url, name, size, note, failed }, remove) {
+	const isPicture = kind === "image" && url;
+	const shown = isPicture ? el("img", { src: url, alt: name, loading: "lazy" }) : icon("file");
+	const about = el("span", { class: "about" }, el("b", {}, name), el("span", {}, note ?? (size && bytes(size))));
+	const isOpen = url && !url.startsWith("blob:");
+	const box = el(isOpen ? "a" : "span", { href: isOpen && url, target: isOpen && "_blank" }, shown, (!isPicture || note) && about);
+	return el("div", { class: `file${isPicture ? " picture" : ""}${failed ? " failed" : ""}` }, box,
+		remove && iconButton("close", `Remove ${name}`, remove));
 }
 
 /** A word of the loop itself, or an apology with what to do about it. */
-export function noticeItem({ text, kind }, action = null) {
-  return el("li", { class: `notice ${kind}` }, el("div", { class: "prose", dir: "auto" }, render(text)), action);
+export function noticeItem({ text, kind }, action) {
+	return el("li", { class: `notice ${kind}` }, prose(text), action);
 }
 
-/** The answer that is being written. */
-export function liveItem() {
-  const body = el("div", { class: "prose", dir: "auto" });
-  return { body, item: el("li", { class: "answer live", "aria-busy": "true" }, unseen("h3", "Answer"), body) };
+/** The answer that is being written, into `body`. */
+export function liveItem(body) {
+	return el("li", { class: "answer live", "aria-busy": "true" }, unseen("h3", "Answer"), body);
 }

@@ -6,77 +6,77 @@ const SLOWEST_MS = 30_000;
 const HIDDEN_MS = 30_000;
 
 export class Stream {
-  #source = null;
-  #tries = 0;
-  #timer = 0;
-  #hiding = 0;
-  #path;
-  #heard;
-  #stateChanged;
-  #off = new AbortController();
+	#source = null;
+	#tries = 0;
+	#timer = 0;
+	#hiding = 0;
+	#path;
+	#heard;
+	#stateChanged;
+	#off = new AbortController();
 
-  /** `heard(name, data)` for each event, `stateChanged("open" | "lost")` as it comes and goes. */
-  constructor(path, heard, stateChanged) {
-    this.#path = path;
-    this.#heard = heard;
-    this.#stateChanged = stateChanged;
-    const { signal } = this.#off;
-    window.addEventListener("online", () => this.retry(), { signal });
-    document.addEventListener("visibilitychange", () => this.#look(), { signal });
-    this.#open();
-  }
+	/** `heard(name, data)` for each event, `stateChanged("open" | "lost")` as it comes and goes. */
+	constructor(path, heard, stateChanged) {
+		this.#path = path;
+		this.#heard = heard;
+		this.#stateChanged = stateChanged;
+		const { signal } = this.#off;
+		window.addEventListener("online", () => this.retry(), { signal });
+		document.addEventListener("visibilitychange", () => this.#look(), { signal });
+		this.#open();
+	}
 
-  close() {
-    this.#off.abort();
-    clearTimeout(this.#hiding);
-    this.#drop();
-  }
+	close() {
+		this.#off.abort();
+		clearTimeout(this.#hiding);
+		this.#drop();
+	}
 
-  /** Try now, where it is lost. */
-  retry() {
-    if (this.#source?.readyState !== EventSource.OPEN) this.again();
-  }
+	/** Try now, where it is lost. */
+	retry() {
+		if (this.#source?.readyState !== EventSource.OPEN) this.again();
+	}
 
-  /** Begin anew, and be told how everything stands. */
-  again() {
-    this.#drop();
-    this.#open();
-  }
+	/** Begin anew, and be told how everything stands. */
+	again() {
+		this.#drop();
+		this.#open();
+	}
 
-  #open() {
-    const source = new EventSource(this.#path);
-    this.#source = source;
-    for (const name of NAMES) {
-      source.addEventListener(name, (event) => this.#heard(name, JSON.parse(event.data || "{}")));
-    }
-    source.addEventListener("open", () => {
-      this.#tries = 0;
-      this.#stateChanged("open");
-    });
-    source.addEventListener("error", () => this.#failed(source));
-  }
+	#open() {
+		const source = new EventSource(this.#path);
+		this.#source = source;
+		for (const name of NAMES) {
+			source.addEventListener(name, (event) => this.#heard(name, JSON.parse(event.data || "{}")));
+		}
+		source.addEventListener("open", () => {
+			this.#tries = 0;
+			this.#stateChanged("open");
+		});
+		source.addEventListener("error", () => this.#failed(source));
+	}
 
-  #failed(source) {
-    if (source !== this.#source) return;
-    this.#tries += 1;
-    this.#stateChanged("lost");
-    // A short break is the browser's: it comes back with the id of the last event it heard.
-    if (source.readyState === EventSource.CONNECTING && this.#tries <= QUICK_TRIES) return;
-    this.#drop();
-    const wait = Math.min(500 * 2 ** Math.min(this.#tries, 8), SLOWEST_MS);
-    this.#timer = setTimeout(() => this.#open(), wait * (0.5 + Math.random() / 2));
-  }
+	#failed(source) {
+		if (source !== this.#source) return;
+		this.#tries += 1;
+		this.#stateChanged("lost");
+		// A short break is the browser's: it comes back with the id of the last event it heard.
+		if (source.readyState === EventSource.CONNECTING && this.#tries <= QUICK_TRIES) return;
+		this.#drop();
+		const wait = Math.min(500 * 2 ** Math.min(this.#tries, 8), SLOWEST_MS);
+		this.#timer = setTimeout(() => this.#open(), wait * (0.5 + Math.random() / 2));
+	}
 
-  /** A tab that nobody looks at gives its connection back: a browser has six for a server. */
-  #look() {
-    clearTimeout(this.#hiding);
-    if (document.hidden) this.#hiding = setTimeout(() => this.#drop(), HIDDEN_MS);
-    else this.retry();
-  }
+	/** A tab that nobody looks at gives its connection back: a browser has six for a server. */
+	#look() {
+		clearTimeout(this.#hiding);
+		if (document.hidden) this.#hiding = setTimeout(() => this.#drop(), HIDDEN_MS);
+		else this.retry();
+	}
 
-  #drop() {
-    clearTimeout(this.#timer);
-    this.#source?.close();
-    this.#source = null;
-  }
+	#drop() {
+		clearTimeout(this.#timer);
+		this.#source?.close();
+		this.#source = null;
+	}
 }

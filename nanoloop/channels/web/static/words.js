@@ -1,7 +1,6 @@
 // Times, numbers and sizes as people say them.
 
 const DAY_MS = 86_400_000;
-const SIZES = ["bytes", "kB", "MB", "GB"];
 
 const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
@@ -11,25 +10,23 @@ const midnight = () => new Date().setHours(0, 0, 0, 0);
 
 /** Today's by the hour, older ones by the day. */
 export function shortTime(iso) {
-  const when = new Date(iso);
-  return (when >= midnight() ? time : day).format(when);
+	const when = new Date(iso);
+	return (when >= midnight() ? time : day).format(when);
 }
 
 export const fullTime = (iso) => full.format(new Date(iso));
 
 /** Under which heading something of that time stands. */
 export function period(iso) {
-  const age = midnight() - new Date(iso);
-  if (age <= 0) return "Today";
-  if (age <= DAY_MS) return "Yesterday";
-  return age <= 7 * DAY_MS ? "Last seven days" : "Older";
+	const age = midnight() - new Date(iso);
+	if (age <= 0) return "Today";
+	if (age <= DAY_MS) return "Yesterday";
+	return age <= 7 * DAY_MS ? "Last seven days" : "Older";
 }
 
 export const number = (value) => Number(value ?? 0).toLocaleString();
 
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-export function bytes(size) {
-  const step = Math.min(Math.floor(Math.log10(Math.max(size, 1)) / 3), SIZES.length - 1);
-  return `${(size / 1000 ** step).toFixed(step && size / 1000 ** step < 10 ? 1 : 0)} ${SIZES[step]}`;
-}
+const size = new Intl.NumberFormat(undefined, { style: "unit", unit: "byte", notation: "compact" });
+export const bytes = (count) => size.format(count);
