@@ -1,8 +1,10 @@
 """What is particular to sessions in PostgreSQL: its tables, its formats, its connections."""
 
 import json
+import sys
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
+from importlib import import_module
 
 import anyio
 import asyncpg
@@ -199,7 +201,7 @@ class TestRows:
 
 
 class TestViews:
-    async def test_people_can_ask_what_was_said(self, store, server):
+    async def test_b2_2_people_can_ask_what_was_said(self, store, server):
         session = await said(store, "Hello", "Hi!")
         session.undo()
         session.add_entry(Entry.message("user", "Bye", metadata={"message_id": "m7"}))
@@ -296,6 +298,14 @@ class TestFormats:
         async with opened(postgres_url.rpartition("/")[0] + "/narrow") as store:
             with pytest.raises(StoreError, match=r"SQL_ASCII.*createdb --encoding UTF8"):
                 await store.create(id="s")
+
+
+def test_without_its_library_it_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("nanoloop.stores.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(SettingsError, match=r"install nanoloop\[postgres\]"):
+        import_module("nanoloop.stores.postgres")
 
 
 async def _begin(url, name):

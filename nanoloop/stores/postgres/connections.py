@@ -9,7 +9,15 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import anyio
-from asyncpg import Connection, connect
+
+from nanoloop.errors import SettingsError
+
+try:
+    from asyncpg import Connection, connect
+except ModuleNotFoundError as missing:  # said here: no other file that needs it comes before
+    raise SettingsError(
+        "sessions in PostgreSQL need the package asyncpg: install nanoloop[postgres]"
+    ) from missing
 
 from nanoloop.stores.postgres.failures import FAILURES, failure, is_passing
 

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from socket import gaierror
 from ssl import SSLError
 
-from nanoloop.errors import SettingsError, StoreError
-from nanoloop.stores.postgres.address import shown
+from asyncpg import InterfaceError, InternalClientError, PostgresError
 
-try:
-    from asyncpg import InterfaceError, InternalClientError, PostgresError
-except ModuleNotFoundError as missing:
-    raise SettingsError(
-        "a store in PostgreSQL needs the package asyncpg: install nanoloop[postgres]"
-    ) from missing
+from nanoloop.errors import StoreError
+from nanoloop.stores.postgres.address import shown
 
 _SETTING = "store.url (NANOLOOP_STORE__URL)"
 _POOLER = (
