@@ -72,12 +72,16 @@ class CommandLine:
 
 
 async def ended(process, *, pressing=None):
-    """Its exit code, soon; with a signal that is sent until it has gone."""
+    """Its exit code, soon; with a signal that is sent twice, as an impatient person does.
+
+    Not a third time: nobody listens any more in a process that is on its way out.
+    """
     with anyio.fail_after(20):
-        while pressing is not None and process.returncode is None:
+        for _ in range(2 if pressing else 0):
             process.send_signal(pressing)
-            with anyio.move_on_after(0.2):
+            with anyio.move_on_after(0.5):
                 await process.wait()
+                break
         return await process.wait()
 
 
