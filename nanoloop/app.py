@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from nanoloop.channels.web.callers import Token
     from nanoloop.channels.web.channel import WebChannel
 
+TOKEN_LENGTH = 16
+"""Characters that a token of the web has at least: nobody guesses it."""
 TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 
 
@@ -173,8 +175,13 @@ def make_store(
 def make_web(settings: Settings, app: App) -> WebChannel:
     """The page and the API, as these settings want them, for `app.add`."""
     # An extra of its own, and too much to load where nobody serves it.
-    from nanoloop.channels.web.channel import Place, WebChannel  # noqa: PLC0415 - as above
-    from nanoloop.channels.web.desk import Limits, Shop  # noqa: PLC0415 - as above
+    try:
+        from nanoloop.channels.web.channel import Place, WebChannel  # noqa: PLC0415 - as above
+        from nanoloop.channels.web.desk import Limits, Shop  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as missing:
+        raise SettingsError(
+            f"the web needs the package {missing.name}: install nanoloop[web]"
+        ) from missing
 
     web, loop = settings.channels.web, app.loop
     channel = WebChannel(
@@ -217,11 +224,16 @@ def make_tokens(settings: Settings) -> list[Token]:
     tokens = []
     for name, own in settings.channels.web.tokens.items():
         key = f"channels.web.tokens.{name}"
-        if own.token is None or not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-            wrong = "has no token" if own.token is None else "is no name: use letters and digits"
-            raise SettingsError(f"{settings.origin(f'{key}.sessions')}: {key} {wrong}")
+        secret = own.token.get_secret_value() if own.token else ""
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            raise SettingsError(f"{key} is no name for a token: use letters and digits")
+        if len(secret) < TOKEN_LENGTH:
+            raise SettingsError(
+                f"{key}.token has less than {TOKEN_LENGTH} characters: `openssl rand -hex 24` "
+                "makes one"
+            )
         caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
-        tokens.append(Token(caller=caller, secret=own.token.get_secret_value()))
+        tokens.append(Token(caller=caller, secret=secret))
     return tokens
 
 

@@ -11,7 +11,7 @@ from typing import TextIO, cast
 
 import anyio
 
-from nanoloop.app import App
+from nanoloop.app import App, make_web
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.cli import Exit
 from nanoloop.cli.first_run import add_local, settle
@@ -49,13 +49,23 @@ async def _serve(settings: Settings) -> None:
     stream = cast("TextIO", _StandardError())
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format, stream=stream))
-    channels = [channel for channel in (_standard_input(app, settings),) if channel is not None]
+    found = (_standard_input(app, settings), _web(app, settings))
+    channels = [channel for channel in found if channel is not None]
     for channel in channels:
         app.add(channel)
     if stream.isatty():  # otherwise every line of it is JSON, and `loop_started` says the same
         names = ", ".join(channel.name for channel in channels) or "no channel: none is set up"
         print(f"nanoloop serves {names}; its data is in {settings.data}", file=sys.stderr)
     await app.run()
+
+
+def _web(app: App, settings: Settings) -> Channel | None:
+    """The page and the API, where the settings want them here too."""
+    if not settings.channels.web.enabled:
+        return None
+    web = make_web(settings, app)
+    web.bind()
+    return web
 
 
 def _standard_input(app: App, settings: Settings) -> Channel | None:

@@ -1,0 +1,64 @@
+"""`nanoloop serve` as a supervisor uses it: where it listens, what it says, how it ends."""
+
+import signal
+import socket
+import subprocess
+
+import httpx2
+import pytest
+
+from tests.command_line import CommandLine, Terminal, ended, line_with
+from tests.openai_server import OpenAIServer
+
+
+@pytest.fixture
+async def nanoloop(tmp_path):
+    async with OpenAIServer(otherwise="Here you are.") as server:
+        yield CommandLine(tmp_path, server.url)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("command", ["serve", "run"])
+async def test_it_serves_until_it_is_told_to_stop_also_with_streams_open(nanoloop, command):
+    port = free_port()
+    nanoloop.set(NANOLOOP_CHANNELS__WEB__ENABLED="true", NANOLOOP_CHANNELS__WEB__PORT=port)
+    async with nanoloop.started(command, stdin=subprocess.DEVNULL) as process:
+        await line_with(process.stderr, "channel_started")
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            async with client.stream("GET", "/api/events") as events:
+                assert (await anext(events.aiter_lines())).startswith("retry")
+                process.send_signal(signal.SIGTERM)
+                assert await ended(process) == 0
+
+
+async def test_a_terminal_is_told_the_address(nanoloop):
+    port = free_port()
+    with Terminal() as terminal:
+        async with nanoloop.started("serve", "--port", port, terminal=terminal) as process:
+            await terminal.shows(f"http://127.0.0.1:{port}")
+            await terminal.shows("channel_started")
+            process.terminate()
+            assert await ended(process) == 0
+
+
+async def test_an_open_door_is_refused_with_a_sentence(nanoloop):
+    _, said = await nanoloop.run("serve", "--host", "0.0.0.0", code=2)
+    assert "no token: add [channels.web.tokens.NAME]" in said
+
+
+async def test_an_address_that_is_taken_is_refused_with_a_sentence(nanoloop):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        _, said = await nanoloop.run("serve", "--port", port, code=2)
+    assert f"can't listen on 127.0.0.1 port {port}" in said
+
+
+async def test_a_short_token_is_refused_without_being_told(nanoloop):
+    nanoloop.set(NANOLOOP_CHANNELS__WEB__TOKENS__ALICE__TOKEN="sesame")
+    _, said = await nanoloop.run("serve", code=2)
+    assert "channels.web.tokens.alice.token has less than 16 characters" in said
+    assert "sesame" not in said
