@@ -25,7 +25,7 @@ class Held:
 
     def __init__(self, store):
         self._database = store.database
-        self._gate = threading.Event()
+        self._begun, self._gate = threading.Event(), threading.Event()
         self.commits = []
 
     def _trace(self, statement):
@@ -34,13 +34,14 @@ class Held:
 
     def _wait(self, connection):
         connection.set_trace_callback(self._trace)
+        self._begun.set()
         assert self._gate.wait(20)
 
     async def __aenter__(self):
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
         self._group.start_soon(self._database._write, self._wait)
-        await checkpoint()
+        await anyio.to_thread.run_sync(self._begun.wait, 20)
         return self
 
     async def __aexit__(self, *exc):

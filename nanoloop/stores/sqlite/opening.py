@@ -54,9 +54,7 @@ class Opening:
         """A connection that writes; the file is made, renewed or put aside as it needs be."""
         inode = self._make()
         try:
-            # For reading first: one that can write tidies up, even in a file that isn't ours.
-            with closing(self._connect("ro")) as connection:
-                is_current(connection, str(self.path))
+            self._look()
             return self._prepared()
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
@@ -64,6 +62,11 @@ class Opening:
             self.heard.extend(put_aside(self.path, inode, error, now=self.clock()))
         self._make()
         return self._prepared()
+
+    def _look(self) -> None:
+        """Raise for a damaged or foreign file: one that can write would tidy up even there."""
+        with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
+            is_current(connection, str(self.path))
 
     def _make(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
