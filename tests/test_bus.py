@@ -123,6 +123,22 @@ async def test_pieces_are_dropped_before_a_whole_text_would_have_no_room():
     assert len(channel.sent) == 3
 
 
+async def test_pieces_that_had_no_room_go_out_with_the_next_one():
+    channel = Chats()
+    channel.gates["a"] = anyio.Event()
+    async with InProcessBus(outbound_limit=4) as bus:
+        bus.attach(channel)
+        for number in range(10):
+            if number == 9:
+                channel.gates["a"].set()
+                await bus.flush()
+            bus.publish_nowait(
+                TextStreamed(channel="test", chat="a", session_id="s", text=str(number))
+            )
+        await bus.flush()
+    assert "".join(text for _, text in channel.sent) == "0123456789"
+
+
 async def test_a_failed_send_is_an_event_and_the_next_one_goes_out():
     channel, events = Chats(), []
     async with InProcessBus(announce=events.append) as bus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import uniform
 from typing import Self
@@ -62,6 +62,7 @@ class InProcessBus:
         self._arrived = anyio.Event()
         self._room = anyio.Event()
         self._channels: dict[str, Channel] = {}
+        self._held: dict[tuple[str, str], TextStreamed] = {}
         self._chats: Lanes[tuple[str, str], _Item] = Lanes(
             self._send, limit=outbound_limit, name="chat"
         )
@@ -165,13 +166,24 @@ class InProcessBus:
 
         `arrived` is called once it is there, or can never be.
         """
-        await self._chats.put((message.channel, message.chat), _Item(message, arrived))
+        chat = (message.channel, message.chat)
+        if chat in self._held and self._held[chat].reply_to == message.reply_to:
+            del self._held[chat]  # the whole text has what they had
+        await self._chats.put(chat, _Item(message, arrived))
 
     def publish_nowait(self, piece: TextStreamed) -> None:
-        """Send a piece of an answer; half of a chat's room is kept for whole texts."""
+        """Send a piece of an answer; half of a chat's room is kept for whole texts.
+
+        What has no room goes out with the next piece: a chat misses the end of them or nothing.
+        """
         chat = (piece.channel, piece.chat)
+        held = self._held.pop(chat, None)
+        if held is not None and held.reply_to == piece.reply_to:
+            piece = replace(piece, text=held.text + piece.text)
         if self._chats.waiting(chat) < self._outbound_limit // 2:
             self._chats.put_nowait(chat, _Item(piece))
+        else:
+            self._held[chat] = piece
 
     async def flush(self) -> None:
         """Wait until everything published has been sent or given up."""
