@@ -28,11 +28,13 @@ async def test_it_serves_until_it_is_told_to_stop_also_with_streams_open(nanoloo
     nanoloop.set(NANOLOOP_CHANNELS__WEB__ENABLED="true", NANOLOOP_CHANNELS__WEB__PORT=port)
     async with nanoloop.started(command, stdin=subprocess.DEVNULL) as process:
         await line_with(process.stderr, "channel_started")
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
-            async with client.stream("GET", "/api/events") as events:
-                assert (await anext(events.aiter_lines())).startswith("retry")
-                process.send_signal(signal.SIGTERM)
-                assert await ended(process) == 0
+        async with (
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+            client.stream("GET", "/api/events") as events,
+        ):
+            assert (await anext(events.aiter_lines())).startswith("retry")
+            process.send_signal(signal.SIGTERM)
+            assert await ended(process) == 0
 
 
 async def test_a_terminal_is_told_the_address(nanoloop):

@@ -44,6 +44,9 @@ _MEMORY: Mapping[type[Event], str] = {
     SummaryDropped: "summary_dropped",
 }
 
+_FACTS = ("error", "seconds", "tokens_in", "tokens_out", "tokens_cached")
+"""What is told of a turn besides its state."""
+
 
 class News:
     """Turns what the loop says and does into what readers are told; it never waits."""
@@ -83,7 +86,8 @@ class News:
             self._is_serving = isinstance(event, LoopStarted)
 
     def _hear_turn(self, event: Any, state: str) -> None:
-        self._tell(event.session_id, "turn", {"state": state})
+        facts = {name: getattr(event, name) for name in _FACTS if hasattr(event, name)}
+        self._tell(event.session_id, "turn", {"state": state, **facts})
         if state != "started":
             self._tell_changed(event.session_id)
 

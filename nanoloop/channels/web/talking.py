@@ -58,7 +58,7 @@ async def say(call: Call) -> Response:
     key = await lane_of(call.desk, session)
     message = inbound(session, said.text, said.message_id, key=key, files=files)
     call.desk.shop.bus.put_nowait(message)
-    _tell_accepted(call.desk, session.id, message)
+    tell_accepted(call.desk, session.id, message)
     return JSONResponse({"message_id": said.message_id}, status_code=202)
 
 
@@ -115,7 +115,7 @@ async def lane_of(desk: Desk, session: Session) -> str:
     return key
 
 
-def _tell_accepted(desk: Desk, session_id: str, message: Inbound) -> None:
+def tell_accepted(desk: Desk, session_id: str, message: Inbound) -> None:
     files = [
         {"ref": f.ref, "kind": f.kind, "name": f.name, "mime_type": f.mime_type, "size": f.size}
         for f in message.attachments
@@ -151,7 +151,7 @@ async def retry(call: Call) -> Response:
     call.desk.feeds.of(session.id).add("undone", {})
     with anyio.move_on_after(ROOM_SECONDS):
         await shop.bus.put(message)
-        _tell_accepted(call.desk, session.id, message)
+        tell_accepted(call.desk, session.id, message)
         return JSONResponse({"message_id": again.message_id}, status_code=202)
     raise try_later(503, "it was taken back but not asked again: send it anew", seconds=2)
 
