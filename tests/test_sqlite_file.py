@@ -303,6 +303,9 @@ class TestFormats:
 
     async def test_format_0_has_nothing_and_gets_all(self, store, file):
         self.make(file, 0)
+        reader = SqliteStore(file, read_only=True)
+        assert [info async for info in reader.list()] == []
+        await reader.close()
         await said(store, "hi")
         assert await texts_of(store) == ["hi"]
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from nanoloop.errors import StoreError
 from nanoloop.events import Event
+from nanoloop.stores.sqlite import schema
 from nanoloop.stores.sqlite.damage import is_damage, primary_code, put_aside
-from nanoloop.stores.sqlite.schema import is_current, upgrade
 
 PAUSE_SECONDS = 0.01
 
@@ -66,7 +66,7 @@ class Opening:
     def _look(self) -> None:
         """Raise for a damaged or foreign file: one that can write would tidy up even there."""
         with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
-            is_current(connection, str(self.path))
+            schema.format_of(connection, str(self.path))
 
     def _make(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class Opening:
             self._keep_log(connection)
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
             connection.execute("PRAGMA secure_delete = ON")
-            upgrade(connection, str(self.path))
+            schema.upgrade(connection, str(self.path))
         except BaseException:
             connection.close()
             raise
@@ -112,13 +112,15 @@ class Opening:
             return self._nothing()
         connection = self._connect("ro" if touching else "ro&immutable=1")
         try:
-            has_all = is_current(connection, str(self.path))
+            found = schema.format_of(connection, str(self.path))
         except BaseException:
             connection.close()
             raise
-        if has_all:
+        if found == len(schema.UPGRADES):
             return connection
         connection.close()
+        if found == 0:  # it is being made
+            return self._nothing()
         raise StoreError(
             f"{self.path} has an older format: open it once for writing, which renews it"
         )
@@ -127,7 +129,7 @@ class Opening:
         """A connection to an empty store: what a missing file is."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
         connection.text_factory = bytes
-        upgrade(connection, str(self.path))
+        schema.upgrade(connection, str(self.path))
         return connection
 
     def _connect(self, mode: Literal["rw", "ro", "ro&immutable=1"]) -> sqlite3.Connection:

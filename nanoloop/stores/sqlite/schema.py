@@ -67,20 +67,20 @@ _PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
 
 def upgrade(connection: sqlite3.Connection, name: str) -> None:
     """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
-    if is_current(connection, name):
+    if format_of(connection, name) == len(UPGRADES):
         return
     with transaction(connection):
         # Another process may have done it since.
-        for steps in UPGRADES[_format(connection) :]:
+        for steps in UPGRADES[format_of(connection, name) :]:
             for step in steps:
                 connection.execute(step)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {len(UPGRADES)}")
 
 
-def is_current(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether it has this version's tables; raises `StoreError` for a newer or foreign file."""
-    version = _format(connection)
+def format_of(connection: sqlite3.Connection, name: str) -> int:
+    """Which tables the file has, 0 for none; raises `StoreError` for a newer or foreign one."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION and (application or version or tables):
@@ -90,11 +90,6 @@ def is_current(connection: sqlite3.Connection, name: str) -> bool:
             f"{name} has format {version}, and this version of nanoloop knows formats up to "
             f"{len(UPGRADES)}: use the newer version that wrote it"
         )
-    return version == len(UPGRADES)
-
-
-def _format(connection: sqlite3.Connection) -> int:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
 
