@@ -116,6 +116,7 @@ async def lane_of(desk: Desk, session: Session) -> str:
 
 
 def tell_accepted(desk: Desk, session_id: str, message: Inbound) -> None:
+    """Tell all who read the session that this was said."""
     files = [
         {"ref": f.ref, "kind": f.kind, "name": f.name, "mime_type": f.mime_type, "size": f.size}
         for f in message.attachments
