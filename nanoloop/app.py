@@ -165,6 +165,7 @@ def make_store(
         data=settings.data,
         durability=settings.store.durability,
         seal=make_seal(settings),
+        timeout_seconds=settings.store.timeout_seconds,
         cached_sessions=settings.store.cached_sessions,
         read_only=read_only,
         announce=telemetry,

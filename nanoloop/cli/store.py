@@ -7,7 +7,7 @@ import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import anyio
 from rich.console import Console
@@ -25,6 +25,15 @@ from nanoloop.stores.place import FORMS, store_url
 from nanoloop.telemetry import Telemetry
 
 _PLACE = f"{FORMS}; left out, it is the store of the settings"
+
+
+@runtime_checkable
+class Migrated(Protocol):
+    """A store whose tables are made and raised on request."""
+
+    async def migrate(self) -> str:
+        """Bring them up to date; says what was done."""
+        ...
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -107,8 +116,12 @@ async def _check(args: Namespace, settings: Settings) -> int:
 
 async def _migrate(args: Namespace, settings: Settings) -> int:
     async with _opened(settings, args.place) as store:
-        await store.delete_expired()  # whatever has to be made or raised is, before this
-    print("it is up to date", file=sys.stderr)
+        if isinstance(store, Migrated):
+            done = await store.migrate()
+        else:  # the others see to it when they are opened to write
+            await store.delete_expired()
+            done = "it is up to date"
+    print(done, file=sys.stderr)
     return Exit.DONE
 
 

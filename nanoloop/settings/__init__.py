@@ -51,6 +51,8 @@ class StoreSettings(Section):
     """What survives a message in files: `flush` a killed process, `fsync` a power cut too."""
     cached_sessions: Annotated[int, Field(ge=0), Unit("sessions")] = 0
     """Sessions whose newest messages are kept in memory in front of a database; 0 for none."""
+    timeout_seconds: Seconds = 10
+    """How long a database that does not answer is tried before the chat is told."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
     """Seals what is said and known in the files; of several, with commas, the first one seals."""
 

@@ -21,6 +21,8 @@ class Opening:
     data: Path
     durability: Literal["flush", "fsync"] = "flush"
     seal: Seal | None = None
+    timeout_seconds: float = 10
+    """How long a server that does not answer is tried."""
     cached_sessions: int = 0
     """How many windows of a database's sessions are kept in memory too."""
     read_only: bool = False
@@ -76,13 +78,13 @@ def _sqlite(how: Opening, _url: str, place: str) -> Store:
 def _redis(how: Opening, url: str, _place: str) -> Store:
     from nanoloop.stores.redis import RedisStore  # noqa: PLC0415 - as above
 
-    return how.cached(RedisStore(url, seal=how.seal))
+    return how.cached(RedisStore(url, seal=how.seal, timeout_seconds=how.timeout_seconds))
 
 
 def _postgres(how: Opening, url: str, _place: str) -> Store:
     from nanoloop.stores.postgres import PostgresStore  # noqa: PLC0415 - as above
 
-    return how.cached(PostgresStore(url, seal=how.seal))
+    return how.cached(PostgresStore(url, seal=how.seal, timeout_seconds=how.timeout_seconds))
 
 
 _OPENERS: dict[str, Callable[[Opening, str, str], Store]] = {
