@@ -16,7 +16,7 @@ from nanoloop.channels.web.stream import Streams
 from nanoloop.commands.command import Runner
 from nanoloop.events import Announce
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.protocols import Bus
+from nanoloop.protocols import Bus, Provider
 from nanoloop.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Shop:
     snapshot: Snapshot
     """What telemetry has counted."""
     announce: Announce
+    provider: Provider | None = None
+    """Who is asked where a client sends the whole conversation along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

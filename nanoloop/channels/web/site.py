@@ -24,14 +24,17 @@ from nanoloop.channels.web import (
     uploads,
 )
 from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.openai import completions, models
 from nanoloop.channels.web.openapi import describing
 from nanoloop.channels.web.refusal import error_response
 
 STATIC = Path(__file__).parent / "static"
 _NOT_CACHED = {"Cache-Control": "no-cache"}
 
-# Another API takes its place here, with a tuple of operations of its own.
-PARTS = (access, conversations, history, talking, memory, uploads, events, health)
+PARTS = (
+    *(access, conversations, history, talking, memory, uploads, events, health),
+    *(completions, models),
+)
 OPERATIONS = tuple(operation for part in PARTS for operation in part.OPERATIONS)
 
 

@@ -1,0 +1,56 @@
+"""A line of the table of operations whose errors are in OpenAI's form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from nanoloop.channels.web.admission import admitted
+from nanoloop.channels.web.body import read_body
+from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.openai.refusing import Unfit, error_response, refusal_of
+from nanoloop.channels.web.operation import ROUTE, Call, Operation
+from nanoloop.channels.web.refusal import Refusal
+from nanoloop.errors import NanoloopError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOperation(Operation):
+    """Takes bodies as large as an upload may be: images stand in them."""
+
+    def route(self, desk: Desk) -> Route:
+        """Where requests come to it."""
+
+        async def served(request: Request) -> Any:
+            request.scope[ROUTE] = self.path
+            try:
+                return await self.run(await self._let_in(request, desk))
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except (Refusal, NanoloopError) as error:
+                return error_response(refusal_of(error))
+
+        return Route(self.path, served, methods=[self.method])
+
+    async def _let_in(self, request: Request, desk: Desk) -> Call:
+        caller = admitted(request, desk)
+        body: Any = None
+        if self.body is not None:
+            data = await read_body(request, desk.limits.upload_bytes, desk.limits.body_seconds)
+            body = _checked(self.body, data)
+        return Call(request=request, desk=desk, caller=caller, query=None, body=body)
+
+
+def _checked(body: type[BaseModel], data: bytes) -> BaseModel:
+    try:
+        return body.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or None
+    sentence = f"{where}: {first['msg']}" if where else str(first["msg"])
+    raise Unfit(400, sentence, param=where, code="invalid_value")

@@ -1,0 +1,245 @@
+"""The openai client in a session: the server keeps what was said, the client sends what is new."""
+
+from functools import partial
+
+import anyio
+import openai
+import pytest
+
+from nanoloop.errors import ContextTooLong, OverQuota
+from nanoloop.protocols import Reply, Usage
+from nanoloop.providers.scripted import ScriptedProvider
+from tests.web_openai import (
+    ask,
+    asking,
+    calling,
+    client_of,
+    in_session,
+    said,
+    stream,
+    text_of,
+    until,
+    user,
+)
+from tests.web_server import OTHER, TOKEN, TOKENS, bearer
+
+ANN = "web:local.ann"
+"""The session that the user named ann has."""
+
+
+@pytest.fixture
+async def web(tmp_path):
+    async with asking(tmp_path) as web:
+        yield web
+
+
+def shown(web, call=-1):
+    """What the model was shown behind its prompt."""
+    return [(m["role"], m["content"]) for m in web.provider.calls[call].messages[1:]]
+
+
+async def test_only_what_is_new_is_sent_and_the_model_sees_it_all(web):
+    assert await ask(web.openai, "one", user="ann") == "You said: one"
+    assert await ask(web.openai, "two", user="ann") == "You said: two"
+    assert shown(web) == [("user", "one"), ("assistant", "You said: one"), ("user", "two")]
+
+
+async def test_of_a_whole_history_only_what_comes_after_the_last_answer_is_taken(web):
+    await ask(web.openai, "one", **in_session("s"))
+    history = [said("system", "be rude"), user("one"), said("assistant", "You said: one")]
+    await ask(web.openai, *history, "two", "three", **in_session("s"))
+    assert shown(web)[2:] == [("user", "two\n\nthree")]
+    assert "rude" not in str(web.provider.calls[-1].messages)
+
+
+async def test_a_stream_has_the_chunks_that_clients_know(web):
+    options = {"stream_options": {"include_usage": True}}
+    chunks = await stream(web.openai, "good morning", user="ann", **options)
+    assert [c.choices[0].delta.role for c in chunks if c.choices][:2] == ["assistant", None]
+    assert text_of(chunks) == "You said: good morning"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-2:] == [None, "stop"]
+    assert [c.usage is None for c in chunks][-2:] == [True, False]
+    assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
+
+
+async def test_a_session_outlives_the_server(tmp_path):
+    async with asking(tmp_path) as web:
+        await ask(web.openai, "one", user="ann")
+    async with asking(tmp_path) as web:
+        await ask(web.openai, "two", user="ann")
+        assert shown(web)[0] == ("user", "one")
+
+
+async def test_a_page_reads_along_and_writes_on(web):
+    raw = await web.openai.chat.completions.with_raw_response.create(
+        model="assistant", messages=[user("one")], user="ann"
+    )
+    session = raw.headers["x-nanoloop-session"]
+    assert await web.answered(session, "two") == "You said: two"
+    async with web.reading(session) as reader:
+        assert await ask(web.openai, "three", **in_session(session)) == "You said: three"
+        assert (await reader.until("accepted"))[-1].data["text"] == "three"
+    assert [m["text"] for m in await web.messages(session) if m["role"] == "user"] == [
+        "one",
+        "two",
+        "three",
+    ]
+
+
+async def test_tools_of_the_agent_run_on_the_server(tmp_path):
+    sum_up = calling("calculator", '{"expression": "6*7"}', usage=Usage(tokens_in=5, tokens_out=1))
+    answer = Reply(text="It is 42.", usage=Usage(tokens_in=9, tokens_out=4, tokens_cached=5))
+    async with asking(tmp_path, provider=ScriptedProvider([sum_up, answer])) as web:
+        found = await web.openai.chat.completions.create(
+            model="assistant", messages=[user("6*7?")], user="ann"
+        )
+        assert "42" in web.provider.calls[1].messages[-1]["content"]
+    assert found.choices[0].message.content == "It is 42."
+    assert found.choices[0].message.tool_calls is None
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (14, 5)
+    assert found.usage.prompt_tokens_details.cached_tokens == 5
+
+
+async def test_two_clients_at_once_are_answered_in_order(web):
+    web.provider.hold()
+    answers = []
+
+    async def asked(text):
+        answers.append(await ask(web.openai, text, user="ann"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(asked, "one")
+        await web.provider.asked(1)
+        group.start_soon(asked, "two")
+        await until(lambda: web.app.loop.waiting(ANN))
+        web.provider.release()
+    assert answers == ["You said: one", "You said: two"]
+    assert shown(web)[-2:] == [("assistant", "You said: one"), ("user", "two")]
+
+
+async def leave(chunks):
+    """Read one chunk, then close the connection."""
+    async for _ in chunks:
+        break
+    await chunks.close()
+
+
+async def test_who_leaves_in_the_middle_stops_the_model(tmp_path):
+    async with asking(tmp_path, provider=ScriptedProvider(word_delay_seconds=30)) as web:
+        chunks = await web.openai.chat.completions.create(
+            model="assistant", messages=[user("a long story")], user="ann", stream=True
+        )
+        await leave(chunks)
+        await until(lambda: not web.app.loop.is_busy(ANN))
+        kept = await web.messages(ANN)
+    assert [(m["text"], m.get("stopped")) for m in kept] == [("a long story", None), ("You", True)]
+
+
+async def test_who_leaves_before_it_is_his_turn_is_not_answered(web):
+    web.provider.hold()
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ask, web.openai, "one", user="ann"))
+        await web.provider.asked()
+        with anyio.CancelScope() as leaving:
+            group.start_soon(cancel_when_it_waits, web, leaving)
+            await ask(web.openai, "two", user="ann")
+        await until(lambda: not web.app.loop.waiting(ANN))
+        web.provider.release()
+    assert [m["text"] for m in await web.messages(ANN)] == ["one", "You said: one"]
+
+
+async def cancel_when_it_waits(web, scope):
+    await until(lambda: len(web.app.loop.sessions._alive[ANN].waiting) == 1)
+    scope.cancel()
+
+
+async def test_what_another_one_stops_ends_with_what_was_said(tmp_path):
+    async with asking(tmp_path, provider=ScriptedProvider(word_delay_seconds=30)) as web:
+        chunks = await web.openai.chat.completions.create(
+            model="assistant", messages=[user("a story")], user="ann", stream=True
+        )
+        await anext(chunks)
+        await web.call("POST", f"/api/sessions/{ANN}/stop", status=200)
+        rest = [chunk async for chunk in chunks]
+    assert text_of(rest) == "You"
+    assert rest[-1].choices[0].finish_reason == "stop"
+
+
+async def test_a_command_is_answered_by_the_loop(web):
+    await ask(web.openai, "one", user="ann")
+    assert "new" in (await ask(web.openai, "/new", user="ann")).lower()
+    await ask(web.openai, "two", user="ann")
+    assert shown(web) == [("user", "two")]
+
+
+async def test_a_session_of_another_token_is_refused(tmp_path):
+    async with asking(tmp_path, key=TOKEN, tokens=TOKENS, headers=bearer()) as web:
+        session = await web.begin()
+        assert await ask(web.openai, "mine", **in_session(session)) == "You said: mine"
+        async with client_of(web, key=OTHER) as bob:
+            with pytest.raises(openai.PermissionDeniedError) as refused:
+                await ask(bob, "his", **in_session(session))
+            assert await ask(bob, "my own", user="ann")
+        assert refused.value.code == "session_not_yours"
+        assert refused.value.type == "permission_error"
+
+
+async def test_the_same_name_is_another_session_for_another_token(tmp_path):
+    async with asking(tmp_path, key=TOKEN, tokens=TOKENS) as web:
+        await ask(web.openai, "alice's", user="ann")
+        async with client_of(web, key=OTHER) as bob:
+            await ask(bob, "bob's", user="ann")
+        assert shown(web) == [("user", "bob's")]
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a b", "名前", "x" * 400, "google|1:2"])
+async def test_any_name_is_a_session_and_no_path(web, name):
+    await ask(web.openai, "one", user=name)
+    await ask(web.openai, "two", user=name)
+    assert len(shown(web)) == 3
+
+
+async def test_an_id_that_is_none_is_not_found(web):
+    with pytest.raises(openai.NotFoundError):
+        await ask(web.openai, "one", **in_session("web:local.nobody"))
+    with pytest.raises(openai.BadRequestError):
+        await ask(web.openai, "one", **in_session("web:../x"))
+
+
+async def test_an_agent_asked_for_by_name_answers_from_now_on(tmp_path):
+    settings = {"agents": {"pirate": {"prompt": "Speak like a pirate."}}}
+    async with asking(tmp_path, settings=settings) as web:
+        await ask(web.openai, "one", user="ann")
+        await ask(web.openai, "two", user="ann", model="pirate")
+        assert "pirate" in web.provider.calls[-1].messages[0]["content"]
+        names = [model.id async for model in web.openai.models.list()]
+    assert sorted(names) == ["assistant", "pirate"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "code"),
+    [
+        (ContextTooLong("too long"), openai.BadRequestError, "context_length_exceeded"),
+        (OverQuota("no more"), openai.RateLimitError, "rate_limit_exceeded"),
+        (RuntimeError("a secret"), openai.InternalServerError, "failed"),
+    ],
+)
+async def test_a_failed_turn_has_its_status(tmp_path, failure, kind, code):
+    async with asking(tmp_path, provider=ScriptedProvider(otherwise=failure)) as web:
+        with pytest.raises(kind) as failed:
+            await ask(web.openai, "one", user="ann")
+    assert failed.value.code == code
+    assert "secret" not in str(failed.value)
+
+
+async def test_a_session_that_is_deleted_meanwhile_is_an_error(web):
+    web.provider.hold()
+    async with anyio.create_task_group() as group:
+        group.start_soon(delete_when_asked, web)
+        with pytest.raises(openai.NotFoundError):
+            await ask(web.openai, "one", user="ann")
+
+
+async def delete_when_asked(web):
+    await web.provider.asked()
+    await web.call("DELETE", f"/api/sessions/{ANN}")
