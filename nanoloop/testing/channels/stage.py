@@ -1,0 +1,168 @@
+"""A platform with people on it: what the author of a channel writes for the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
+from unittest import SkipTest
+
+import anyio
+
+from nanoloop.channels.platform.platform import Platform
+
+Skill = Literal[
+    "bots",
+    "cut",
+    "delete",
+    "edit",
+    "files",
+    "formatting",
+    "group",
+    "ids",
+    "limit",
+    "lose",
+    "repeat",
+    "threads",
+    "token",
+    "typing",
+]
+"""What a stage may be able to do; each is a method or an argument of `Stage`."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A message as people see it now."""
+
+    id: str
+    text: str
+    """What it says, without the platform's marks where that is easily had."""
+    is_bots: bool
+    """Whether the bot under test said it."""
+    reply_to: str | None = None
+
+
+class Stage(Protocol):
+    """The platform, real or a stand-in, with the people Ann and Bob and a bot."""
+
+    @property
+    def skills(self) -> frozenset[Skill]:
+        """What can be done here; the tests of the rest are skipped."""
+        ...
+
+    @property
+    def group(self) -> str:
+        """A chat of Ann, Bob and the bot."""
+        ...
+
+    def platform(self) -> Platform:
+        """A new connection for the same bot account: each start of a bot takes one."""
+        ...
+
+    async def people(self, count: int) -> Sequence[tuple[str, str]]:
+        """So many private chats, as (chat, sender); the first two are Ann's and Bob's."""
+        ...
+
+    def naming(self, text: str) -> str:
+        """The text as someone writes it who names the bot, such as `@bot text`."""
+        ...
+
+    async def say(
+        self,
+        chat: str,
+        text: str,
+        *,
+        sender: str,
+        reply_to: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        thread: str = "",
+        is_bot: bool = False,
+    ) -> str:
+        """Say something as a person; returns the message's id as `Heard.id` has it."""
+        ...
+
+    async def edit(self, chat: str, message: str, text: str, *, sender: str) -> None:
+        """Let a person's message say this."""
+        ...
+
+    async def delete(self, chat: str, message: str, *, sender: str) -> None:
+        """Take a person's message back."""
+        ...
+
+    async def repeat(self) -> None:
+        """Deliver to the bot once more what was said last."""
+        ...
+
+    async def shown(self, chat: str) -> Sequence[Shown]:
+        """What is to be seen in the chat now, oldest first."""
+        ...
+
+    async def typed(self, chat: str) -> bool:
+        """Whether typing was shown there."""
+        ...
+
+    async def cut(self) -> None:
+        """Cut the bot's connection; a new one works."""
+        ...
+
+    async def limit(self, calls: int, *, seconds: float) -> None:
+        """Answer the bot's next posts and edits with "too many", and this retry-after."""
+        ...
+
+    async def lose(self, calls: int, *, taken: bool) -> None:
+        """Let the bot's next posts fail; `taken`: only after the platform has taken them."""
+        ...
+
+    async def refuse_formatting(self) -> None:
+        """Take plain text only."""
+        ...
+
+    async def refuse_token(self) -> None:
+        """Let the bot in no more."""
+        ...
+
+
+async def comes_to(
+    look: Callable[[], Awaitable[T]], wanted: T | Callable[[T], bool], *, seconds: float = 20
+) -> T:
+    """Look until this is what is to be seen; an AssertionError says what was seen at last."""
+    found = None
+    with anyio.move_on_after(seconds):
+        while True:
+            found = await look()
+            if wanted(found) if callable(wanted) else found == wanted:
+                return found
+            await anyio.sleep(0.005)
+    aim = "what was wanted" if callable(wanted) else repr(wanted)
+    raise AssertionError(f"after {seconds} s it is {found!r}, not {aim}")
+
+
+async def says(stage: Stage, chat: str, *wanted: str) -> None:
+    """Wait until the bot says exactly that in a chat, in that order."""
+
+    async def look() -> list[str]:
+        return [shown.text for shown in await stage.shown(chat) if shown.is_bots]
+
+    await comes_to(look, [*wanted])
+
+
+async def answers(stage: Stage, chat: str, count: int) -> list[str]:
+    """Wait until the bot has said so many things in a chat; returns them."""
+
+    async def look() -> list[str]:
+        return [shown.text for shown in await stage.shown(chat) if shown.is_bots]
+
+    return await comes_to(look, lambda said: len(said) == count)
+
+
+def needs(stage: Stage, *skills: Skill) -> None:
+    """Skip the test where the stage can't do that."""
+    if missing := sorted({*skills} - stage.skills):
+        raise SkipTest(f"the stage can't do {', '.join(missing)}")
+
+
+def check(so: object, otherwise: str) -> None:
+    """An AssertionError that says what is wrong, unless all is well."""
+    if not so:
+        raise AssertionError(otherwise)

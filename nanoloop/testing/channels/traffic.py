@@ -1,0 +1,188 @@
+"""A day of traffic with faults switched on and off, and a ledger of it at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+
+from nanoloop.protocols import OnText, Reply
+from nanoloop.testing.channels.bot import Bot
+from nanoloop.testing.channels.stage import Stage, comes_to
+
+UNANSWERED = 10
+"""Messages of a chat that may wait for their answers before it says more."""
+_FAULT = 0.03
+"""How often something goes wrong, for each message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """What became of all that was said."""
+
+    said: int
+    answered: int
+    faults: int
+    starts: int
+    lost: tuple[str, ...]
+    """Messages that have no answer."""
+    doubled: tuple[str, ...]
+    """Messages that have more than one."""
+    disordered: tuple[str, ...]
+    """Chats whose answers don't come in the order of their messages."""
+    odd: tuple[str, ...]
+    """What the bot said and nobody had asked for, half an answer for example."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether each message has its answer, once, in order, and nothing else was said."""
+        return not (self.lost or self.doubled or self.disordered or self.odd)
+
+
+async def day(
+    stage: Stage,
+    folder: Path,
+    *,
+    seed: int = 0,
+    messages: int = 1000,
+    chats: int = 20,
+    restarts: int = 3,
+    seconds: float = 60,
+    **bot: Any,
+) -> Ledger:
+    """Let people talk with a bot that is killed so often, over a platform that fails now and then.
+
+    `seconds` is how long the last answers may take once nothing fails any more; what a `Bot`
+    takes can be given too.
+    """
+    talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - no secret
+    for start in range(restarts + 1):
+        provider = _Chatty(Random(seed + start))  # noqa: S311 - as above
+        async with Bot(stage.platform(), folder, provider=provider, **bot):
+            await talk.go_on(messages // (restarts + 1))
+            if start == restarts:
+                await talk.heal()
+                await talk.settle(seconds)
+    return await talk.ledger(starts=restarts + 1)
+
+
+class _Talk:
+    """What people say, and what goes wrong meanwhile."""
+
+    def __init__(self, stage: Stage, random: Random, people: Sequence[tuple[str, str]]) -> None:
+        self._stage = stage
+        self._random = random
+        self._people = people
+        self._said: Counter[str] = Counter()
+        self._answered: Counter[str] = Counter()
+        self._faults = 0
+
+    async def go_on(self, messages: int) -> None:
+        """So many messages more, in any of the chats."""
+        for _ in range(messages):
+            chat, sender = self._random.choice(self._people)
+            if self._said[chat] - self._answered[chat] >= UNANSWERED:
+                await comes_to(partial(self._has_room, chat), wanted=True)
+            await self._stage.say(chat, _text(chat, self._said[chat]), sender=sender)
+            self._said[chat] += 1
+            if self._random.random() < _FAULT:
+                await self._go_wrong()
+            elif self._random.random() < _FAULT:
+                await self.heal()
+
+    async def _has_room(self, chat: str) -> bool:
+        self._answered[chat] = len(set(await self._answers(chat)))
+        return self._said[chat] - self._answered[chat] < UNANSWERED // 2
+
+    async def _go_wrong(self) -> None:
+        stage, some = self._stage, self._random.randint(1, 5)
+        ways: dict[str, Callable[[], Awaitable[None]]] = {
+            "cut": stage.cut,
+            "repeat": stage.repeat,
+            "lose": partial(stage.lose, some, taken=False),
+            "ids": partial(stage.lose, some, taken=True),
+            "limit": partial(stage.limit, some, seconds=0.5),
+        }
+        able = [way for skill, way in ways.items() if skill in stage.skills]
+        if able:
+            self._faults += 1
+            await self._random.choice(able)()
+
+    async def heal(self) -> None:
+        """Let posts and edits work again."""
+        if "lose" in self._stage.skills:
+            await self._stage.lose(0, taken=False)
+            await self._stage.lose(0, taken=True)
+        if "limit" in self._stage.skills:
+            await self._stage.limit(0, seconds=0)
+
+    async def settle(self, seconds: float) -> None:
+        """Wait until every chat has all its answers, or long enough."""
+        with anyio.move_on_after(seconds):
+            for chat, _ in self._people:
+                wanted = {*self._wanted(chat)}
+                await comes_to(
+                    partial(self._answers, chat), lambda found, all_=wanted: all_ <= {*found}
+                )
+
+    async def ledger(self, *, starts: int) -> Ledger:
+        """What became of it."""
+        found = {chat: await self._answers(chat) for chat, _ in self._people}
+        wanted = {chat: self._wanted(chat) for chat in found}
+        counts = Counter(answer for answers in found.values() for answer in answers)
+        all_wanted = [answer for answers in wanted.values() for answer in answers]
+        return Ledger(
+            said=sum(self._said.values()),
+            answered=sum(counts[answer] > 0 for answer in all_wanted),
+            faults=self._faults,
+            starts=starts,
+            lost=tuple(answer for answer in all_wanted if not counts[answer]),
+            doubled=tuple(answer for answer in all_wanted if counts[answer] > 1),
+            disordered=tuple(chat for chat in found if not _in_order(found[chat], wanted[chat])),
+            odd=tuple(counts.keys() - {*all_wanted}),
+        )
+
+    async def _answers(self, chat: str) -> list[str]:
+        return [shown.text for shown in await self._stage.shown(chat) if shown.is_bots]
+
+    def _wanted(self, chat: str) -> list[str]:
+        return [f"You said: {_text(chat, number)}" for number in range(self._said[chat])]
+
+
+class _Chatty:
+    """A model that says again what it is told, at once or word by word."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def chat(
+        self, *, messages: Sequence[Any], on_text: OnText | None = None, **_: Any
+    ) -> Reply:
+        """Take some time, or none."""
+        text = f"You said: {messages[-1]['content']}"
+        if self._random.random() < 0.3:  # noqa: PLR2004 - some of them
+            if on_text is not None:
+                on_text(text[: len(text) // 2])
+            await anyio.sleep(self._random.random() * 0.4)
+        if on_text is not None:
+            on_text(text)
+        return Reply(text=text)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def _text(chat: str, number: int) -> str:
+    return f"{number} in {chat}"
+
+
+def _in_order(found: Sequence[str], wanted: Sequence[str]) -> bool:
+    numbers = {answer: number for number, answer in enumerate(wanted)}
+    places = [numbers[answer] for answer in found if answer in numbers]
+    return places == sorted(places)

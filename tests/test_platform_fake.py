@@ -1,0 +1,22 @@
+"""The suite of all channels, over a platform in memory, and a day of traffic on it."""
+
+import pytest
+
+from nanoloop.testing.channels import ChannelSuite, FakeChats, day
+
+
+@pytest.fixture
+def stage():
+    return FakeChats()
+
+
+class TestFake(ChannelSuite):
+    """The kit over a platform that does what it is told."""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(stage, tmp_path, seed):
+    ledger = await day(stage, tmp_path, seed=seed, messages=1500)
+    assert ledger.is_clean, ledger
+    assert ledger.answered == ledger.said
+    assert ledger.faults > 10
