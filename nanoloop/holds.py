@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -61,7 +62,10 @@ class Holds:
         except NanoloopError:  # it stays unacknowledged until its turn, and may be durable then
             item = delivery
         if item is not None:
-            await self._into(key, item)
+            with suppress(
+                RuntimeError
+            ):  # the lanes have ended: its turn comes after the next start
+                await self._into(key, item)
 
     async def keep(self, key: str, delivery: Delivery) -> Held | None:
         """Make it durable and acknowledge it; None where it asks for no turn of its own."""
