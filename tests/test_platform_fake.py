@@ -14,9 +14,11 @@ class TestFake(ChannelSuite):
     """The kit over a platform that does what it is told."""
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(stage, tmp_path, seed):
-    ledger = await day(stage, tmp_path, seed=seed, messages=1500)
+@pytest.mark.parametrize(("seed", "messages"), [(1, 2000), (2, 200), (3, 200)])
+async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(
+    stage, tmp_path, seed, messages
+):
+    ledger = await day(stage, tmp_path, seed=seed, messages=messages)
     assert ledger.is_clean, ledger
     assert ledger.answered == ledger.said
-    assert ledger.faults > 10
+    assert ledger.faults

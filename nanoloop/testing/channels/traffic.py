@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ UNANSWERED = 10
 """Messages of a chat that may wait for their answers before it says more."""
 _FAULT = 0.03
 """How often something goes wrong, for each message."""
+_SLOW, _SLOW_SECONDS = 0.1, 0.4
+"""How often an answer takes time, so that it is seen growing, and how much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,11 +127,13 @@ class _Talk:
 
     async def settle(self, seconds: float) -> None:
         """Wait until every chat has all its answers, or long enough."""
-        with anyio.move_on_after(seconds):
+        with suppress(AssertionError):  # the ledger says what is missing
             for chat, _ in self._people:
                 wanted = {*self._wanted(chat)}
                 await comes_to(
-                    partial(self._answers, chat), lambda found, all_=wanted: all_ <= {*found}
+                    partial(self._answers, chat),
+                    lambda found, all_=wanted: all_ <= {*found},
+                    seconds=seconds,
                 )
 
     async def ledger(self, *, starts: int) -> Ledger:
@@ -166,10 +171,10 @@ class _Chatty:
     ) -> Reply:
         """Take some time, or none."""
         text = f"You said: {messages[-1]['content']}"
-        if self._random.random() < 0.3:  # noqa: PLR2004 - some of them
+        if self._random.random() < _SLOW:
             if on_text is not None:
                 on_text(text[: len(text) // 2])
-            await anyio.sleep(self._random.random() * 0.4)
+            await anyio.sleep(self._random.random() * _SLOW_SECONDS)
         if on_text is not None:
             on_text(text)
         return Reply(text=text)
