@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from nanoloop.channels.web import protocol
 from nanoloop.channels.web.openapi import document
 from nanoloop.channels.web.site import OPERATIONS
 from tests.web_server import serving
@@ -85,3 +86,24 @@ def test_the_document_has_one_id_for_each_operation():
         operation for path in document(OPERATIONS)["paths"].values() for operation in path.values()
     ]
     assert len({operation["operationId"] for operation in described}) == len(OPERATIONS)
+
+
+async def test_health_is_told_however_often_it_is_asked_for(tmp_path):
+    async with serving(tmp_path, requests_per_minute=1) as web:
+        await web.call("GET", "/api/sessions", status=200)
+        await web.call("GET", "/api/sessions", status=429)
+        for _ in range(3):
+            await web.call("GET", "/healthz", status=200)
+            await web.call("GET", "/readyz", status=200)
+
+
+async def test_the_slower_parser_serves_as_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol, "HttpToolsProtocol", None)
+    async with serving(tmp_path) as web:
+        assert await web.answered(await web.begin(), "hello") == "You said: hello"
+
+
+async def test_the_head_of_a_stream_ends(web):
+    session = await web.begin()
+    response = await web.client.head(f"/api/sessions/{session}/events")
+    assert response.headers["content-type"].startswith("text/event-stream")

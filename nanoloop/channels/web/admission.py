@@ -15,13 +15,15 @@ ASKED_BY_SCRIPT = "x-nanoloop"
 _SAFE = {"GET", "HEAD"}
 
 
-def admitted(request: Request, desk: Desk, *, is_public: bool = False) -> Caller | None:
+def admitted(
+    request: Request, desk: Desk, *, is_public: bool = False, is_counted: bool = True
+) -> Caller | None:
     """Who calls; raises a refusal for who may not, None only for what is public."""
     refuse_other_sites(request, desk)
     caller = _caller(request, desk)
     if caller is None and not is_public:
         raise Refusal(401, "log in, or send a token", headers={"WWW-Authenticate": "Bearer"})
-    if seconds := desk.rates.take(_bucket(request, caller)):
+    if is_counted and (seconds := desk.rates.take(_bucket(request, caller))):
         raise try_later(429, "too many requests: try again later", seconds=seconds)
     return caller
 

@@ -71,9 +71,21 @@ def _numbered(metric: str, values: Mapping[str, float]) -> Iterator[str]:
 
 
 OPERATIONS: Sequence[Operation] = (
-    Operation(method="GET", path="/healthz", says="Whether it is alive", run=alive, is_public=True),
     Operation(
-        method="GET", path="/readyz", says="Whether it takes messages", run=ready, is_public=True
+        method="GET",
+        path="/healthz",
+        says="Whether it is alive",
+        run=alive,
+        is_public=True,
+        is_counted=False,
+    ),
+    Operation(
+        method="GET",
+        path="/readyz",
+        says="Whether it takes messages",
+        run=ready,
+        is_public=True,
+        is_counted=False,
     ),
     Operation(
         method="GET",

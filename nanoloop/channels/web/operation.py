@@ -82,6 +82,8 @@ class Operation:
     produces: str = "application/json"
     is_public: bool = False
     """Whether one need not be known."""
+    is_counted: bool = True
+    """Whether it counts among what one may ask in a minute."""
 
     def route(self, desk: Desk) -> Route:
         """Where requests come to it."""
@@ -100,7 +102,7 @@ class Operation:
         return Route(self.path, served, methods=[self.method])
 
     async def _call(self, request: Request, desk: Desk) -> Call:
-        caller = admitted(request, desk, is_public=self.is_public)
+        caller = admitted(request, desk, is_public=self.is_public, is_counted=self.is_counted)
         query = _checked(self.query.model_validate, request.query_params) if self.query else None
         body: Any = None
         if self.uploads:

@@ -123,8 +123,10 @@ class EventStream:
         self._waker = Waker()
         streams.enter(self._waker)
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve this reader."""
+        if scope["method"] == "HEAD":
+            self._waker.end()
         with ExitStack() as stack:
             stack.callback(self._streams.leave, self._waker)
             for watched in self._watched:
