@@ -21,7 +21,7 @@ from nanoloop.bus.in_process import InProcessBus
 from nanoloop.channels.web.attachments import Attachments
 from nanoloop.channels.web.pictures import Pictures
 from nanoloop.errors import SettingsError, place_of
-from nanoloop.events import ChannelFailed, ChannelStarted, Event
+from nanoloop.events import Announce, ChannelFailed, ChannelStarted, Event, silent
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
@@ -88,7 +88,7 @@ class App:
         log = settings.log
         telemetry = telemetry or Telemetry(level=log.level, format=log.format)
         store = make_store(settings, telemetry)
-        provider = with_pictures(settings, provider or make_provider(settings))
+        provider = with_pictures(settings, provider or make_provider(settings, telemetry))
         loop = make_loop(settings, provider, store, telemetry)
         return cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
 
@@ -258,10 +258,10 @@ def make_seal(settings: Settings) -> Seal | None:
     return FernetSeal(settings.store.encryption_key.get_secret_value())
 
 
-def make_provider(settings: Settings) -> Provider:
+def make_provider(settings: Settings, announce: Announce = silent) -> Provider:
     """The provider that these settings name."""
     if is_local(settings.model):
-        return make_local_provider(settings)
+        return make_local_provider(settings, announce)
     from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - it takes 0.3 s
 
     key = settings.api_key
@@ -277,7 +277,7 @@ def make_provider(settings: Settings) -> Provider:
     )
 
 
-def make_local_provider(settings: Settings) -> Provider:
+def make_local_provider(settings: Settings, announce: Announce) -> Provider:
     """A model file that runs on this machine."""
     from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
 
@@ -288,6 +288,8 @@ def make_local_provider(settings: Settings) -> Provider:
         parallel=settings.local.parallel,
         threads=settings.local.threads,
         options=settings.provider.options,
+        call_timeout_seconds=settings.provider.call_timeout_seconds,
+        announce=announce,
     )
 
 

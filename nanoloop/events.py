@@ -114,6 +114,24 @@ class ModelAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLoaded(Event):
+    """A model on this machine can be asked from now on."""
+
+    model: str
+    context_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLost(Event):
+    """Its process ended by itself; it is started anew when it is asked again."""
+
+    level: ClassVar[Level] = "warning"
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolStarted(Event):
     level: ClassVar[Level] = "debug"
     session_id: str

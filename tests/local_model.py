@@ -1,7 +1,7 @@
 """Model files for tests, and a provider with the tiny one.
 
 Fetched once and kept in a folder of their own; where one can't be had, its tests are skipped by
-name, or fail under CI. `NANOLOOP_TEST_MODELS` names a folder where the files are perhaps already.
+name, or fail under CI. `TEST_MODELS` names a folder where the files are perhaps already.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nanoloop.models.fetching import fetch
 from nanoloop.providers.local.provider import LocalProvider
 
 TINY, USEFUL = "smollm2-135m", "qwen2.5-coder-1.5b"
-FOLDER = Path(os.environ.get("NANOLOOP_TEST_MODELS") or "~/.cache/nanoloop-tests").expanduser()
+FOLDER = Path(os.environ.get("TEST_MODELS") or "~/.cache/nanoloop-tests").expanduser()
 SHORT = {"max_tokens": 8, "temperature": 0}
 LONG = {"max_tokens": 1500, "temperature": 0, "logit_bias": [[0, False], [2, False]]}
 """An answer that does not end by itself: the tokens that end one are barred."""

@@ -16,6 +16,8 @@ _FOR_THE_CONVERSATION = 0.75
 """The part of the context that a request may take; the rest is for the answer."""
 _CHARS_A_TOKEN = 2
 """Few, for all languages: a batch that is too long for the model is never summarised."""
+_CALL_SECONDS = 900
+"""It may have to wait for others first."""
 _SUMMARY_SECONDS = 600
 """It reads as slowly as it writes, and gives way to each turn."""
 
@@ -40,6 +42,9 @@ def suited(settings: Settings) -> Settings:
     update: dict[str, Any] = {
         "summary": settings.summary.model_copy(update={key: summary[key] for key in left_open})
     }
+    if "call_timeout_seconds" not in settings.provider.model_fields_set:
+        late = {"call_timeout_seconds": _CALL_SECONDS}
+        update["provider"] = settings.provider.model_copy(update=late)
     if settings.context_tokens is None:
         update["context_tokens"] = int(tokens * _FOR_THE_CONVERSATION)
     return settings.model_copy(update=update)

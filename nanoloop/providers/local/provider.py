@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoloop.errors import NoConnection, ProviderError, SettingsError, UnknownModel
+from nanoloop.events import Announce, ModelLost, silent
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
 from nanoloop.providers.local.line import Line
 from nanoloop.providers.local.order import Order, Report
@@ -42,6 +43,7 @@ class LocalProvider:
         options: Mapping[str, Any] | None = None,
         start_timeout_seconds: float = 120,
         call_timeout_seconds: float = 900,
+        announce: Announce = silent,
     ) -> None:
         """`context_tokens` is for each of `parallel` conversations that are answered at once."""
         file = Path(path).expanduser().absolute()
@@ -61,8 +63,13 @@ class LocalProvider:
             "call_timeout_seconds": call_timeout_seconds,
         }
         self._start = partial(
-            ModelServer, order, start_timeout_seconds=start_timeout_seconds, client=client
+            ModelServer,
+            order,
+            start_timeout_seconds=start_timeout_seconds,
+            client=client,
+            announce=announce,
         )
+        self._announce = announce
         self._line = Line(parallel)
         self._guard = threading.Lock()
         self._server: ModelServer | None = None
@@ -151,6 +158,7 @@ class LocalProvider:
                 self._server = None
                 self._ends += 1
                 self._rests_until = time.monotonic() + REST_SECONDS
+                self._announce(ModelLost(model=self._model, reason=server.process.end))
 
     def _running(self) -> ModelServer:
         with self._guard:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import anyio.to_thread
 import httpx2
 
 from nanoloop.errors import NoConnection, ProviderTimeout
+from nanoloop.events import Announce, ModelLoaded, silent
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers.local.order import Order, Report
 from nanoloop.providers.local.process import ModelProcess
@@ -28,21 +30,31 @@ class ModelServer:
     """One process, and requests to it for as long as it lives."""
 
     def __init__(
-        self, order: Order, *, start_timeout_seconds: float, client: Mapping[str, Any]
+        self,
+        order: Order,
+        *,
+        start_timeout_seconds: float,
+        client: Mapping[str, Any],
+        announce: Announce = silent,
     ) -> None:
         """`client` is what the client is made with."""
         self._order = order
         self._start_timeout_seconds = start_timeout_seconds
+        self._announce = announce
+        self._started = time.monotonic()
         self.process = ModelProcess(order)
         self._make_client = partial(
             OpenAIProvider, model=order.model, api_key=order.key, max_retries=0, **client
         )
         self._client: OpenAIProvider | None = None
+        self._is_loaded = False
 
     async def ready(self) -> Report:
         """What it can do, once it can be asked; raises `ProviderError` where it never will be."""
         with anyio.move_on_after(self._start_timeout_seconds):
-            return await self.process.ready()
+            report = await self.process.ready()
+            self._tell_loaded(report)
+            return report
         await self.kill()
         raise ProviderTimeout(
             f"{self._order.model} was not loaded after {self._start_timeout_seconds:g} seconds: "
@@ -79,6 +91,17 @@ class ModelServer:
         raise ModelEnded(
             f"the process of {self._order.model} {self.process.end}: try again, it is started anew"
         )
+
+    def _tell_loaded(self, report: Report) -> None:
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._announce(
+                ModelLoaded(
+                    model=self._order.model,
+                    context_tokens=report.context_tokens,
+                    seconds=round(time.monotonic() - self._started, 3),
+                )
+            )
 
     async def kill(self) -> None:
         """End the process, if it has not ended by itself; returns when it is gone."""
