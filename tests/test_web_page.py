@@ -182,19 +182,19 @@ async def test_a_command_is_answered_beside_the_log(chromium, echo):
 
 
 async def test_tool_calls_are_folded(chromium, tmp_path):
-    call = ToolCall(id="c1", name="calculator", arguments=json.dumps({"expression": "6*7"}))
+    call = ToolCall(id="c1", name="calculator", arguments='{"expression": "6*7"}')
     lines = [Reply(text="Let me see.", tool_calls=(call,)), "It is 42."]
-    async with (
-        serving(tmp_path, ScriptedProvider(lines)) as served,
-        opened(chromium, served.url) as page,
-    ):
-        await ask(page, "6 times 7?", "It is 42.")
-        await expect(page.locator("#log .prose")).to_have_text(["Let me see.", "It is 42."])
-        await expect(page.locator(".tool .inside")).to_be_hidden()
+    provider = ScriptedProvider(lines, held=True)
+    async with serving(tmp_path, provider) as served, opened(chromium, served.url) as page:
+        await say(page, "6 times 7?")
+        provider.release(1)
+        await expect(page.locator(".tool.done .inside")).to_be_hidden()
+        await expect(page.locator(".prose")).to_have_text(["Let me see."])
+        provider.release(1)
+        await expect(page.locator(".prose")).to_have_text(["Let me see.", "It is 42."])
         await page.locator(".tool summary").click()
-        await expect(page.locator(".tool pre")).to_have_text(
-            [json.dumps({"expression": "6*7"}, indent=2), "42"]
-        )
+        asked = json.dumps({"expression": "6*7"}, indent=2)
+        await expect(page.locator(".tool pre")).to_have_text([asked, "42"])
 
 
 # Files
@@ -347,6 +347,9 @@ async def test_a_token_is_asked_for_once(chromium, tmp_path):
         await page.reload()
         await expect(page.locator("#log .bubble")).to_have_text(["Hello"])
         await expect(page.locator("#login")).to_be_hidden()
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.locator("#login")).to_be_visible()
+        await expect(page.locator("#log .bubble")).to_have_count(0)
 
 
 async def test_a_conversation_that_was_deleted_is_left(chromium, echo):

@@ -260,7 +260,7 @@ export class Chat {
 		return trying(() => post(at(this.id, "/stop")));
 	}
 
-	/** The last exchange taken back and asked again, with another text where one is given. */
+	/** The last exchange taken back and asked again, in other words where there are some. */
 	async retry(text) {
 		const message = { message_id: outbox.newId(), ...(text && { text }) };
 		this.log.list.querySelectorAll(".last, .error").forEach((node) => node.remove());

@@ -29,7 +29,6 @@ export function link(href, ...label) {
 	return el("a", { href, rel: "noopener noreferrer nofollow", target: "_blank" }, ...label);
 }
 
-/** The text as a fragment. */
 export function inline(text) {
 	return new Inline(text).run();
 }
@@ -204,7 +203,7 @@ class Inline {
 		return found[0].length;
 	}
 
-	/** The address that begins here, without the punctuation of the sentence around it. */
+	/** The address without the punctuation of the sentence around it. */
 	bare() {
 		const isWithin = WORD.test(this.text[this.at - 1] ?? " ") || this.frames.some(isLink);
 		let [found] = (!isWithin && matchAt(BARE, this.text, this.at)) || [""];

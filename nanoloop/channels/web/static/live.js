@@ -21,10 +21,8 @@ export class Live {
 	/** Pieces in order; false where one before this was lost. */
 	add({ piece, at, message_id: messageId }) {
 		if (this.#turn.messageId !== messageId) this.#begin(messageId);
-		const { signs } = this.#turn;
-		if (at > signs) return false;
-		// The server counts signs, of which some are two places of a string here.
-		this.#hear(at === signs ? piece : [...piece].slice(signs - at).join(""));
+		if (at !== this.#turn.signs) return false;
+		this.#hear(piece);
 		return true;
 	}
 
@@ -71,7 +69,7 @@ export class Live {
 
 	#hear(fresh) {
 		this.#turn.said += fresh;
-		this.#turn.signs += [...fresh].length;
+		this.#turn.signs += [...fresh].length; // as the server counts: some are two places here
 		this.#draw();
 	}
 

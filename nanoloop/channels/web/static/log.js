@@ -31,7 +31,6 @@ export class Log {
 		return [...this.#shown.values()].map(({ entry }) => entry);
 	}
 
-	/** The last entry of one of these roles. */
 	last(...roles) {
 		return this.#entries().findLast((entry) => roles.includes(entry.role));
 	}
@@ -99,7 +98,7 @@ export class Log {
 		[this.before] = this.#shown.keys();
 	}
 
-	/** Mark each entry with where it is now: in the summary, pending, or seen word for word. */
+	/** Mark each entry with where it is now. */
 	mark(placeOf) {
 		for (const [seq, { item }] of this.#shown) item.dataset.place = placeOf(seq);
 	}

@@ -60,7 +60,9 @@ function showSession(news) {
 	document.title = session.title ? `${session.title} · nanoloop` : "nanoloop";
 	byId("session-menu").hidden = byId("open-memory").hidden = !session.id;
 	byId("agent-choice").hidden = !session.id || me.agents.length < 2;
-	if (session.agent) byId("agent").value = session.agent;
+	const agent = me.agents.find(({ name }) => name === (session.agent ?? me.agent));
+	byId("agent").value = agent.name;
+	byId("model").textContent = agent.model;
 }
 
 function markPlaces() {
@@ -97,8 +99,8 @@ function showAgents() {
 	byId("agents").hidden = me.agents.length < 2;
 	byId("agents").append(...choices);
 	byId("agent").replaceChildren(...me.agents.map(({ name }) => el("option", { value: name }, name)));
+	byId("logout").hidden = !me.login;
 	byId("about").textContent = `nanoloop ${me.version}`;
-	byId("model").textContent = me.model;
 }
 
 function listen() {
@@ -107,6 +109,7 @@ function listen() {
 	on("lost-retry", "click", () => chat.reconnect());
 	on("session-menu", "click", ({ currentTarget }) => sidebar.menu(session, currentTarget));
 	on("agent", "change", ({ target }) => trying(() => patch(at(chat.id), { agent: target.value })));
+	on("logout", "click", () => post("logout").finally(() => location.reload()));
 	document.addEventListener("keydown", onKey);
 }
 

@@ -35,8 +35,8 @@ export class Growing {
 		this.#frame = 0;
 		const lines = this.text.slice(this.#done).split("\n");
 		const found = parse(lines);
-		// A block that begins on the line still being written may yet join the one before.
-		const last = found.findLastIndex((block) => block.line < lines.length - 1);
+		// What begins on the last line, or is a table by that line, may yet join the block before.
+		const last = found.findLastIndex((block) => block.line < lines.length - 2);
 		const open = found.slice(Math.max(last, 0));
 		if (last > 0) this.#finish(found.slice(0, last), lines, open[0].line);
 		this.#draw(open);

@@ -66,14 +66,14 @@ export class Memory {
 	// The summary
 
 	#showSummary(...shown) {
-		const { text } = this.#known.summary;
+		const { summary: { text }, pending } = this.#known;
 		const words = text.split(/\s+/).filter(Boolean).length;
 		const edit = button("edit", "Edit", () => this.#edit());
 		edit.id = "edit-summary";
-		const body = text ? render(text) : "Nothing has left the window yet, so there is nothing to summarise.";
+		const none = pending.count ? "There is none yet." : "Nothing has left the window yet: there is nothing to summarise.";
 		byId("summary").replaceChildren(
 			el("div", { class: "head" }, el("h3", {}, "Summary"), text && !shown.length && [soft(counted(words, "word")), edit]),
-			...(shown.length ? shown : [el("div", { class: text ? "prose" : "soft", dir: "auto" }, body)]),
+			...(shown.length ? shown : [el("div", { class: text ? "prose" : "soft", dir: "auto" }, text ? render(text) : none)]),
 		);
 	}
 

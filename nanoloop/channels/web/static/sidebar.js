@@ -20,7 +20,7 @@ export class Sidebar {
 	#open = null;
 	#asked = 0;
 
-	/** `gone(id)` is called when a conversation that may be open is put away or deleted. */
+	/** `gone(id)`: it was put away or deleted. */
 	constructor(gone) {
 		this.gone = gone;
 		this.list = byId("sessions");
@@ -50,7 +50,6 @@ export class Sidebar {
 		this.#show(search);
 	}
 
-	/** Which one is open. */
 	select(id) {
 		this.#open = id;
 		for (const link of this.list.querySelectorAll("a")) mark(link, link.dataset.id === id);
@@ -91,7 +90,6 @@ export class Sidebar {
 		return el("li", {}, link, iconButton("more", `What to do with ${titleOf(session)}`, ({ currentTarget }) => this.menu(session, currentTarget), about));
 	}
 
-	/** What can be done with a session. */
 	menu(session, button) {
 		const download = ([format, label]) => ({ name: "down", label: `Export as ${label}`, href: at(session.id, `/export?format=${format}`) });
 		const { archived } = session;

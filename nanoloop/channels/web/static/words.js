@@ -28,5 +28,5 @@ export const number = (value) => Number(value ?? 0).toLocaleString();
 
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 
-const size = new Intl.NumberFormat(undefined, { style: "unit", unit: "byte", notation: "compact" });
+const size = new Intl.NumberFormat(undefined, { style: "unit", unit: "byte", notation: "compact", unitDisplay: "narrow" });
 export const bytes = (count) => size.format(count);
