@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import ExitStack, closing, contextmanager
 
+import anyio
 import pytest
 
 from nanoloop.errors import StoreLocked
@@ -122,6 +123,17 @@ async def test_many_that_begin_at_once_all_get_the_same_file(tmp_path):
     entries = await store.entries("s")
     assert all(len(said_by(entries, f"w{number}")) >= 3 for number in range(4))
     await store.close()
+
+
+async def test_a_file_is_made_once_by_however_many_begin_at_the_same_moment(tmp_path):
+    for round_number in range(25):
+        stores = [SqliteStore(tmp_path / f"{round_number}.sqlite") for _ in range(4)]
+        async with anyio.create_task_group() as group:
+            for number, store in enumerate(stores):
+                group.start_soon(lambda store, name: store.create(id=name), store, f"s{number}")
+        assert len([info async for info in stores[0].list()]) == 4
+        for store in stores:
+            await store.close()
 
 
 async def test_a_reader_beside_a_writer_sees_whole_sessions(tmp_path):

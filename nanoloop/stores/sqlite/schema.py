@@ -61,6 +61,11 @@ _FIRST = (
 UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST,)
 """What brings a file from each format to the next; format 0 has nothing in it."""
 
+_STANDING = """
+    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
+    FROM pragma_application_id, pragma_user_version
+"""
+"""In one question: another process may be making it right now."""
 _WHOLE = "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
 _PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
 
@@ -80,9 +85,7 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
 
 def format_of(connection: sqlite3.Connection, name: str) -> int:
     """Which tables the file has, 0 for none; raises `StoreError` for a newer or foreign one."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    application, version, tables = connection.execute(_STANDING).fetchone()
     if application != APPLICATION and (application or version or tables):
         raise StoreError(f"{name} is another program's database: choose another file")
     if version > len(UPGRADES):
