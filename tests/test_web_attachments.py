@@ -108,6 +108,9 @@ async def test_nobody_gets_anothers_file(tmp_path):
     async with serving(tmp_path, tokens=TOKENS) as web:
         kept = await uploaded(web, PNG, **bearer())
         await web.call("GET", kept["url"], status=404, headers=bearer(OTHER))
+        begun = await web.call("POST", "/api/sessions", json={}, headers=bearer(OTHER))
+        path, said = f"/api/sessions/{begun['id']}/messages", {"attachments": [kept["id"]]}
+        await web.call("POST", path, status=422, headers=bearer(OTHER), json=said)
         mine = await uploaded(web, PNG, **bearer(OTHER))
         assert mine["id"] != kept["id"]
 

@@ -58,6 +58,14 @@ async def test_who_comes_in_the_middle_of_an_answer_has_what_was_said_so_far(tmp
     assert next(e.data["at"] for e in rest if e.name == "text") == len("First")
 
 
+async def test_who_comes_after_an_answer_hears_of_none_that_goes_on(web):
+    session = await web.begin()
+    await web.answered(session, "hello")
+    async with web.reading(session) as reader:
+        hello = (await reader.next()).data
+    assert (hello["message_id"], hello["text"]) == (None, "")
+
+
 async def test_what_happened_while_a_reader_was_away_is_told_when_it_is_back(web):
     session = await web.begin()
     async with web.reading(session) as reader:

@@ -62,6 +62,24 @@ async def test_the_summary_can_be_set_right(web):
     assert "They bake." in web.provider.calls[-1].messages[0]["content"]
 
 
+async def test_a_summary_that_comes_late_gives_way_to_a_correction(web):
+    session = await talked(web, 2)
+    path = f"/api/sessions/{session}/memory"
+    web.provider.hold()
+    async with web.reading(session) as reader:
+        await web.call("POST", f"{path}/summarise", status=202)
+        await web.provider.asked(3)
+        assert (await web.call("GET", path))["running"]
+        edited = await web.call("PUT", f"{path}/summary", json={"text": "They bake."})
+        assert edited["running"]
+        web.provider.release()
+        told = []
+        while "summary_committed" not in told:
+            told.append((await reader.until("memory"))[-1].data["reason"])
+    assert "summary_dropped" in told
+    assert "They bake." in str(web.provider.calls[-1].messages)  # the next one builds on it
+
+
 async def test_nothing_to_summarise_is_said_so(web):
     session = await web.begin()
     path = f"/api/sessions/{session}/memory/summarise"
