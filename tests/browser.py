@@ -40,6 +40,7 @@ async def chromium(anyio_backend):
         pytest.fail(f"the page can't be tested: {why}")
     if why:
         pytest.skip(why)
+    expect.set_options(timeout=WAIT_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser

@@ -73,8 +73,8 @@ async def test_it_looks_right_on_every_screen(chromium, served, colours):
         for name, (width, height) in SCREENS.items():
             await page.set_viewport_size({"width": width, "height": height})
             for step in ("", "-memory"):
-                await page.evaluate("document.fonts.ready")
-                await page.screenshot(path=PICTURES / f"{name}{step}-{colours}.png")
+                picture = PICTURES / f"{name}{step}-{colours}.png"
+                await page.screenshot(path=picture, animations="disabled")
                 assert await page.evaluate("document.documentElement.scrollWidth") == width
                 if not step:
                     await page.click("#open-memory")

@@ -32,7 +32,7 @@ const side = new Drawer("side", true);
 side.rival = new Drawer("memory", false);
 side.rival.rival = side;
 
-const here = () => decodeURIComponent(location.hash.slice(1)) || null;
+const here = () => new URLSearchParams(`id=${location.hash.slice(1)}`).get("id") || null;
 
 function go(id) {
 	history.pushState(null, "", id ? `#${encodeURIComponent(id)}` : location.pathname);
@@ -100,7 +100,7 @@ function showAgents() {
 	byId("agents").append(...choices);
 	byId("agent").replaceChildren(...me.agents.map(({ name }) => el("option", { value: name }, name)));
 	byId("logout").hidden = !me.login;
-	byId("about").textContent = `nanoloop ${me.version}`;
+	byId("about").textContent = `v${me.version}`;
 }
 
 function listen() {

@@ -21,7 +21,7 @@ export class Stream {
 		this.#heard = heard;
 		this.#stateChanged = stateChanged;
 		const { signal } = this.#off;
-		window.addEventListener("online", () => this.retry(), { signal });
+		window.addEventListener("online", () => this.again(), { signal }); // an old connection may be dead
 		document.addEventListener("visibilitychange", () => this.#look(), { signal });
 		this.#open();
 	}
