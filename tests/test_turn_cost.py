@@ -1,9 +1,11 @@
 """A turn beside a bare loop over the SDK, in calls and not in seconds: no busy machine matters."""
 
 import anyio
+import pytest
 
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.sqlite import SqliteStore
 from tests.bench.calls import Calls
 from tests.bench.living import SAID, running, server
 from tests.bench.turn_cost import MODEL, BareLoop, Whole
@@ -21,14 +23,21 @@ async def calls_a_turn(calls, turn):
     return (calls.count - before) / TURNS
 
 
-def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(tmp_path):
+STORES = {
+    "jsonl": JsonlStore,
+    "sqlite": lambda folder: SqliteStore(folder / "sessions.sqlite"),
+}
+
+
+@pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
+def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(store, tmp_path):
     calls = Calls()
     made = {}
 
     async def measure(url):
         bare = BareLoop(url)
         provider = OpenAIProvider(model=MODEL, api_key="none", base_url=url)
-        async with running(provider, JsonlStore(tmp_path)) as loop:
+        async with running(provider, store(tmp_path)) as loop:
             whole = Whole(loop.bus)
             made["durable"] = await calls_a_turn(calls, lambda: whole.ask(SAID))
             made["bare"] = await calls_a_turn(calls, bare.turn)
@@ -37,5 +46,5 @@ def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(tm
 
     with server() as url, calls.listening():
         anyio.run(measure, url)
-    assert made["durable"] < 0.2 * made["bare"], made
-    assert made["durable"] < 9000, made
+    assert made["durable"] < 0.13 * made["bare"], made
+    assert made["durable"] < 8000, made
