@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import anyio
-from anyio.abc import TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
 from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
@@ -69,6 +69,8 @@ class App:
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
         """The signal that ended it, if one did."""
+        self.on_hangup: Callable[[], None] | None = None
+        """What SIGHUP is for; without it, it ends the process at once."""
 
     @classmethod
     def of(
@@ -107,7 +109,7 @@ class App:
                 watch = partial(sweep, expired=expired, announce=self.telemetry)
                 group.start_soon(watch, self._store, name="sweep")
                 await group.start(self._run_loop, group.cancel_scope.cancel, name="loop")
-                group.start_soon(self._serve, name="serve")
+                group.start_soon(self._serve, group, name="serve")
         finally:
             with anyio.CancelScope(shield=True):
                 try:
@@ -117,12 +119,20 @@ class App:
 
     def stop(self) -> None:
         """Take nothing more in; what runs is finished, up to its deadlines."""
+        for channel in self._channels:
+            if isinstance(channel, _Lasting):
+                channel.take_no_more()
         self._channel_scope.cancel()
         self.loop.bus.close()
 
     async def _watch_signals(self, stop_now: Callable[[], None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        on_hangup = self.on_hangup
+        hangup = () if on_hangup is None else (signal.SIGHUP,)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, *hangup) as signals:
             async for number in signals:
+                if on_hangup is not None and number == signal.SIGHUP:
+                    on_hangup()
+                    continue
                 if self.stopped_by is not None:
                     stop_now()
                 self.stopped_by = number
@@ -132,7 +142,7 @@ class App:
         await self.loop.run(task_status=task_status)
         ended()
 
-    async def _serve(self) -> None:
+    async def _serve(self, lasting: TaskGroup) -> None:
         with self._channel_scope:
             if self._chat is not None:
                 await self.loop.recover_chat(self._chat)
@@ -141,7 +151,8 @@ class App:
                 await self.loop.recover()
             async with anyio.create_task_group() as group:
                 for channel in self._channels:
-                    group.start_soon(self._run_channel, channel, name=f"channel {channel.name}")
+                    where = lasting if isinstance(channel, _Lasting) else group
+                    where.start_soon(self._run_channel, channel, name=f"channel {channel.name}")
             if self._chat is None:  # a daemon goes on until it is told to stop
                 await anyio.sleep_forever()
         self.stop()
@@ -155,6 +166,15 @@ class App:
             self.telemetry(ChannelFailed(channel=channel.name, error=about))
             if self._chat is not None:
                 raise  # there is nothing else to serve
+
+
+@runtime_checkable
+class _Lasting(Protocol):
+    """A channel that goes on sending after it was told to stop, until the loop has ended."""
+
+    def take_no_more(self) -> None:
+        """Acknowledge nothing that comes in from now on."""
+        ...
 
 
 def make_store(
@@ -216,6 +236,20 @@ def make_web(settings: Settings, app: App) -> WebChannel:
     )
     app.telemetry.listeners.append(channel.hear)
     return channel
+
+
+def make_channels(settings: Settings, app: App) -> list[Channel]:
+    """The chat platforms that these settings want, for `app.add`; raises `SettingsError`."""
+    # Only who serves one needs what serves them.
+    from nanoloop.channels.platform.making import make_channel, wanted  # noqa: PLC0415 - as above
+
+    attachments = make_attachments(settings)
+    return [
+        make_channel(
+            name, own, folder=settings.data, attachments=attachments, announce=app.telemetry
+        )
+        for name, own in wanted(settings)
+    ]
 
 
 def make_tokens(settings: Settings) -> list[Token]:

@@ -11,7 +11,7 @@ from typing import TextIO, cast
 
 import anyio
 
-from nanoloop.app import App, make_web
+from nanoloop.app import App, make_channels, make_web
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.cli import Exit
 from nanoloop.cli.first_run import add_local, settle
@@ -49,7 +49,7 @@ async def _serve(settings: Settings) -> None:
     stream = cast("TextIO", _StandardError())
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format, stream=stream))
-    found = (_standard_input(app, settings), _web(app, settings))
+    found = (_standard_input(app, settings), _web(app, settings), *make_channels(settings, app))
     channels = [channel for channel in found if channel is not None]
     for channel in channels:
         app.add(channel)

@@ -64,6 +64,7 @@ class PlatformChannel:
         self._agent = agent
         self._announce = announce
         self._group: TaskGroup | None = None
+        self._taking: Intake | None = None
 
     @property
     def state(self) -> State:
@@ -79,12 +80,17 @@ class PlatformChannel:
         """Serve the platform until cancelled, or until it refuses the bot for good."""
         self._door.announce_closed()
         try:
-            async with anyio.create_task_group() as self._group, self._intake(bus) as intake:
-                await self._connection.keep(intake.hear)
+            async with anyio.create_task_group() as self._group, self._intake(bus) as self._taking:
+                await self._connection.keep(self._taking.hear)
                 self._group.cancel_scope.cancel()
         finally:
-            self._group = None
+            self._group = self._taking = None
             self._pairing.close()
+
+    def take_no_more(self) -> None:
+        """Take nothing more in; answers still go out, until `run` is cancelled."""
+        if self._taking is not None:
+            self._taking.take_no_more()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Bring one item to its chat; raises `SendLater` where it is worth another try."""

@@ -9,6 +9,7 @@ from typing import Protocol
 import anyio
 
 from nanoloop.channels.platform.platform import File
+from nanoloop.channels.web.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.events import Announce, FileLeftOut
 from nanoloop.messages import Attachment
 
@@ -25,6 +26,28 @@ class Keep(Protocol):
 
 Transcribe = Callable[[File, bytes], Awaitable[str | None]]
 """What is said in a voice note; None where it can't be told."""
+
+
+def kept_in(attachments: Attachments, *, owner: str) -> Keep:
+    """Keeps them where uploads are kept; the model sees images, and reads texts."""
+
+    async def keep(file: File, data: bytes) -> Attachment:
+        known = mime_type_of(data)
+        name, mime_type = (
+            file.name or file.kind,
+            known or file.mime_type or "application/octet-stream",
+        )
+        kept = await attachments.keep(data, owner=owner, name=name, mime_type=mime_type)
+        return Attachment(
+            kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
+            ref=f"{SCHEME}{kept.id}",
+            name=name,
+            mime_type=mime_type,
+            size=len(data),
+            text=data.decode()[:TEXT_SHOWN] if known == "text/plain" else None,
+        )
+
+    return keep
 
 
 class Files:

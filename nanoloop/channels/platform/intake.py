@@ -63,6 +63,7 @@ class Intake:
         self._waits = waits
         self._announce = announce
         self._overheard = Overheard()
+        self._is_deaf = False
         self._recent: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lanes: Lanes[str, _Item] = Lanes(self._take, limit=WAITING, name="heard")
 
@@ -72,6 +73,10 @@ class Intake:
 
     async def __aexit__(self, *exc: object) -> bool | None:
         return await self._lanes.__aexit__(*exc)
+
+    def take_no_more(self) -> None:
+        """Acknowledge nothing from now on: it is delivered again after the next start."""
+        self._is_deaf = True
 
     async def hear(self, *heard: Heard) -> None:
         """Return once all of it is durable or was refused."""
@@ -124,7 +129,10 @@ class Intake:
             await self._hand_in(await self._inbound(heard, is_command=is_command))
 
     async def _hand_in(self, message: Inbound) -> None:
-        if command(message.text) is None and message.message_id is not None:
+        if self._is_deaf:
+            await anyio.sleep_forever()
+        is_asked = command(message.text) is None and not (message.edits or message.deletes)
+        if is_asked and message.message_id is not None:
             self._waits(message.chat, message.message_id)
         with suppress(BusFull):  # then the chat was told
             await self._bus.hand_in(message)
@@ -168,10 +176,9 @@ class Intake:
         if not self._door.may_talk(heard) or (heard.edits and self._says(heard, earlier)):
             return
         message = await self._inbound(heard, is_command=True)
-        with suppress(BusFull):
-            await self._bus.hand_in(
-                replace(message, edits=heard.edits, deletes=heard.deletes, burst_seconds=0)
-            )
+        await self._hand_in(
+            replace(message, edits=heard.edits, deletes=heard.deletes, burst_seconds=0)
+        )
         # Last: until then pieces of the old answer may come.
         if heard.edits:
             self._drafts.begin_anew(place, earlier)

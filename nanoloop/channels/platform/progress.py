@@ -42,8 +42,10 @@ class Progress:
         self._open: OrderedDict[str, Posted] = OrderedDict()
         self._done: OrderedDict[str, None] = OrderedDict()
         self._lines = 0
-        if file is not None and file.exists():
-            self._load(file)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if file.exists():
+                self._load(file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
         """What of this answer is posted; begun with this name where it is new."""
@@ -123,6 +125,5 @@ class Progress:
 
 
 def _write(file: Path, mode: str, facts: Iterable[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     with file.open(mode, encoding="utf-8") as lines:
         lines.writelines(f"{json.dumps(fact)}\n" for fact in facts)
