@@ -152,6 +152,19 @@ async def test_an_open_stream_is_not_taken_for_a_slow_request(tmp_path):
             await reader.until("answer")
 
 
+async def test_a_request_that_does_not_end_holds_up_the_end_for_a_while_only(tmp_path):
+    settings = {"loop": {"shutdown_turns_seconds": 1}}
+    with anyio.fail_after(5):
+        async with serving(tmp_path, settings=settings) as web:
+            port = web.client.base_url.port
+            async with await anyio.connect_tcp("127.0.0.1", port) as connection:
+                await connection.send(head("/api/attachments", "Content-Length: 100") + b"x")
+                await web.call("GET", "/healthz", status=200)
+                web.app.stop()
+                with suppress(anyio.BrokenResourceError):
+                    assert b"".join([piece async for piece in connection]) == b""
+
+
 async def test_headers_without_an_end_are_refused(web):
     with anyio.fail_after(10):
         try:

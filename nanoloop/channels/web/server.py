@@ -21,6 +21,8 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 BACKLOG = 2048
 SWEEP_SECONDS = 1
 TICK_SECONDS = 1
+ENDING_SECONDS = 0.01
+"""How often to look whether all has ended, when it should."""
 
 
 def is_loopback(host: str) -> bool:
@@ -59,6 +61,21 @@ class _Quiet(uvicorn.Server):
         while not await self.on_tick(0):  # it also tells responses the time
             with anyio.move_on_after(TICK_SECONDS):
                 await self._told.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is idle, and what runs when it is done or out of time."""
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        with anyio.move_on_after(self.config.timeout_graceful_shutdown) as patience:
+            while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - no event says so
+                await anyio.sleep(ENDING_SECONDS)
+        if patience.cancelled_caught:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            for task in list(self.server_state.tasks):
+                task.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
