@@ -139,6 +139,20 @@ async def test_a_body_that_drips_is_refused(tmp_path):
     assert answer.startswith(b"HTTP/1.1 408")
 
 
+async def test_a_reader_that_takes_nothing_in_is_let_go(web, monkeypatch):
+    monkeypatch.setattr(stream, "PATIENCE_SECONDS", 0.1)
+    session = await web.begin()
+    port = web.client.base_url.port
+    async with await anyio.connect_tcp("127.0.0.1", port) as connection:
+        await connection.send(head(f"/api/sessions/{session}/events", method="GET"))
+        await connection.receive()
+        with anyio.fail_after(10):
+            while len(web.channel.desk.streams):  # more than what lies between holds
+                web.channel.desk.feeds.of(session).add("answer", {"text": "x" * 1_000_000})
+                await anyio.wait_all_tasks_blocked()
+    await web.call("GET", "/healthz", status=200)
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_an_open_stream_is_not_taken_for_a_slow_request(tmp_path):
     async with serving(tmp_path) as web:

@@ -65,7 +65,7 @@ async def list_sessions(call: Call) -> Response:
     start = ids.index(asked.after) + 1 if asked.after in ids else 0
     page = infos[start : start + asked.limit]
     is_more = len(infos) > start + len(page)
-    shown = [_shown(call.desk, info) for info in page]
+    shown = [_shown_info(call.desk, info) for info in page]
     return JSONResponse({"sessions": shown, "next": page[-1].id if is_more else None})
 
 
@@ -169,34 +169,29 @@ def _tell(desk: Desk, session: Session) -> None:
 
 def shown_session(desk: Desk, session: Session) -> dict[str, Any]:
     """A session at a glance."""
-    waiting = max(0, session.pending_seq - session.covered_seq)
+    shown = _shown(desk, session)
+    shown["entries"] = session.entry_count
+    shown["pending"] = max(0, session.pending_seq - session.covered_seq)
+    shown["archived"] = bool(session.metadata.get(ARCHIVED))
+    return shown
+
+
+def _shown_info(desk: Desk, info: SessionInfo) -> dict[str, Any]:
+    """The same, of one that was not opened."""
+    shown = _shown(desk, info)
+    shown |= {"entries": info.entries, "pending": info.pending, "archived": info.archived}
+    return shown
+
+
+def _shown(desk: Desk, session: Session | SessionInfo) -> dict[str, Any]:
     return {
         "id": session.id,
         "title": session.title,
         "agent": session.agent,
         "created_at": rfc3339(session.created_at),
         "updated_at": rfc3339(session.updated_at),
-        "entries": session.entry_count,
-        "pending": waiting,
         "awaiting": session.awaiting,
-        "archived": bool(session.metadata.get(ARCHIVED)),
         "busy": desk.shop.runner.is_busy(session.key or session.id),
-    }
-
-
-def _shown(desk: Desk, info: SessionInfo) -> dict[str, Any]:
-    """The same, of one that was not opened."""
-    return {
-        "id": info.id,
-        "title": info.title,
-        "agent": info.agent,
-        "created_at": rfc3339(info.created_at),
-        "updated_at": rfc3339(info.updated_at),
-        "entries": info.entries,
-        "pending": info.pending,
-        "awaiting": info.awaiting,
-        "archived": info.archived,
-        "busy": desk.shop.runner.is_busy(info.key or info.id),
     }
 
 
