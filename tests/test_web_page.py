@@ -44,9 +44,9 @@ def answer(page):
     return page.locator(".answer .prose").last
 
 
-async def talked(served, count):
+async def talked(served, count, **about):
     """A session with so many messages, as another channel may have left it."""
-    session = await served.app.loop.sessions.named("web:local.long")
+    session = await served.app.loop.sessions.named("web:local.long", **about)
     for number in range(count):
         role = "assistant" if number % 2 else "user"
         session.add_entry(Entry.message(role, f"message {number}, and some words more\n" * 3))
@@ -280,6 +280,13 @@ async def test_the_agent_is_chosen(chromium, tmp_path):
         await expect(page.locator("#agent")).to_have_value("assistant")
         await ask(page, "And now?", "You said: And now?")
         assert "cook" not in served.provider.calls[-1].messages[0]["content"]
+
+
+async def test_a_session_whose_agent_is_gone_can_still_be_read(chromium, echo):
+    path = await talked(echo, 2, agent="ghost")
+    async with opened(chromium, echo.url, path=path) as page:
+        await expect(page.locator("#log .bubble")).to_contain_text(["message 0"])
+        await ask(page, "Hello", "You said: Hello")
 
 
 async def test_older_messages_come_as_one_scrolls_up(chromium, echo):

@@ -38,7 +38,7 @@ async def page(chromium, tmp_path_factory):
         ("an *open one, and a `tick", "<p>an *open one, and a `tick</p>"),
         ("`a <b>` and ``c ` d``", "<p><code>a &lt;b&gt;</code> and <code>c ` d</code></p>"),
         ("one\ntwo", "<p>one<br>two</p>"),
-        ("# A\n## B ##", '<h4 data-level="1">A</h4><h5 data-level="2">B</h5>'),
+        ("# A\n## B ##", '<h3 data-level="1">A</h3><h4 data-level="2">B</h4>'),
         ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
         ("---", "<hr>"),
         ("\\*a\\* \\[b\\]", "<p>*a* [b]</p>"),
@@ -147,7 +147,7 @@ async def test_no_hostile_text_does_anything(chromium, tmp_path):
         assert all(url.startswith(served.url) for url in asked)
 
 
-TAGS = """p br strong em del code pre a ul ol li input blockquote hr h4 h5 h6 div span button
+TAGS = """p br strong em del code pre a ul ol li input blockquote hr h3 h4 h5 h6 div span button
     svg path table thead tbody tr th td"""
 ATTRIBUTES = """href rel target class start type disabled checked aria-label aria-hidden data-level
     data-align tabindex role viewBox d"""

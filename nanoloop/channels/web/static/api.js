@@ -1,7 +1,7 @@
 // Talking to the server: JSON both ways; a failure is an error with a sentence for people.
 
 /** The server refused; `status` is 0 where it could not be reached at all. */
-export class Refused extends Error {
+class Refused extends Error {
 	constructor(message, status) {
 		super(message);
 		this.status = status;

@@ -16,7 +16,7 @@ const WORD = /[\p{L}\p{N}_]/u;
 const DEEPEST = 24;
 
 /** The address, where following it can do no harm; else null. */
-export function safeHref(address) {
+function safeHref(address) {
 	try {
 		const url = new URL(address);
 		return SCHEMES.has(url.protocol) ? url.href : null;

@@ -10,8 +10,8 @@ export class Live {
 	#turn = { ...NOBODY };
 	#drawn = null; // { item, body, words: Growing }
 	#isBusy = false;
-	#dots = el("li", { class: "dots", role: "status", "aria-label": "An answer is on its way" },
-		el("span"), el("span"), el("span"));
+	#dots = el("li", {}, el("div", { class: "dots", role: "status", "aria-label": "An answer is on its way" },
+		el("span"), el("span"), el("span")));
 
 	constructor(list, painted) {
 		this.list = list;

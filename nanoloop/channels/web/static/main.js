@@ -60,7 +60,8 @@ function showSession(news) {
 	document.title = session.title ? `${session.title} · nanoloop` : "nanoloop";
 	byId("session-menu").hidden = byId("open-memory").hidden = !session.id;
 	byId("agent-choice").hidden = !session.id || me.agents.length < 2;
-	const agent = me.agents.find(({ name }) => name === (session.agent ?? me.agent));
+	const named = (name) => me.agents.find((agent) => agent.name === name);
+	const agent = named(session.agent) ?? named(me.agent); // it may be gone from the settings
 	byId("agent").value = agent.name;
 	byId("model").textContent = agent.model;
 }

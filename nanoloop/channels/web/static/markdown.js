@@ -69,7 +69,7 @@ function extend(node, block) {
 
 const MAKERS = {
 	paragraph: (block) => el("p", {}, inline(block.text)),
-	heading: (block) => el(`h${Math.min(block.level + 3, 6)}`, { "data-level": block.level }, inline(block.text)),
+	heading: (block) => el(`h${Math.min(block.level + 2, 6)}`, { "data-level": block.level }, inline(block.text)),
 	rule: () => el("hr"),
 	quote: (block) => el("blockquote", {}, block.blocks.map(element)),
 	list,

@@ -18,13 +18,13 @@ export function messageItem(entry, ready, result) {
 export function userItem({ text, attachments = [] }, meta) {
 	const files = attachments.length > 0 && el("div", { class: "files" }, attachments.map((file) => fileItem(file)));
 	const bubble = text && el("div", { class: "bubble", dir: "auto" }, text);
-	return el("li", { class: "user" }, unseen("h3", "You said"), files, bubble, meta);
+	return el("li", { class: "user" }, unseen("h2", "You said"), files, bubble, meta);
 }
 
 function answerItem(entry, body) {
 	const stopped = entry.stopped && el("span", { class: "tag" }, "stopped");
 	const meta = metaOf(entry, stopped, copyButton("Copy answer", () => entry.text));
-	return el("li", { class: "answer" }, unseen("h3", "Answer"), body, meta);
+	return el("li", { class: "answer" }, unseen("h2", "Answer"), body, meta);
 }
 
 function metaOf({ time }, ...more) {
@@ -49,7 +49,7 @@ function folded(kind, name, title, content) {
 
 function part(title, value) {
 	const text = typeof value === "string" ? value : JSON.stringify(value, null, 2);
-	return [el("h4", {}, title), el("pre", { tabindex: "0" }, text)];
+	return [el("h3", {}, title), el("pre", { tabindex: "0" }, text)];
 }
 
 /** A file that came with a message, or is about to; with `remove` it can be taken back. */
@@ -70,5 +70,5 @@ export function noticeItem({ text, kind }, action) {
 
 /** The answer that is being written, into `body`. */
 export function liveItem(body) {
-	return el("li", { class: "answer live", "aria-busy": "true" }, unseen("h3", "Answer"), body);
+	return el("li", { class: "answer live", "aria-busy": "true" }, unseen("h2", "Answer"), body);
 }

@@ -75,7 +75,7 @@ export class Sidebar {
 		const parts = [];
 		for (const session of this.#sessions) {
 			const name = period(session.updated_at);
-			if (parts.at(-2)?.textContent !== name) parts.push(el("h3", {}, name), el("ul"));
+			if (parts.at(-2)?.textContent !== name) parts.push(el("h2", {}, name), el("ul"));
 			parts.at(-1).append(this.#row(session));
 		}
 		return parts;

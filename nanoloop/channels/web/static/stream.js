@@ -24,6 +24,7 @@ export class Stream {
 		window.addEventListener("online", () => this.again(), { signal }); // an old connection may be dead
 		document.addEventListener("visibilitychange", () => this.#look(), { signal });
 		this.#open();
+		if (document.hidden) this.#look();
 	}
 
 	close() {
