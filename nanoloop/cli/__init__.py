@@ -161,6 +161,13 @@ def load_settings(args: argparse.Namespace) -> Settings:
     return Settings.load(config=args.config, flags=flags)
 
 
+def loop_options() -> dict[str, bool]:
+    """How a daemon's event loop is to run: the faster one where it is installed."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only daemons need it
+
+    return {"use_uvloop": find_spec("uvloop") is not None}
+
+
 class _Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line."""
 

@@ -13,7 +13,7 @@ import anyio
 
 from nanoloop.app import App, make_channels, make_web
 from nanoloop.channels.pipe import PipeChannel
-from nanoloop.cli import Exit
+from nanoloop.cli import Exit, loop_options
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
     settings = settle(args, can_ask=_is_in_foreground())
     if settings is None:
         return Exit.NOT_CONFIGURED
-    anyio.run(_serve, settings)
+    anyio.run(_serve, settings, backend_options=loop_options())
     return Exit.DONE
 
 

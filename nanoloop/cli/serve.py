@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from importlib.util import find_spec
 from typing import Any
 
 import anyio
 
 from nanoloop.app import App, make_web
-from nanoloop.cli import Exit
+from nanoloop.cli import Exit, loop_options
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -34,8 +33,7 @@ def run(args: Namespace) -> int:
     settings = settle(args, can_ask=sys.stdin.isatty() and sys.stdout.isatty())
     if settings is None:
         return Exit.NOT_CONFIGURED
-    options = {"use_uvloop": find_spec("uvloop") is not None}
-    anyio.run(_serve, _placed(settings, args), backend_options=options)
+    anyio.run(_serve, _placed(settings, args), backend_options=loop_options())
     return Exit.DONE
 
 
