@@ -1,12 +1,8 @@
 """The openai client in a session: the server keeps what was said, the client sends what is new."""
 
-from functools import partial
-
-import anyio
 import openai
 import pytest
 
-from nanoloop.errors import ContextTooLong, OverQuota
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.web_openai import (
@@ -16,9 +12,9 @@ from tests.web_openai import (
     client_of,
     in_session,
     said,
+    shown,
     stream,
     text_of,
-    until,
     user,
 )
 from tests.web_server import OTHER, TOKEN, TOKENS, bearer
@@ -31,11 +27,6 @@ ANN = "web:local.ann"
 async def web(tmp_path):
     async with asking(tmp_path) as web:
         yield web
-
-
-def shown(web, call=-1):
-    """What the model was shown behind its prompt."""
-    return [(m["role"], m["content"]) for m in web.provider.calls[call].messages[1:]]
 
 
 async def test_only_what_is_new_is_sent_and_the_model_sees_it_all(web):
@@ -100,71 +91,6 @@ async def test_tools_of_the_agent_run_on_the_server(tmp_path):
     assert found.usage.prompt_tokens_details.cached_tokens == 5
 
 
-async def test_two_clients_at_once_are_answered_in_order(web):
-    web.provider.hold()
-    answers = []
-
-    async def asked(text):
-        answers.append(await ask(web.openai, text, user="ann"))
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(asked, "one")
-        await web.provider.asked(1)
-        group.start_soon(asked, "two")
-        await until(lambda: web.app.loop.waiting(ANN))
-        web.provider.release()
-    assert answers == ["You said: one", "You said: two"]
-    assert shown(web)[-2:] == [("assistant", "You said: one"), ("user", "two")]
-
-
-async def leave(chunks):
-    """Read one chunk, then close the connection."""
-    async for _ in chunks:
-        break
-    await chunks.close()
-
-
-async def test_who_leaves_in_the_middle_stops_the_model(tmp_path):
-    async with asking(tmp_path, provider=ScriptedProvider(word_delay_seconds=30)) as web:
-        chunks = await web.openai.chat.completions.create(
-            model="assistant", messages=[user("a long story")], user="ann", stream=True
-        )
-        await leave(chunks)
-        await until(lambda: not web.app.loop.is_busy(ANN))
-        kept = await web.messages(ANN)
-    assert [(m["text"], m.get("stopped")) for m in kept] == [("a long story", None), ("You", True)]
-
-
-async def test_who_leaves_before_it_is_his_turn_is_not_answered(web):
-    web.provider.hold()
-    async with anyio.create_task_group() as group:
-        group.start_soon(partial(ask, web.openai, "one", user="ann"))
-        await web.provider.asked()
-        with anyio.CancelScope() as leaving:
-            group.start_soon(cancel_when_it_waits, web, leaving)
-            await ask(web.openai, "two", user="ann")
-        await until(lambda: not web.app.loop.waiting(ANN))
-        web.provider.release()
-    assert [m["text"] for m in await web.messages(ANN)] == ["one", "You said: one"]
-
-
-async def cancel_when_it_waits(web, scope):
-    await until(lambda: len(web.app.loop.sessions._alive[ANN].waiting) == 1)
-    scope.cancel()
-
-
-async def test_what_another_one_stops_ends_with_what_was_said(tmp_path):
-    async with asking(tmp_path, provider=ScriptedProvider(word_delay_seconds=30)) as web:
-        chunks = await web.openai.chat.completions.create(
-            model="assistant", messages=[user("a story")], user="ann", stream=True
-        )
-        await anext(chunks)
-        await web.call("POST", f"/api/sessions/{ANN}/stop", status=200)
-        rest = [chunk async for chunk in chunks]
-    assert text_of(rest) == "You"
-    assert rest[-1].choices[0].finish_reason == "stop"
-
-
 async def test_a_command_is_answered_by_the_loop(web):
     await ask(web.openai, "one", user="ann")
     assert "new" in (await ask(web.openai, "/new", user="ann")).lower()
@@ -214,32 +140,3 @@ async def test_an_agent_asked_for_by_name_answers_from_now_on(tmp_path):
         assert "pirate" in web.provider.calls[-1].messages[0]["content"]
         names = [model.id async for model in web.openai.models.list()]
     assert sorted(names) == ["assistant", "pirate"]
-
-
-@pytest.mark.parametrize(
-    ("failure", "kind", "code"),
-    [
-        (ContextTooLong("too long"), openai.BadRequestError, "context_length_exceeded"),
-        (OverQuota("no more"), openai.RateLimitError, "rate_limit_exceeded"),
-        (RuntimeError("a secret"), openai.InternalServerError, "failed"),
-    ],
-)
-async def test_a_failed_turn_has_its_status(tmp_path, failure, kind, code):
-    async with asking(tmp_path, provider=ScriptedProvider(otherwise=failure)) as web:
-        with pytest.raises(kind) as failed:
-            await ask(web.openai, "one", user="ann")
-    assert failed.value.code == code
-    assert "secret" not in str(failed.value)
-
-
-async def test_a_session_that_is_deleted_meanwhile_is_an_error(web):
-    web.provider.hold()
-    async with anyio.create_task_group() as group:
-        group.start_soon(delete_when_asked, web)
-        with pytest.raises(openai.NotFoundError):
-            await ask(web.openai, "one", user="ann")
-
-
-async def delete_when_asked(web):
-    await web.provider.asked()
-    await web.call("DELETE", f"/api/sessions/{ANN}")

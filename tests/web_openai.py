@@ -62,6 +62,11 @@ def text_of(chunks):
     return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
 
 
+def shown(web):
+    """What the model was shown last, behind its prompt."""
+    return [(m["role"], m["content"]) for m in web.provider.calls[-1].messages[1:]]
+
+
 def in_session(name):
     return {"extra_headers": {"X-Nanoloop-Session": name}}
 

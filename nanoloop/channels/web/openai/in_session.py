@@ -10,7 +10,7 @@ from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai.form import Completion
 from nanoloop.channels.web.openai.listening import Listening
 from nanoloop.channels.web.openai.refusing import FAILED, LATER_SECONDS, Unfit, refusal_of_name
-from nanoloop.channels.web.refusal import try_later
+from nanoloop.channels.web.refusal import Refusal, try_later
 from nanoloop.channels.web.talking import CHANNEL, tell_accepted
 from nanoloop.commands import is_command
 from nanoloop.errors import BusFull
@@ -56,7 +56,7 @@ class InSession:
         idle = 0
         while not over.is_set():
             if idle > 1:
-                raise Unfit(500, FAILED, code="failed")
+                raise _kept(Unfit(500, FAILED, code="failed"))
             with anyio.move_on_after(LOOK_SECONDS):
                 await over.wait()
             is_busy = self._desk.shop.runner.is_busy(self._message.session_key)
@@ -74,9 +74,15 @@ class InSession:
 
     def _outcome(self, heard: Listening) -> Completion:
         if heard.kind == "error":
-            raise refusal_of_name(heard.error, heard.text)
+            raise _kept(refusal_of_name(heard.error, heard.text))
         if heard.kind == "answer" or is_command(self._message.text):
             return heard.completion(heard.text)
         if heard.was_stopped:
             return heard.completion(heard.said)
         raise try_later(429, heard.text, seconds=LATER_SECONDS)
+
+
+def _kept(refusal: Refusal) -> Refusal:
+    """A failure after which the session has the message: sent again, it would be there twice."""
+    refusal.headers["x-should-retry"] = "false"
+    return refusal
