@@ -16,12 +16,15 @@ import { Stream } from "./stream.js";
 const ANNOUNCED = 1500;
 const AGAIN_MS = 2000;
 
+const tag = (text) => el("span", { class: "tag" }, text);
+
 export class Chat {
 	#stream = null;
 	#now = Promise.resolve(); // the look at the log that goes on
 	#next = null; // and the one after it
 	#pending = new Map(); // message id → { item, message }, until the log has it
 	#isPaging = false;
+	#isGreeted = false;
 
 	/** Tells `acts` of: session, sessions, memory, shown, moved, gone, state, busy, edit. */
 	constructor(acts) {
@@ -46,6 +49,7 @@ export class Chat {
 		this.#setBusy(false);
 		this.follower.toEnd();
 		this.#now = Promise.resolve();
+		this.#isGreeted = false;
 		const path = id ? at(id, "/events?list=1") : "api/events";
 		const heard = (name, data) => this.id === id && this.#hear(name, data);
 		this.#stream = new Stream(path, heard, (state) => this.#streamIs(state, id));
@@ -58,7 +62,9 @@ export class Chat {
 
 	#streamIs(state, id) {
 		this.acts.state(state);
-		if (state === "lost" && id) this.#refresh();
+		if (state === "open") return;
+		this.#isGreeted = false;
+		if (id) this.#refresh();
 	}
 
 	/** How the session is called, who answers in it, and whether it is there at all. */
@@ -79,17 +85,20 @@ export class Chat {
 	}
 
 	async heard_hello({ busy, text, message_id: messageId, waiting }) {
+		const { id } = this;
 		this.acts.sessions();
-		if (!this.id) return;
+		if (!id) return;
 		this.#refresh();
 		this.#setBusy(busy);
 		this.live.set(text, messageId);
 		this.acts.memory();
 		await this.#look();
-		const unconfirmed = outbox.waitingIn(this.id);
-		const isUnconfirmed = (id) => unconfirmed.some((message) => message.id === id);
-		if (!busy && !waiting) this.#discard([...this.#pending.keys()].filter((id) => !isUnconfirmed(id)));
-		unconfirmed.forEach((message) => this.#deliver(message));
+		if (id !== this.id) return;
+		this.#isGreeted = true;
+		const unsent = outbox.waitingIn(id);
+		const isSent = (each) => unsent.every((message) => message.id !== each);
+		if (!busy && !waiting) this.#discard([...this.#pending.keys()].filter(isSent));
+		unsent.forEach((message) => this.#deliver(message));
 	}
 
 	heard_accepted({ message_id: id, text, attachments }) {
@@ -194,12 +203,14 @@ export class Chat {
 		outbox.keep(message);
 		this.#showPending(message);
 		this.follower.toEnd();
-		return this.#deliver(message);
+		// Else with `hello`: whatever comes of it is heard.
+		if (this.#isGreeted) this.#deliver(message);
+		else this.#mark(message.id, tag("waits for the connection"));
 	}
 
 	async #deliver(message) {
 		const { id, session, text, attachments } = message;
-		this.#mark(id, el("span", { class: "tag" }, "sending …"));
+		this.#mark(id, tag("sending …"));
 		try {
 			await post(at(session, "/messages"), { text, message_id: id, attachments: attachments.map((each) => each.id) });
 			this.#mark(id, null);
@@ -210,7 +221,7 @@ export class Chat {
 
 	#failed(message, error) {
 		if (error.status === 0) {
-			this.#mark(message.id, el("span", { class: "tag" }, "waits for the connection"));
+			this.#mark(message.id, tag("waits for the connection"));
 			setTimeout(() => this.#stream.again(), AGAIN_MS); // with `hello` it is sent again
 			return;
 		}

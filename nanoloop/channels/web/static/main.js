@@ -149,7 +149,6 @@ async function start() {
 	sidebar.load();
 }
 
-/** Until the server is there. */
 async function startWhenPossible() {
 	try {
 		await start();

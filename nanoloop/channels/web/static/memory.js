@@ -118,8 +118,8 @@ function partsOf({ log, covered, pending, window, tokens }) {
 	];
 }
 
-function barPart({ place, name, count }, isRunning) {
-	const part = el("span", { class: `${place}${isRunning && place === "pending" ? " running" : ""}`, title: `${name}: ${count}` });
+function barPart({ place, count }, isRunning) {
+	const part = el("span", { class: `${place}${isRunning && place === "pending" ? " running" : ""}` });
 	part.style.flexGrow = count;
 	return part;
 }

@@ -63,12 +63,10 @@ export function fileItem({ kind, url, name, size, note, failed }, remove) {
 		remove && iconButton("close", `Remove ${name}`, remove));
 }
 
-/** A word of the loop itself, or an apology with what to do about it. */
 export function noticeItem({ text, kind }, action) {
 	return el("li", { class: `notice ${kind}` }, prose(text), action);
 }
 
-/** The answer that is being written, into `body`. */
 export function liveItem(body) {
 	return el("li", { class: "answer live", "aria-busy": "true" }, unseen("h2", "Answer"), body);
 }

@@ -21,7 +21,7 @@ export class Stream {
 		this.#heard = heard;
 		this.#stateChanged = stateChanged;
 		const { signal } = this.#off;
-		window.addEventListener("online", () => this.again(), { signal }); // an old connection may be dead
+		window.addEventListener("online", () => this.again(), { signal });
 		document.addEventListener("visibilitychange", () => this.#look(), { signal });
 		this.#open();
 		if (document.hidden) this.#look();
