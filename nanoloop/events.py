@@ -477,6 +477,22 @@ class FileLeftOut(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsReloaded(Event):
+    """The settings were read again; what is `left` needs a restart."""
+
+    taken: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsRefused(Event):
+    """The settings were read again and are wrong; those of before stay."""
+
+    level: ClassVar[Level] = "error"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestServed(Event):
     """One request to the web; `path` is the operation's, without what stood in it."""
 

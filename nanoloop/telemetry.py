@@ -38,7 +38,12 @@ class Telemetry:
         self.latest: dict[str, int] = {}
         self.listeners: list[Announce] = []
         """Who else hears every event."""
-        self._log = _logger(level, format, stream or sys.stderr)
+        self._format, self._stream = format, stream or sys.stderr
+        self.set_level(level)
+
+    def set_level(self, level: Level) -> None:
+        """From now on write lines of at least this level."""
+        self._log = _logger(level, self._format, self._stream)
 
     def __call__(self, event: Event) -> None:
         """Count it and, where it may be logged, write it down."""

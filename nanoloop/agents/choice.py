@@ -26,6 +26,11 @@ class Agents(Mapping[str, Agent]):
         self.default = self._agents[default.name]
         self._by_channel = dict(by_channel or {})
 
+    def renew(self, agents: Agents) -> None:
+        """From the next turn on these are the agents there are."""
+        self._agents, self.default = agents._agents, agents.default
+        self._by_channel = agents._by_channel
+
     def __getitem__(self, name: str) -> Agent:
         return self._agents[name]
 

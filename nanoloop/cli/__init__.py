@@ -64,6 +64,22 @@ COMMANDS = {
         "serve the page and the API, for a browser and for programs",
         ("nanoloop serve", "nanoloop serve --port 9000", "nanoloop serve --host 0.0.0.0"),
     ),
+    "status": Command(
+        "show whether the daemon runs, and how each of its channels stands",
+        ("nanoloop status", "nanoloop status --json"),
+    ),
+    "check": Command(
+        "see whether settings, model, store and channels are right, and what to do if not",
+        ("nanoloop check", "nanoloop check --config bot.toml && nanoloop run --config bot.toml"),
+    ),
+    "pair": Command(
+        "let people talk with the bot who have a code of it, and let them in no more",
+        (
+            "nanoloop pair list",
+            "nanoloop pair approve 7KM2PQRS",
+            "nanoloop pair revoke telegram 12345678",
+        ),
+    ),
     "sessions": Command(
         "find, show, export, import, fork or prune stored conversations",
         (

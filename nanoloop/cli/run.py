@@ -6,6 +6,8 @@ import os
 import stat
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial
 from io import TextIOBase
 from typing import TextIO, cast
 
@@ -13,8 +15,10 @@ import anyio
 
 from nanoloop.app import App, make_channels, make_web
 from nanoloop.channels.pipe import PipeChannel
-from nanoloop.cli import Exit, loop_options
+from nanoloop.channels.states import States
+from nanoloop.cli import Exit, load_settings, loop_options
 from nanoloop.cli.first_run import add_local, settle
+from nanoloop.cli.reload import Reload
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -27,7 +31,10 @@ Standard input is a chat too, unless channels.terminal.enabled is false: a promp
 where leaving it stops the daemon, and a message a line from a pipe or a file, whose end stops
 nothing. In the background and as a service (/dev/null) only the other channels are served.
 SIGTERM and SIGINT let running turns finish; a second one ends at once. Both lose nothing: a line is
-taken from a pipe when the one before is answered, and what is not taken stays there."""
+taken from a pipe when the one before is answered, and what is not taken stays there.
+
+SIGHUP reads the settings again where no terminal is: prompts and agents, who may talk and how much,
+and the log's level change at once; the log says what needs a restart."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,11 +48,11 @@ def run(args: Namespace) -> int:
     settings = settle(args, can_ask=_is_in_foreground())
     if settings is None:
         return Exit.NOT_CONFIGURED
-    anyio.run(_serve, settings, backend_options=loop_options())
+    anyio.run(_serve, settings, partial(load_settings, args), backend_options=loop_options())
     return Exit.DONE
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     stream = cast("TextIO", _StandardError())
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format, stream=stream))
@@ -56,7 +63,14 @@ async def _serve(settings: Settings) -> None:
     if stream.isatty():  # otherwise every line of it is JSON, and `loop_started` says the same
         names = ", ".join(channel.name for channel in channels) or "no channel: none is set up"
         print(f"nanoloop serves {names}; its data is in {settings.data}", file=sys.stderr)
-    await app.run()
+    if not _is_in_foreground():  # there a hangup is the terminal's end
+        app.on_hangup = Reload(app, settings, channels=channels, load=load)
+    states = States(settings.data)
+    app.telemetry.listeners.append(states.hear)
+    try:
+        await app.run()
+    finally:
+        states.end()
 
 
 def _web(app: App, settings: Settings) -> Channel | None:

@@ -72,6 +72,11 @@ class PlatformChannel:
         return self._connection.state
 
     @property
+    def closed(self) -> str | None:
+        """What to do so that someone may talk; None where someone may."""
+        return self._door.closed
+
+    @property
     def streams(self) -> bool:
         """Whether answers are shown as they grow."""
         return self.rules.stream and self.platform.limits.edit_seconds is not None

@@ -45,15 +45,21 @@ class Door:
         self._chats = Rate(DAY)
         self._strangers = Rate(HOUR)
 
-    def announce_closed(self) -> None:
-        """Say at the start if nobody may talk, and what to do about it."""
+    @property
+    def closed(self) -> str | None:
+        """What to do so that someone may talk; None where someone may."""
         rules = self._rules()
         if rules.users or rules.chats or rules.roles or rules.operators or self._has_people():
-            return
+            return None
         advice = f"set users or chats in [channels.{self._channel}]"
         if rules.pairing:
             advice += ", or write to the bot and approve its code: nanoloop pair approve CODE"
-        self._announce(NobodyMayTalk(channel=self._channel, advice=advice))
+        return advice
+
+    def announce_closed(self) -> None:
+        """Say at the start if nobody may talk, and what to do about it."""
+        if (advice := self.closed) is not None:
+            self._announce(NobodyMayTalk(channel=self._channel, advice=advice))
 
     def may_talk(self, heard: Heard) -> bool:
         """Whether the sender is known here."""

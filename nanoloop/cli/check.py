@@ -1,0 +1,156 @@
+"""`nanoloop check`: whether all that a daemon needs is right, and the next step where it isn't."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import anyio
+
+from nanoloop.app import make_attachments, make_provider
+from nanoloop.channels.platform.channel import PlatformChannel
+from nanoloop.channels.platform.errors import Refused
+from nanoloop.channels.platform.making import OURS, make_channel, wanted
+from nanoloop.channels.platform.platform import Heard
+from nanoloop.channels.screen import printable
+from nanoloop.channels.states import running
+from nanoloop.cli import Exit, load_settings
+from nanoloop.cli.first_run import NO_MODEL
+from nanoloop.cli.name import opened
+from nanoloop.errors import NanoloopError
+from nanoloop.events import silent
+from nanoloop.models.naming import file_of, is_local
+from nanoloop.settings import Settings
+from nanoloop.telemetry import Telemetry
+
+CONNECT_SECONDS = 30.0
+_HOW = """
+The model is asked a word, and each chat platform is connected to; where a daemon runs, it says how
+they stand."""
+
+
+class Found(NamedTuple):
+    """One thing that was looked at."""
+
+    what: str
+    is_well: bool
+    says: str
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What `nanoloop check` takes: hardly more than settings."""
+    parser.description = f"{parser.description}\n{_HOW}"
+
+
+def run(args: Namespace) -> int:
+    """Look at all of it; 0 only if all is well."""
+    return anyio.run(_check, load_settings(args))
+
+
+async def _check(settings: Settings) -> Exit:
+    code = Exit.DONE
+    async for found in look(settings):
+        mark = "ok   " if found.is_well else "WRONG"
+        print(printable(f"{mark}  {found.what}: {found.says}"), flush=True)
+        code = code if found.is_well else Exit.FAILED
+    return code
+
+
+async def look(settings: Settings) -> AsyncIterator[Found]:
+    """Everything that can be looked at, one after the other."""
+    file = settings.file or "no file: the defaults, the environment and flags"
+    yield Found("settings", is_well=True, says=str(file))
+    yield await _model(settings)
+    yield await _store(settings)
+    async for found in _channels(settings):
+        yield found
+
+
+async def _model(settings: Settings) -> Found:
+    if not settings.has_model:
+        return Found("model", is_well=False, says=NO_MODEL.removeprefix("nanoloop: ").strip())
+    if is_local(settings.model):
+        path = file_of(settings.model, settings.models)
+        says = str(path) if path.exists() else f"{path} is missing: `nanoloop model list`"
+        return Found("model", is_well=path.exists(), says=says)
+    provider = make_provider(settings, Telemetry(level="error"))
+    begin = time.monotonic()
+    try:
+        await provider.chat(messages=[{"role": "user", "content": "Say: ok"}])
+    except NanoloopError as error:
+        return Found("model", is_well=False, says=f"{settings.model}: {error}")
+    finally:
+        await provider.close()
+    seconds = time.monotonic() - begin
+    return Found("model", is_well=True, says=f"{settings.model} answers in {seconds:.1f} s")
+
+
+async def _store(settings: Settings) -> Found:
+    try:
+        async with opened(settings) as store:
+            count = len([info async for info in store.list()])
+    except (NanoloopError, OSError) as error:
+        return Found("store", is_well=False, says=str(error))
+    return Found("store", is_well=True, says=f"{count} sessions in {settings.data}")
+
+
+async def _channels(settings: Settings) -> AsyncIterator[Found]:
+    daemon = running(settings.data)
+    for name in OURS:
+        own = getattr(settings.channels, name)
+        if own.enabled and own.model_fields_set and not own.is_wanted:
+            says = "it has no token, or not all it needs to connect: see the example settings"
+            yield Found(name, is_well=False, says=says)
+    for name, _ in wanted(settings):
+        if daemon is None or name not in daemon.channels:
+            yield await _connected(name, settings)
+        else:
+            there = daemon.channels[name]
+            says = f"{there.state} in process {daemon.pid} {there.reason}".strip()
+            yield Found(name, is_well=there.state == "connected", says=says)
+
+
+async def _connected(name: str, settings: Settings) -> Found:
+    """What becomes of connecting: nothing that is heard is taken."""
+    own = dict(wanted(settings))[name]
+    attachments = make_attachments(settings)
+    try:
+        channel = make_channel(
+            name, own, folder=settings.data, attachments=attachments, announce=silent
+        )
+    except (NanoloopError, OSError) as error:
+        return Found(name, is_well=False, says=str(error))
+    if not isinstance(channel, PlatformChannel):
+        return Found(name, is_well=True, says="it is there; it can't be tried out")
+    return await _tried(channel)
+
+
+async def _tried(channel: PlatformChannel) -> Found:
+    says = f"it did not connect within {CONNECT_SECONDS:.0f} s"
+    is_up = anyio.Event()
+    try:
+        with anyio.move_on_after(CONNECT_SECONDS):
+            async with anyio.create_task_group() as group:
+                group.start_soon(channel.platform.listen, _hear_nothing, is_up.set)
+                await is_up.wait()
+                group.cancel_scope.cancel()
+    except* Refused as refused:
+        says = str(refused.exceptions[0])
+    except* Exception as failed:  # noqa: BLE001 - whatever a library raises is said
+        says = f"it does not connect: {type(failed.exceptions[0]).__name__}"
+    if not is_up.is_set():
+        return Found(channel.name, is_well=False, says=says)
+    return _open_or_closed(channel)
+
+
+async def _hear_nothing(*_: Heard) -> None:
+    await anyio.sleep_forever()
+
+
+def _open_or_closed(channel: PlatformChannel) -> Found:
+    advice = channel.closed
+    if advice is None:
+        return Found(channel.name, is_well=True, says="it connects")
+    return Found(channel.name, is_well=False, says=f"it connects, but nobody may talk: {advice}")

@@ -1,0 +1,81 @@
+"""`nanoloop pair`: who asks to talk with the bot, letting them in, and out again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime, timezone
+
+from nanoloop.channels.platform.pairing import Pairing, Person
+from nanoloop.channels.screen import printable
+from nanoloop.cli import Exit, load_settings
+from nanoloop.session.entry import rfc3339
+
+_HOW = """
+Whoever writes to the bot in a private chat and is on no allow-list is given a code, good for an
+hour. Only who has seen the code can be let in with it. It needs no running daemon."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """What `nanoloop pair` takes."""
+    parser.description = f"{parser.description}\n{_HOW}"
+    common = ArgumentParser(add_help=False)
+    for flag in ("--config", "--data", "--model", "--log-level"):
+        # Taken here too, so that they may stand last; left out, those before the action count.
+        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    listed = actions.add_parser("list", help="who was let in, and who waits", parents=[common])
+    listed.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    approved = actions.add_parser("approve", help="let the holder of a code in", parents=[common])
+    approved.add_argument("code", metavar="CODE", help="what the bot has told them")
+    revoked = actions.add_parser("revoke", help="let someone in no more", parents=[common])
+    revoked.add_argument("channel", metavar="CHANNEL", help="telegram for example")
+    revoked.add_argument("person", metavar="ID", help="their id there, as `pair list` shows it")
+
+
+def run(args: Namespace) -> int:
+    """Do what was asked for."""
+    pairing = Pairing(load_settings(args).data)
+    try:
+        return {"list": show, "approve": approve, "revoke": revoke}[args.action](args, pairing)
+    finally:
+        pairing.close()
+
+
+def show(args: Namespace, pairing: Pairing) -> Exit:
+    """List everyone."""
+    people, waiting = pairing.people(), pairing.waiting()
+    if args.json:
+        print(json.dumps({"people": [*map(asdict, people)], "waiting": [*map(asdict, waiting)]}))
+    else:
+        lines = [*_lines(people, "in since"), *_lines(waiting, "asked at")]
+        print("\n".join(lines) or "nobody was let in by a code, and nobody waits")
+    return Exit.DONE
+
+
+def approve(args: Namespace, pairing: Pairing) -> Exit:
+    """Let someone in."""
+    person = pairing.approve(args.code)
+    if person is None:
+        print("nanoloop: nobody waits with that code: it is good for an hour", file=sys.stderr)
+        return Exit.NOT_FOUND
+    print(printable(f"{person.name or person.id} may talk on {person.channel} now"))
+    return Exit.DONE
+
+
+def revoke(args: Namespace, pairing: Pairing) -> Exit:
+    """Let someone in no more."""
+    if not pairing.revoke(args.channel, args.person):
+        print("nanoloop: nobody was let in so: see `nanoloop pair list`", file=sys.stderr)
+        return Exit.NOT_FOUND
+    print(printable(f"{args.person} may talk on {args.channel} no more, unless an allow-list says"))
+    return Exit.DONE
+
+
+def _lines(people: Iterable[Person], since: str) -> Iterable[str]:
+    for person in people:
+        moment = rfc3339(datetime.fromtimestamp(person.time, timezone.utc))
+        yield printable(f"{person.channel}  {person.id}  {person.name}  {since} {moment}")

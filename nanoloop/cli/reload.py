@@ -1,0 +1,65 @@
+"""SIGHUP: the settings are read again, and what can be changed while it runs is taken over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any
+
+from nanoloop.app import App, make_agents
+from nanoloop.channels.platform.channel import PlatformChannel
+from nanoloop.channels.platform.making import rules_of, wanted
+from nanoloop.channels.platform.rules import Rules
+from nanoloop.cli.config import values
+from nanoloop.errors import SettingsError
+from nanoloop.events import SettingsRefused, SettingsReloaded
+from nanoloop.protocols import Channel
+from nanoloop.settings import Settings
+
+_RULES = "|".join(field.name for field in fields(Rules))
+LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.(others\.)?\w+\.({_RULES})")
+"""What can be changed while it runs: prompts and agents, who may talk and how much, the log."""
+
+
+class Reload:
+    """Takes fresh settings over, as far as that can be done."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        *,
+        channels: Iterable[Channel],
+        load: Callable[[], Settings],
+    ) -> None:
+        self._app = app
+        self._channels = [*channels]
+        self._load = load
+        self._values = dict(values(settings))
+
+    def __call__(self) -> None:
+        """Read them again; what is wrong with them is told, and changes nothing."""
+        try:
+            fresh = self._load()
+            agents = make_agents(fresh, self._app.loop.recall)
+        except SettingsError as error:
+            self._app.telemetry(SettingsRefused(reason=str(error)))
+            return
+        self._app.loop.agents.renew(agents)
+        self._app.telemetry.set_level(fresh.log.level)
+        rules = {name: rules_of(own) for name, own in wanted(fresh)}
+        for channel in self._channels:
+            if isinstance(channel, PlatformChannel) and channel.name in rules:
+                channel.rules = rules[channel.name]
+        self._tell(dict(values(fresh)))
+
+    def _tell(self, fresh: dict[str, Any]) -> None:
+        known = self._values
+        changed = sorted(
+            key for key in fresh.keys() | known.keys() if fresh.get(key) != known.get(key)
+        )
+        taken = tuple(key for key in changed if LIVE.fullmatch(key))
+        left = tuple(key for key in changed if key not in taken)
+        self._values = {**fresh, **{key: known.get(key) for key in left}}
+        self._app.telemetry(SettingsReloaded(taken=taken, left=left))

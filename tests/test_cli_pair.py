@@ -1,0 +1,109 @@
+"""`nanoloop pair` and `nanoloop status`, beside a daemon or without one."""
+
+import json
+import os
+
+import pytest
+
+from nanoloop.channels.platform.pairing import Pairing, Person
+from nanoloop.channels.states import States
+from nanoloop.cli import Exit, main
+from nanoloop.events import (
+    ChannelConnected,
+    ChannelConnecting,
+    ChannelFailed,
+    ChannelLost,
+    ChannelRefused,
+    ChannelStarted,
+    LoopStarted,
+)
+
+
+@pytest.fixture
+def nanoloop(tmp_path, capsys):
+    """Run a command in a folder of its own; returns its exit code and what it printed."""
+
+    def nanoloop(*words):
+        code = main([*words, "--data", str(tmp_path)])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    return nanoloop
+
+
+@pytest.fixture
+def code(tmp_path):
+    ann = Person(channel="fake", id="1", name="Ann", chat="with-ann", time=0)
+    return Pairing(tmp_path).code_for(ann)
+
+
+@pytest.fixture
+def states(tmp_path):
+    states = States(tmp_path)
+    states.hear(LoopStarted(channels=("fake",), max_concurrent_turns=1))
+    return states
+
+
+def test_who_waits_is_listed_without_the_code(nanoloop, code):
+    exit_code, said = nanoloop("pair", "list")
+    assert exit_code == Exit.DONE
+    assert "fake  1  Ann  asked at" in said
+    assert code not in said
+
+
+def test_a_code_lets_its_holder_in_once(nanoloop, code, tmp_path):
+    assert nanoloop("pair", "approve", code.lower()) == (0, "Ann may talk on fake now\n")
+    assert Pairing(tmp_path).is_in("fake", "1")
+    assert nanoloop("pair", "approve", code)[0] == Exit.NOT_FOUND
+    assert json.loads(nanoloop("pair", "list", "--json")[1])["people"][0]["id"] == "1"
+
+
+def test_who_was_let_in_can_be_let_in_no_more(nanoloop, code, tmp_path):
+    nanoloop("pair", "approve", code)
+    assert nanoloop("pair", "revoke", "fake", "1")[0] == Exit.DONE
+    assert not Pairing(tmp_path).is_in("fake", "1")
+    assert nanoloop("pair", "revoke", "fake", "1")[0] == Exit.NOT_FOUND
+
+
+def test_without_a_daemon_the_status_says_so(nanoloop):
+    exit_code, said = nanoloop("status")
+    assert exit_code == Exit.FAILED
+    assert "start one with `nanoloop run`" in said
+
+
+def test_the_status_shows_the_daemon_and_each_channel(nanoloop, states):
+    states.hear(ChannelStarted(channel="terminal"))
+    states.hear(ChannelConnecting(channel="fake"))
+    states.hear(ChannelConnected(channel="fake"))
+    exit_code, said = nanoloop("status")
+    assert exit_code == Exit.DONE
+    assert f"process {os.getpid()}" in said
+    assert "fake      connected" in said
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (ChannelLost(channel="fake", reason="gone", seconds=5, tries=1), "gone; next try in 5 s"),
+        (ChannelRefused(channel="fake", reason="get another token"), "get another token"),
+        (ChannelFailed(channel="fake", error="Bug at x.py:1"), "Bug at x.py:1"),
+    ],
+)
+def test_a_channel_that_is_not_well_is_told_with_its_reason(nanoloop, states, event, line):
+    states.hear(event)
+    exit_code, said = nanoloop("status")
+    assert exit_code == Exit.FAILED
+    assert line in said
+
+
+def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, tmp_path):
+    file = tmp_path / "status.json"
+    file.write_text(file.read_text().replace(str(os.getpid()), "999999999"))
+    assert nanoloop("status")[0] == Exit.FAILED
+    states.end()
+    assert not file.exists()
+
+
+def test_a_daemon_that_never_began_leaves_the_other_ones_status(states, tmp_path):
+    States(tmp_path).end()
+    assert (tmp_path / "status.json").exists()
