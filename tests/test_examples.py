@@ -27,7 +27,9 @@ def test_an_example_shows_its_idea(name):
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT)},
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # Python's development mode tells of slow steps too, which a busy machine has.
+    told = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.returncode, told) == (0, [])
     assert SHOWN[name] in done.stdout.splitlines()
 
 
