@@ -15,6 +15,8 @@ KEEP_ALIVE_SECONDS = 15
 """After so much silence a comment is sent, and a look taken whether anyone is there."""
 PATIENCE_SECONDS = 30
 """How long a reader may take nothing in before it is let go."""
+TOGETHER_SECONDS = 0.02
+"""After a piece of text, how long to gather further ones; nobody reads as fast."""
 RETRY = b"retry: 1000\n\n"
 """How soon a browser comes back, in milliseconds."""
 _HEADERS = [
@@ -139,13 +141,13 @@ class EventStream:
         news = RETRY + self._first
         while True:
             news += b"".join(self._taken())
-            with anyio.move_on_after(PATIENCE_SECONDS) as patience:
-                await _send(send, news)
-            if patience.cancelled_caught:
+            if news and not await _send(send, news):
                 return
             if self._waker.is_over:
                 await _send(send, b"", more=False)
                 return
+            if b"\nevent: text\n" in news:  # words that come fast go out together
+                await anyio.sleep(TOGETHER_SECONDS)
             news = b""
             if not await self._waker.wait(KEEP_ALIVE_SECONDS):
                 if await _has_left(receive):
@@ -157,8 +159,11 @@ class EventStream:
             yield from watched.take()
 
 
-async def _send(send: Send, body: bytes, *, more: bool = True) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+async def _send(send: Send, body: bytes, *, more: bool = True) -> bool:
+    """Send it; False where it was not taken in for too long."""
+    with anyio.move_on_after(PATIENCE_SECONDS) as patience:
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+    return not patience.cancelled_caught
 
 
 async def _has_left(receive: Receive) -> bool:
