@@ -1,0 +1,124 @@
+"""A channel of another package, served by the daemon, checked, and its rules changed on SIGHUP."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from tests.command_line import CommandLine, ended, line_with
+from tests.openai_server import OpenAIServer
+
+PLUGIN = """
+import anyio
+from nanoloop.channels.platform.errors import Refused
+from nanoloop.testing.channels import FakeChats, FakePlatform
+
+class Quiet(FakePlatform):
+    def __init__(self, token):
+        super().__init__(FakeChats())
+        self.name, self.token = "quiet", token
+
+    async def listen(self, hear, connected):
+        if self.token == "wrong":
+            raise Refused("the token is wrong: get another one")
+        connected()
+        await anyio.sleep_forever()
+
+def make(options, folder):
+    return Quiet(options["token"])
+"""
+SETTINGS = """
+[channels.others.quiet]
+users = ["1"]
+options = {token = "right"}
+"""
+
+
+@pytest.fixture
+async def nanoloop(tmp_path):
+    packages = tmp_path / "packages"
+    about = packages / "quiet-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: quiet\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[nanoloop.channels]\nquiet = quiet:make\n")
+    (packages / "quiet.py").write_text(PLUGIN)
+    (tmp_path / "nanoloop.toml").write_text(SETTINGS)
+    async with OpenAIServer(otherwise="ok") as server:
+        nanoloop = CommandLine(tmp_path, server.url)
+        path = nanoloop._env["PYTHONPATH"]
+        nanoloop.set(PYTHONPATH=f"{packages}:{path}")
+        yield nanoloop
+
+
+@pytest.fixture
+def change(tmp_path):
+    """Change the settings file."""
+
+    def change(old, new):
+        file = tmp_path / "nanoloop.toml"
+        file.write_text(file.read_text().replace(old, new))
+
+    return change
+
+
+async def test_the_daemon_serves_it_and_its_state_is_shown(nanoloop):
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        said = json.loads(await line_with(process.stderr, "channel_connected"))
+        assert said["channel"] == "quiet"
+        assert "connected" in (await nanoloop.run("status"))[0]
+        assert "ok     quiet: connected in process" in (await nanoloop.run("check"))[0]
+        process.terminate()
+        assert await ended(process) == 0
+    await nanoloop.run("status", code=1)
+
+
+async def test_a_refused_token_is_told_and_the_daemon_goes_on(nanoloop, change):
+    change("right", "wrong")
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        said = json.loads(await line_with(process.stderr, "channel_refused"))
+        assert said["reason"] == "the token is wrong: get another one"
+        assert "get another one" in (await nanoloop.run("status", code=1))[0]
+        assert process.returncode is None
+
+
+async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nanoloop, change):
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        await line_with(process.stderr, "channel_connected")
+        change('users = ["1"]', 'users = ["1", "2"]')
+        change("\n[channels", 'prompt = "Be brief."\nloop.lane_limit = 3\n[channels')
+        process.send_signal(signal.SIGHUP)
+        said = json.loads(await line_with(process.stderr, "settings_reloaded"))
+        assert said["taken"] == ["channels.others.quiet.users", "prompt"]
+        assert said["left"] == ["loop.lane_limit"]
+        change("prompt", "promt")
+        process.send_signal(signal.SIGHUP)
+        refused = json.loads(await line_with(process.stderr, "settings_refused"))
+        assert "did you mean prompt?" in refused["reason"]
+        assert process.returncode is None
+
+
+async def test_a_check_says_that_all_is_well(nanoloop):
+    said, _ = await nanoloop.run("check")
+    assert said.count("ok     ") == len(said.splitlines()) == 4
+    assert "quiet: it connects" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("right", "wrong", "WRONG  quiet: the token is wrong: get another one"),
+        ('users = ["1"]', "", "WRONG  quiet: it connects, but nobody may talk: set users"),
+        (".quiet]", ".loud]", "WRONG  loud: channels.others.loud names no channel: install"),
+        ("[channels", '[channels.slack]\ntoken = "x"\n[channels', "WRONG  slack: it has no token"),
+    ],
+)
+async def test_a_check_says_what_is_wrong_and_the_next_step(nanoloop, change, old, new, line):
+    change(old, new)
+    said, _ = await nanoloop.run("check", code=1)
+    assert line in said
+
+
+async def test_a_model_that_does_not_answer_is_told_by_the_check(nanoloop):
+    nanoloop.set(OPENAI_BASE_URL="http://127.0.0.1:9", NANOLOOP_PROVIDER__MAX_RETRIES="0")
+    assert "WRONG  model: " in (await nanoloop.run("check", code=1))[0]
