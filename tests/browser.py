@@ -56,9 +56,9 @@ def _missing():
 class Voice:
     """A provider that a test speaks for, piece by piece; a summary comes when it is let."""
 
-    def __init__(self):
+    def __init__(self, summary="It was about tea."):
         self._pieces, self._news = deque(), anyio.Event()
-        self.summary = ScriptedProvider(otherwise="It was about tea.")
+        self.summary = ScriptedProvider(otherwise=summary)
         self.asked = []
 
     async def chat(self, *, messages, tools=None, model=None, on_text=None):

@@ -225,6 +225,25 @@ async def test_a_picture_and_a_text_go_along(chromium, echo):
         assert "42 cm" in str(echo.provider.calls[-1].messages)
 
 
+PUT = """(box, bytes) => {
+    const dataTransfer = new DataTransfer();
+    const png = new File([new Uint8Array(bytes)], "dot.png", { type: "image/png" });
+    dataTransfer.items.add(png);
+    const about = { bubbles: true, cancelable: true };
+    box.dispatchEvent(new ClipboardEvent("paste", { ...about, clipboardData: dataTransfer }));
+    document.body.dispatchEvent(new DragEvent("drop", { ...about, dataTransfer }));
+}"""
+
+
+async def test_a_picture_is_pasted_and_another_dropped(chromium, echo):
+    async with opened(chromium, echo.url) as page:
+        await expect(page.locator("#text")).to_be_focused()
+        await page.locator("#text").evaluate(PUT, list(PNG))
+        await expect(page.locator("#files img")).to_have_count(2)
+        await say(page, "Look!")
+        await expect(page.locator("#log .user img")).to_have_count(2)
+
+
 async def test_a_file_that_is_not_taken_says_why(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await expect(page.locator("#text")).to_be_focused()

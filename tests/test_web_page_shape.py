@@ -7,7 +7,7 @@ import pytest
 import nanoloop.channels.web
 from nanoloop.providers.scripted import ScriptedProvider
 from tests import browser
-from tests.browser import expect, opened, serving
+from tests.browser import Voice, expect, opened, serving
 
 anyio_backend = browser.anyio_backend
 chromium = browser.chromium
@@ -31,18 +31,22 @@ def scaled(grams, tin_cm):
 2. Fold in the eggs."""
 
 
+SUMMARY = (
+    "Mira bakes a chocolate cake for her brother Tom, who turns 30. Tom is allergic to nuts and "
+    "hates raisins. Eight guests, 60 EUR, an oven that runs hot."
+)
+TALK = {
+    "Tom turns 30 on Saturday 14 June 2026. He is allergic to nuts!": "No nuts, then.",
+    "Remember: no raisins either. We are eight; 60 EUR at most.": "I keep that in mind.",
+    "The oven runs hot. When should I bake the chocolate cake?": TELLING,
+    "And how many candles?": "**Thirty.** They fit, if you begin at the rim.",
+}
+
+
 @pytest.fixture
 async def served(tmp_path):
-    limits = {"message_buffer_limit": 4, "message_buffer_min": 2}
-    async with serving(tmp_path, ScriptedProvider(otherwise=_told), **limits) as server:
+    async with serving(tmp_path, ScriptedProvider()) as server:
         yield server
-
-
-def _told(messages, tools, model):
-    if tools is None:
-        return "Mira bakes a cake for Tom, who turns 30. He is allergic to nuts; the oven runs hot."
-    asked = str(messages[-1]["content"])
-    return TELLING if "cake" in asked else f"I keep that in mind: {asked}"
 
 
 async def ask(page, *texts):
@@ -66,20 +70,36 @@ def test_nothing_is_asked_of_another_site():
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-async def test_it_looks_right_on_every_screen(chromium, served, colours):
+async def test_it_looks_right_on_every_screen(chromium, tmp_path, colours):
     PICTURES.mkdir(exist_ok=True)
-    async with opened(chromium, served.url, color_scheme=colours) as page:
-        await ask(page, "Tom turns 30 on 14 June 2026.", "No nuts!", "A cake for 60 EUR, when?")
+    voice = Voice(summary=SUMMARY)
+    limits = {"message_buffer_limit": 4, "message_buffer_min": 2}
+    async with (
+        serving(tmp_path, voice, **limits) as served,
+        opened(chromium, served.url, color_scheme=colours) as page,
+    ):
+        for asked, said in TALK.items():
+            voice.say(said, None)
+            await ask(page, asked)
+        await page.click("#open-memory")
+        await expect(page.locator("#summary .prose")).to_have_text(SUMMARY)
+        await expect(page.locator("#memory-state")).to_contain_text("waits for more to be said")
+        voice.summary.hold()  # the next one is seen while it is written
+        await page.click("#summarise")
+        await expect(page.locator("#memory-dot")).to_be_visible()
+        await page.click("#close-memory")
         for name, (width, height) in SCREENS.items():
             await page.set_viewport_size({"width": width, "height": height})
-            for step in ("", "-memory"):
-                picture = PICTURES / f"{name}{step}-{colours}.png"
-                await page.screenshot(path=picture, animations="disabled")
-                assert await page.evaluate("document.documentElement.scrollWidth") == width
-                if not step:
-                    await page.click("#open-memory")
-                    await expect(page.locator("#summary .prose")).to_contain_text("Mira")
+            await _picture(page, f"{name}-{colours}", width)
+            await page.click("#open-memory")
+            await expect(page.locator("#bar > *")).to_have_count(3)
+            await _picture(page, f"{name}-memory-{colours}", width)
             await page.click("#close-memory")
+
+
+async def _picture(page, name, width):
+    await page.screenshot(path=PICTURES / f"{name}.png", animations="disabled")
+    assert await page.evaluate("document.documentElement.scrollWidth") == width
 
 
 async def test_a_phone_shows_one_thing_at_a_time(chromium, served):
@@ -137,7 +157,7 @@ async def test_the_first_stop_leads_to_the_message_field(chromium, served):
 
 async def test_every_control_has_a_name_and_every_field_a_label(chromium, served):
     async with opened(chromium, served.url) as page:
-        await ask(page, "A cake?")
+        await ask(page, "```\ncode\n```\n\n| a |\n|---|")
         await page.click("#open-memory")
         await expect(page.locator("#memory-body")).to_be_visible()
         assert await page.evaluate(NAMELESS) == []

@@ -8,6 +8,7 @@ import { counted, number, shortTime } from "./words.js";
 
 /** Lists up to here are open at first. */
 const OPEN = 12;
+const WAITS = { failure: "another try", breaker: "a model", budget: "tomorrow’s tokens", small: "more to be said" };
 
 export class Memory {
 	#id = null;
@@ -51,7 +52,8 @@ export class Memory {
 		byId("bar").replaceChildren(...parts.filter(({ count }) => count).map((part) => barPart(part, running)));
 		byId("legend").replaceChildren(...parts.flatMap(legendRow));
 		byId("memory-says").textContent = sentence(...parts.map(({ count }) => count));
-		byId("memory-state").textContent = running ? "A summary is being written. No answer waits for it." : (waiting ?? "");
+		const waits = waiting && `The next summary waits for ${WAITS[waiting]}.`;
+		byId("memory-state").textContent = running ? "A summary is being written. No answer waits for it." : waits;
 		byId("memory-state").classList.toggle("working", running);
 		byId("memory-dot").hidden = !running;
 		byId("summarise").disabled = running;

@@ -6,7 +6,7 @@ import { byId, el, iconButton, on } from "./element.js";
 import { fullTime, period } from "./words.js";
 
 const PAGE = 50;
-/** The server tells of no more at a time; further ones are found by search. */
+/** Older ones are found by search. */
 const MOST = 200;
 const SOON_MS = 120;
 
@@ -19,6 +19,7 @@ export class Sidebar {
 	#timer = 0;
 	#open = null;
 	#asked = 0;
+	#limit = PAGE;
 
 	/** `gone(id)`: it was put away or deleted. */
 	constructor(gone) {
@@ -26,7 +27,7 @@ export class Sidebar {
 		this.list = byId("sessions");
 		on("search", "input", () => this.soon());
 		on("archived", "click", () => this.#turn());
-		on("more", "click", () => this.load(Math.min(this.#sessions.length + PAGE, MOST)));
+		on("more", "click", () => this.load(MOST));
 		this.list.addEventListener("keydown", (event) => walk(event, [...this.list.querySelectorAll("a")]));
 	}
 
@@ -38,7 +39,8 @@ export class Sidebar {
 		}, SOON_MS);
 	}
 
-	async load(limit = Math.max(PAGE, this.#sessions.length)) {
+	async load(limit = this.#limit) {
+		this.#limit = limit;
 		this.#asked += 1;
 		const asked = this.#asked;
 		const search = byId("search").value.trim();
@@ -66,7 +68,7 @@ export class Sidebar {
 		const nothing = search ? "Nothing found." : this.#isArchived ? "Nothing is archived." : "No conversations yet.";
 		const parts = this.#sessions.length ? this.#periods() : [el("p", { class: "empty" }, nothing)];
 		this.list.replaceChildren(...parts);
-		byId("more").hidden = !this.#isMore || this.#sessions.length >= MOST;
+		byId("more").hidden = !this.#isMore || this.#limit === MOST;
 		if (focused) this.list.querySelector(`a[data-id="${CSS.escape(focused)}"]`)?.focus();
 	}
 
