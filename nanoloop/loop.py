@@ -399,6 +399,11 @@ class AgentLoop:
 
     # What commands need of it
 
+    @property
+    def channels(self) -> Mapping[str, str]:
+        """How each channel stands, of those that can tell."""
+        return self.bus.states
+
     def stop(self, key: str) -> bool:
         """Stop the turn that is going on in this lane; False where there is none."""
         running = self._turns.get(key)

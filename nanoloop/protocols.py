@@ -291,6 +291,11 @@ class Bus(Protocol):
         """The names of the channels that are attached."""
         ...
 
+    @property
+    def states(self) -> Mapping[str, str]:
+        """How each attached channel stands, of those that can tell by a `state`."""
+        ...
+
     def attach(self, channel: Channel) -> None:
         """From now on that channel's chats are served by it."""
         ...

@@ -14,7 +14,11 @@ class TestFake(ChannelSuite):
     """The kit over a platform that does what it is told."""
 
 
-@pytest.mark.parametrize(("seed", "messages"), [(1, 2000), (2, 200), (3, 200)])
+@pytest.mark.parametrize(
+    ("seed", "messages"),
+    [(1, 600), (2, 200), (3, 200), pytest.param(4, 10_000, marks=pytest.mark.slow)],
+)
+@pytest.mark.timeout(300)
 async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(
     stage, tmp_path, seed, messages
 ):

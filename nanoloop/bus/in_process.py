@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from random import uniform
@@ -146,6 +146,15 @@ class InProcessBus:
     def channels(self) -> tuple[str, ...]:
         """The names of the channels that are attached."""
         return tuple(self._channels)
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """How each attached channel stands, of those that can tell by a `state`."""
+        return {
+            name: str(channel.state)
+            for name, channel in self._channels.items()
+            if hasattr(channel, "state")
+        }
 
     def attach(self, channel: Channel) -> None:
         """From now on that channel's chats are served by it."""

@@ -124,6 +124,7 @@ class Commands:
             **self._memory.rows(session),
             "now": "answering" if self._runner.is_answering(key) else "idle",
             "waiting": str(self._runner.waiting(key)),
+            **self._runner.channels,
         }
         return "\n".join(f"{name}: {value}" for name, value in rows.items())
 

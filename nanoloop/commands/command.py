@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,11 @@ BUSY = "An answer is going on here: wait for it, or /stop it first."
 
 class Runner(Protocol):
     """What commands need of the loop."""
+
+    @property
+    def channels(self) -> Mapping[str, str]:
+        """How each channel stands, of those that can tell."""
+        ...
 
     def stop(self, key: str) -> bool:
         """Stop the turn that is going on in this lane; False where there is none."""

@@ -90,6 +90,7 @@ class PlatformChannel:
                 self._group.cancel_scope.cancel()
         finally:
             self._group = self._taking = None
+            self._drafts.close()
             self._pairing.close()
 
     def take_no_more(self) -> None:

@@ -35,6 +35,9 @@ class State:
     name: Literal["connecting", "connected", "waiting", "refused"]
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})" if self.reason else self.name
+
 
 class Connection:
     """Listens to a platform, and again after a rest whenever that came to an end."""

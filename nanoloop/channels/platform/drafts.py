@@ -107,6 +107,12 @@ class Drafts:
         letter = Letter(answer=answer, place=place, reply_to=item.reply_to, name=item.id)
         await self._whole(letter, item.text)
 
+    def close(self) -> None:
+        """The tasks that showed drafts are gone: nothing waits for them."""
+        for draft in self._growing.values():
+            draft.is_over = True
+            draft.ended.set()
+
     def begin_anew(self, chat: str, question: str) -> None:
         """What is asked has changed: what was answered so far counts no more."""
         draft = self._growing.get(_answer(chat, question))
@@ -131,7 +137,16 @@ class Drafts:
             raise SendLater("rate limit", seconds=seconds)
 
     async def _whole(self, letter: Letter, text: str) -> None:
-        await self._writer.write(letter, text)
+        try:
+            await self._writer.write(letter, text)
+        except (SendLater, TimeoutError):
+            raise
+        except Exception:  # it is never tried again
+            self._forget(letter)
+            raise
+        self._forget(letter)
+
+    def _forget(self, letter: Letter) -> None:
         self._growing.pop(letter.answer, None)
         self._progress.finish(letter.answer, name=letter.name)
 

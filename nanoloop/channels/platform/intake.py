@@ -98,8 +98,11 @@ class Intake:
         heard = replace(heard, text=_without_mention(heard))
         if heard.edits or heard.deletes:
             await self._amend(heard)
+        elif not (heard.text.strip() or heard.files):
+            return  # someone joined, or the like
         elif not self._door.may_talk(heard):
-            await self._tell(heard, self._door.refusal(heard))
+            if heard.private or heard.addressed:
+                await self._tell(heard, self._door.refusal(heard))
         elif self._is_asked(heard):
             await self._ask(heard)
         elif self._rules().overheard == "keep":
@@ -239,8 +242,9 @@ def _name(heard: Heard) -> str:
 def _without_mention(heard: Heard) -> str:
     if not heard.mention:
         return heard.text
-    text = heard.text.replace(heard.mention, "", 1)
-    return text.strip().removeprefix(":").removeprefix(",").strip()
+    text = heard.text.replace(heard.mention, "", 1).strip()
+    # The name alone is a question too.
+    return text.removeprefix(":").removeprefix(",").strip() or heard.text
 
 
 def _quoted(quote: str) -> str:

@@ -21,6 +21,7 @@ class Overheard:
 
     def keep(self, place: str, heard: Heard) -> None:
         """Remember what was said."""
+        self.forget(place, heard.id)  # it may be delivered twice
         self._said.setdefault(place, deque(maxlen=MESSAGES)).append(heard)
         self._said.move_to_end(place)
         while len(self._said) > CHATS:
