@@ -15,7 +15,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.bench.peers import starts
+from tests.bench.peers import neighbours, starts, tables
 from tests.bench.peers.measures import SHORT, Bench, Plan
 from tests.bench.peers.process import ROOT, model_server, rate
 from tests.bench.peers.systems import (
@@ -26,7 +26,6 @@ from tests.bench.peers.systems import (
     python_of,
     versions,
 )
-from tests.bench.peers.tables import judge, tell
 from tests.bench.report import Report, machine, say
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "nanoloop-peers"
@@ -92,8 +91,11 @@ def main() -> None:
     begin(bench, systems, args.venvs)
     bench.all()
     found = {name: facts for name, facts in bench.found.items() if name not in bench.broken}
-    tell(report, found, bench.plan)
-    judge(report, found, bench.plan)
+    kinds = neighbours.measured(bench.plan) if not args.short else {}
+    tables.tell(report, found, bench.plan)
+    neighbours.tell(report, kinds)
+    tables.judge(report, found, bench.plan)
+    neighbours.judge(report, kinds, tables.GOAL_SUMMARY_MS, tables.GOAL_STALL_MS)
     say(machine())
     if args.results or args.plots:
         results = args.results or args.plots / "results.json"

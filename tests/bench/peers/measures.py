@@ -24,21 +24,22 @@ class Plan:
 
     checkpoints: tuple[int, ...] = (10, 100, 1_000, 2_000)
     """Turns after which the time of a turn is taken."""
-    rounds: int = 6
+    rounds: int = 5
     turns: int = 20
     """In a round, one system after the other."""
     budget_seconds: float = 45
     """What a system may take to come to a checkpoint, and for one round there."""
     histories: tuple[int, ...] = (10, 10_000, 100_000)
-    crowd_seconds: float = 8
+    crowd_seconds: float = 6
     crowd_rounds: int = 2
     crowds: tuple[int, ...] = (200, 2_000)
     model_seconds: float = 0.05
     summary_seconds: float = 2
-    beside_seconds: float = 5
+    beside_seconds: float = 4
+    beside_rounds: int = 2
     idle_sessions: int = 10_000
     prompts: int = 200
-    starts: int = 5
+    starts: int = 4
 
 
 SHORT = Plan(
@@ -52,6 +53,7 @@ SHORT = Plan(
     crowds=(20,),
     summary_seconds=0.2,
     beside_seconds=0.5,
+    beside_rounds=1,
     idle_sessions=200,
     prompts=60,
     starts=1,
@@ -84,6 +86,7 @@ class Bench:
         """The time and the bytes of a turn, after more and more of them."""
         with model_server() as url, self._running(url) as processes:
             for turns in self.plan.checkpoints:
+                say(f"    at turn {turns:,}")
                 arrived = [each for each in processes if self._advance(each, turns)]
                 self._interleave(arrived, turns)
             for process in processes:
@@ -140,12 +143,14 @@ class Bench:
 
     def summaries(self) -> None:
         """Turns while a summary is made at once, and while one takes long."""
-        for kind, seconds in (("calm", 0), ("slow", self.plan.summary_seconds)):
+        kinds = [("calm", 0), ("slow", self.plan.summary_seconds)] * self.plan.beside_rounds
+        for kind, seconds in kinds:
             with model_server(summary_seconds=seconds) as url:
                 for system, python in self._chosen():
                     with self._noting(system.name), Process(system, python, url) as process:
                         asked = {"warm": 20, "seconds": self.plan.beside_seconds}
-                        self.found[system.name][kind] = process.ask("beside", **asked)
+                        got = process.ask("beside", **asked)
+                        self.found[system.name].setdefault(kind, []).append(got)
 
     def crowded(self) -> None:
         """Many users, and a model that takes its time."""
