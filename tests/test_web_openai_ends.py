@@ -77,6 +77,28 @@ async def test_who_leaves_before_it_is_his_turn_is_not_answered(web):
     assert [m["text"] for m in await web.messages(ANN)] == ["one", "You said: one"]
 
 
+async def test_who_leaves_stops_no_answer_but_his_own(web):
+    web.provider.hold()
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(ask, web.openai, "one", user="ann"))
+        await web.provider.asked()
+        group.start_soon(partial(ask, web.openai, "two", user="ann"))
+        await until(lambda: held_by(web))
+        with anyio.CancelScope() as leaving:
+            group.start_soon(leave_in_the_turn_of_another, web, leaving)
+            await ask(web.openai, "three", user="ann")
+        await until(lambda: not held_by(web))
+        web.provider.release()
+    assert [m["text"] for m in await web.messages(ANN)][2:] == ["two", "You said: two"]
+
+
+async def leave_in_the_turn_of_another(web, scope):
+    await until(lambda: len(held_by(web)) == 2)
+    web.provider.release(1)
+    await web.provider.asked(2)
+    scope.cancel()
+
+
 async def cancel_when_it_waits(web, scope):
     await until(lambda: held_by(web))
     scope.cancel()

@@ -93,6 +93,15 @@ async def test_a_stream_has_the_words_before_a_tool_too(tmp_path):
     assert chunks[-1].usage.total_tokens == 0
 
 
+@pytest.mark.parametrize("more", [{}, {"user": "ann"}])
+async def test_a_stream_has_an_answer_that_no_model_spoke(tmp_path, more):
+    settings = {"turn": {"max_steps": 1}}
+    async with asking(tmp_path, provider=ScriptedProvider([SUM]), settings=settings) as web:
+        chunks = await stream(web.openai, "6*7?", **more)
+    assert text_of(chunks).startswith("Let me see.\n\nI stopped after 1 steps")
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
 async def test_tools_of_the_client_are_called_by_the_client(tmp_path):
     ours = calling("weather", '{"place": "Oslo"}', usage=Usage(tokens_in=7, tokens_out=2))
     async with asking(tmp_path, provider=ScriptedProvider([ours, "It rains."])) as web:
