@@ -90,10 +90,11 @@ async def test_what_is_no_image_is_not_kept(web, url):
 
 
 async def test_too_much_is_refused(tmp_path):
-    async with asking(tmp_path, upload_bytes=1000) as web:
-        refused = await raw(web, json={"model": "assistant", "messages": [user("x" * 1000)]})
-    assert refused.status_code == 413
-    assert refused.json()["error"]["type"] == "invalid_request_error"
+    async with asking(tmp_path, upload_bytes=300_000) as web:
+        for body in (b"x" * 300_001, b"[{" * 100_001):
+            refused = await raw(web, content=body)
+            assert refused.status_code == 413
+            assert refused.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_a_wrong_token_is_refused_in_the_form_that_clients_know(tmp_path):

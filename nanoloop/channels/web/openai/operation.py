@@ -18,6 +18,9 @@ from nanoloop.channels.web.operation import ROUTE, Call, Operation
 from nanoloop.channels.web.refusal import Refusal
 from nanoloop.errors import NanoloopError
 
+NESTED = 200_000
+"""Lists and objects that a body may have."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOperation(Operation):
@@ -47,6 +50,8 @@ class ClientOperation(Operation):
 
 
 def _checked(body: type[BaseModel], data: bytes) -> BaseModel:
+    if data.count(b"[") + data.count(b"{") > NESTED:  # reading them would hold up everyone
+        raise Unfit(413, f"that is more than {NESTED} lists and objects: send less")
     try:
         return body.model_validate_json(data)
     except ValidationError as error:
