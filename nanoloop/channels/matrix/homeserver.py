@@ -1,0 +1,122 @@
+"""The homeserver that the bot's account is on: asked over matrix-nio, its refusals as ours."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from aiohttp import ClientError
+from nio import (  # type: ignore[import-untyped]  # its annotations go unannounced
+    AsyncClient,
+    AsyncClientConfig,
+    ErrorResponse,
+)
+
+from nanoloop.channels.platform.errors import Refused, TooLong
+from nanoloop.errors import NanoloopError, SendLater
+
+REQUEST_SECONDS = 30.0
+LIMITED_SECONDS = 5.0
+"""How long to wait where the homeserver doesn't say."""
+NEXT_STEP = (
+    "get a new access token as config/matrix.example.toml says, and set it as channels.matrix.token"
+)
+_NO_ENTRY = frozenset(
+    {"M_UNKNOWN_TOKEN", "M_MISSING_TOKEN", "M_USER_DEACTIVATED", "M_USER_LOCKED"},
+)
+
+
+class NotTaken(NanoloopError):
+    """The homeserver will never do that; the text is its own code for why."""
+
+
+class Homeserver:
+    """Asks it, once for each call: whoever calls decides what is tried again."""
+
+    def __init__(self, url: str, token: str) -> None:
+        # What nio can't read it quotes in its log, and that may be what people say.
+        logging.getLogger("nio").setLevel(logging.CRITICAL)
+        config = AsyncClientConfig(
+            encryption_enabled=False,
+            max_limit_exceeded=0,
+            max_timeouts=0,
+            request_timeout=REQUEST_SECONDS,
+        )
+        self.client = AsyncClient(url.rstrip("/"), config=config)
+        self._token = token
+
+    @property
+    def me(self) -> str:
+        """The bot's id; empty before it has signed in."""
+        return str(self.client.user_id)
+
+    async def sign_in(self, user: str | None) -> None:
+        """See that the token is good, and this user's; raises `Refused` where it isn't."""
+        self.client.access_token = self._token
+        await self.ask(self.client.whoami())
+        if user not in (None, self.me):
+            raise Refused(f"the Matrix token is {self.me}'s, not {user}'s: {NEXT_STEP}")
+
+    async def ask(self, request: Awaitable[Any]) -> Any:
+        """What it answers; raises `SendLater`, `Refused`, `TooLong` or `NotTaken`."""
+        try:
+            answer = await request
+        except (ClientError, OSError) as error:  # a timeout is an OSError
+            raise _unreachable(error) from error
+        if isinstance(answer, ErrorResponse):
+            raise _failure(answer, self.client.homeserver)
+        return answer
+
+    async def send(self, request: Awaitable[Any]) -> Any:
+        """As `ask`, for what is owed to a chat: a token that is refused may be set right."""
+        try:
+            return await self.ask(request)
+        except Refused as refused:
+            raise SendLater("the token is refused") from refused
+
+    async def download(self, address: str, limit_bytes: int) -> bytes:
+        """The file at an mxc address, or so much of it that it is seen to be too large."""
+        place = urlsplit(address)
+        file = f"{quote(place.netloc, safe='')}/{quote(place.path.strip('/'), safe='')}"
+        answer = await self.client.send(
+            "GET",
+            f"/_matrix/client/v1/media/download/{file}",
+            headers={"Authorization": f"Bearer {self._token}"},
+        )
+        async with answer:
+            answer.raise_for_status()
+            data = bytearray()
+            async for chunk in answer.content.iter_any():
+                data += chunk
+                if len(data) > limit_bytes:
+                    break
+        return bytes(data)
+
+    async def close(self) -> None:
+        """Let go of its connections; the next question opens new ones."""
+        await self.client.close()
+
+
+def _unreachable(error: Exception) -> SendLater:
+    return SendLater(f"no connection to the homeserver, {type(error).__name__}")
+
+
+def _failure(answer: ErrorResponse, url: str) -> NanoloopError:
+    code = answer.status_code or ""
+    status = answer.transport_response.status
+    if code in _NO_ENTRY or status == 401:  # noqa: PLR2004 - HTTP's own
+        return Refused(f"{url} refuses the Matrix access token ({code}): {NEXT_STEP}")
+    if code == "M_LIMIT_EXCEEDED" or status == 429:  # noqa: PLR2004 - as above
+        return SendLater("rate limit", seconds=_rest(answer))
+    if code == "M_TOO_LARGE" or status == 413:  # noqa: PLR2004 - as above
+        return TooLong()
+    if not code or status >= 500:  # noqa: PLR2004 - as above
+        return SendLater(f"the homeserver answers {status}")
+    return NotTaken(code)
+
+
+def _rest(answer: ErrorResponse) -> float:
+    milliseconds = answer.retry_after_ms
+    return milliseconds / 1000 if milliseconds else LIMITED_SECONDS

@@ -1,0 +1,169 @@
+"""Matrix: rooms of any homeserver that the bot has an account on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import anyio
+
+from nanoloop.channels.matrix.bookmark import Bookmark
+from nanoloop.channels.matrix.event import ENCRYPTED, MESSAGE, TOMBSTONE, content
+from nanoloop.channels.matrix.hearing import Hearing
+from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.invitations import Invitations, Welcomes
+from nanoloop.channels.matrix.recent import Recent
+from nanoloop.channels.matrix.rooms import Rooms
+from nanoloop.channels.matrix.saying import Content, meant, placed, rendered, said, shown
+from nanoloop.channels.matrix.timeline import News, Timeline
+from nanoloop.channels.matrix.unreadable import Unreadable
+from nanoloop.channels.platform.errors import MessageGone
+from nanoloop.channels.platform.platform import Hear, Heard, Limits, Place, Text, Upload
+from nanoloop.channels.platform.splitting import utf8
+from nanoloop.events import Announce, silent
+
+LIMITS = Limits(
+    text=12_000,  # an event has 65536 bytes, and an edit says everything up to three times
+    size=utf8,
+    edit_seconds=2,  # homeservers allow few messages a second, and keep each edit for ever
+    typing_seconds=6,
+    file_bytes=20_000_000,
+)
+
+
+def nobody(_: Heard) -> bool:
+    """Whom a bot lets in that was told of no one."""
+    return False
+
+
+class MatrixPlatform:
+    """One account on one homeserver."""
+
+    def __init__(
+        self,
+        *,
+        homeserver: str,
+        token: str,
+        user: str | None = None,
+        folder: Path | None = None,
+        welcomes: Welcomes = nobody,
+        limits: Limits = LIMITS,
+        name: str = "matrix",
+        announce: Announce = silent,
+    ) -> None:
+        """With a `folder`, the data folder, it reads on after a restart where it stood.
+
+        `user` says whose token it has to be; `welcomes` may be set later.
+        """
+        self.name = name
+        self.limits = limits
+        self.welcomes = welcomes
+        """Who may ask the bot into rooms."""
+        self._user = user
+        self._homeserver = Homeserver(homeserver, token)
+        self._bookmark = Bookmark(folder and folder / "channels" / f"{name}.bookmark.json")
+        self._rooms = Rooms(self._homeserver)
+        self._recent = Recent(self._homeserver)
+        self._timeline = Timeline(self._homeserver)
+        self._hearing = Hearing(
+            self._homeserver,
+            rooms=self._rooms,
+            recent=self._recent,
+            file_bytes=limits.file_bytes,
+        )
+        told: Any = {
+            "channel": name,
+            "bookmark": self._bookmark,
+            "welcomes": self._is_welcome,
+            "announce": announce,
+        }
+        self._invitations = Invitations(self._homeserver, **told)
+        self._unreadable = Unreadable(self._homeserver, **told)
+
+    async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
+        """Hand over what was said since the last time, and then what is said."""
+        try:
+            await self._homeserver.sign_in(self._user)
+            self._bookmark.belongs_to(self._homeserver.me)
+            connected()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._invitations.join, name="matrix invitations")
+                while True:
+                    news = await self._timeline.read(self._bookmark.since)
+                    await self._look(news)
+                    await hear(*await self._hearing.heard(news.rooms))
+                    # Only now: who is stopped before that reads it again.
+                    self._bookmark.move(news.since)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._homeserver.close()
+
+    async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam's name
+        """Post a message; the homeserver knows one that is posted again by its id."""
+        return await self._send(place, said(text, kind=self._kind(place)), reply_to, id)
+
+    async def edit(self, place: Place, message: str, text: Text) -> None:
+        """Let one of our messages say this."""
+        known = self._recent.known(message)
+        if known is not None and not content(known):
+            raise MessageGone(message)
+        edit = meant(message, text, kind=self._kind(place))
+        client = self._homeserver.client
+        await self._homeserver.send(client.room_send(place.chat, MESSAGE, edit))
+
+    async def remove(self, place: Place, message: str) -> None:
+        """Take one of our messages back."""
+        client = self._homeserver.client
+        with suppress(NotTaken):
+            await self._homeserver.send(client.room_redact(place.chat, message, tx_id=uuid4()))
+
+    async def typing(self, place: Place) -> None:
+        """Show that an answer is being written."""
+        milliseconds = int((self.limits.typing_seconds or 0) * 1000)
+        client = self._homeserver.client
+        await self._homeserver.send(client.room_typing(place.chat, timeout=milliseconds))
+
+    async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
+        """Post a file, shown as what it is."""
+        data, size = BytesIO(file.data), len(file.data)
+        client = self._homeserver.client
+
+        async def put() -> Any:
+            answer, _ = await client.upload(data, file.mime_type, file.name, filesize=size)
+            return answer
+
+        address = (await self._homeserver.send(put())).content_uri
+        return await self._send(place, shown(file, address=address), reply_to, id)
+
+    def rendered(self, markdown: str) -> str | None:
+        """It as HTML, as far as clients show that."""
+        return rendered(markdown)
+
+    async def _send(self, place: Place, content: Content, reply_to: str | None, name: str) -> str:
+        # Where only two talk it is clear what is answered.
+        answers = None if self._rooms.is_private(place.chat) else reply_to
+        placed_content = placed(content, place, answers)
+        client = self._homeserver.client
+        send = client.room_send(place.chat, MESSAGE, placed_content, tx_id=name)
+        return str((await self._homeserver.send(send)).event_id)
+
+    def _is_welcome(self, heard: Heard) -> bool:
+        return self.welcomes(heard)
+
+    async def _look(self, news: News) -> None:
+        """See to what isn't said by people: invitations, rooms that moved or can't be read."""
+        await self._invitations.consider(news.invitations)
+        for room, events in news.rooms.items():
+            for event in events:
+                if event.get("type") == TOMBSTONE:
+                    self._invitations.follow(room, event)
+                elif event.get("type") == ENCRYPTED:
+                    await self._unreadable.tell(await self._rooms.see(room), event)
+
+    def _kind(self, place: Place) -> str:
+        """In groups the mark of bots: no bot answers it, though telephones keep quiet then."""
+        return "m.text" if self._rooms.is_private(place.chat) else "m.notice"
