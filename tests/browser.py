@@ -13,6 +13,7 @@ import pytest
 from nanoloop.app import App, make_web
 from nanoloop.protocols import Provider, Reply
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.entry import Entry
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
@@ -151,3 +152,29 @@ async def opened(browser, url, *, path="/", **options):
     finally:
         await context.close()
     assert seen.errors == []
+
+
+async def say(page, text):
+    await page.fill("#text", text)
+    await page.keyboard.press("Enter")
+
+
+async def ask(page, text, answer):
+    """Say it, and see the whole answer in the log."""
+    await say(page, text)
+    await expect(page.locator("#log > :last-child .prose")).to_have_text(answer)
+    await expect(page.locator("#stop")).to_be_hidden()
+
+
+def answer(page):
+    return page.locator(".answer .prose").last
+
+
+async def talked(served, count, **about):
+    """A session with so many messages, as another channel may have left it."""
+    session = await served.app.loop.sessions.named("web:local.long", **about)
+    for number in range(count):
+        role = "assistant" if number % 2 else "user"
+        session.add_entry(Entry.message(role, f"message {number}, and some words more\n" * 3))
+    await served.app.loop.sessions.store.save(session)
+    return "/#web%3Alocal.long"

@@ -1,4 +1,4 @@
-// The blocks of a Markdown text: what each is and on which line it begins. Pure, no elements.
+// The blocks of a Markdown text: what each is and on which line it begins.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+|$)/;

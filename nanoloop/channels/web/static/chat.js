@@ -8,8 +8,8 @@ import { trying } from "./dialog.js";
 import { button, byId, el, iconButton, on } from "./element.js";
 import { Live } from "./live.js";
 import { Log } from "./log.js";
-import { noticeItem, userItem } from "./message.js";
-import * as outbox from "./outbox.js";
+import { noticeItem } from "./message.js";
+import { newId, Outbox } from "./outbox.js";
 import { Follower } from "./scroll.js";
 import { Stream } from "./stream.js";
 
@@ -22,7 +22,6 @@ export class Chat {
 	#stream = null;
 	#now = Promise.resolve(); // the look at the log that goes on
 	#next = null; // and the one after it
-	#pending = new Map(); // message id → { item, message }, until the log has it
 	#isPaging = false;
 	#isGreeted = false;
 
@@ -35,6 +34,7 @@ export class Chat {
 		this.tail = byId("tail");
 		this.follower = new Follower(byId("scroller"), () => this.#older());
 		on("older", "click", () => this.#older());
+		this.outbox = new Outbox(this.tail);
 		this.live = new Live(this.tail, () => this.follower.keepUp());
 	}
 
@@ -45,7 +45,7 @@ export class Chat {
 		this.log.clear();
 		this.live.clear();
 		this.tail.replaceChildren();
-		this.#pending.clear();
+		this.outbox.clear();
 		this.#setBusy(false);
 		this.follower.toEnd();
 		this.#now = Promise.resolve();
@@ -53,7 +53,7 @@ export class Chat {
 		const path = id ? at(id, "/events?list=1") : "api/events";
 		const heard = (name, data) => this.id === id && this.#hear(name, data);
 		this.#stream = new Stream(path, heard, (state) => this.#streamIs(state, id));
-		if (id) outbox.waitingIn(id).forEach((message) => this.#showPending(message));
+		this.outbox.unsent(id).forEach((message) => this.outbox.show(message));
 	}
 
 	reconnect() {
@@ -95,15 +95,13 @@ export class Chat {
 		await this.#look();
 		if (id !== this.id) return;
 		this.#isGreeted = true;
-		const unsent = outbox.waitingIn(id);
-		const isSent = (each) => unsent.every((message) => message.id !== each);
-		if (!busy && !waiting) this.#discard([...this.#pending.keys()].filter(isSent));
-		unsent.forEach((message) => this.#deliver(message));
+		if (!busy && !waiting) this.outbox.removeOthers();
+		this.outbox.unsent(id).forEach((message) => this.#deliver(message));
 	}
 
 	heard_accepted({ message_id: id, text, attachments }) {
-		if (!this.#pending.has(id)) this.#showPending({ id, text, attachments });
-		this.#mark(id, null);
+		this.outbox.show({ id, text, attachments });
+		this.outbox.mark(id, null);
 		this.#look();
 	}
 
@@ -117,7 +115,6 @@ export class Chat {
 	}
 
 	async heard_answer({ message_id: id, text, kind }) {
-		outbox.forget([id]);
 		await this.#look();
 		this.acts.memory();
 		const answer = this.log.list.querySelector(":scope > .answer:last-child .prose");
@@ -162,7 +159,7 @@ export class Chat {
 		if (this.follower.isFollowing) this.log.shorten();
 		this.log.apply(page, ({ role, text }) => (role === "assistant" ? this.live.bodyOf(text) : null));
 		this.live.logged(this.log.answered());
-		this.#discard(page.messages.map((entry) => entry.message_id));
+		page.messages.forEach((entry) => this.outbox.remove(entry.message_id));
 		byId("older").hidden = this.log.before === null;
 		this.#offer();
 		this.acts.shown();
@@ -185,7 +182,7 @@ export class Chat {
 	/** What can be done about the last exchange: only there, and only while nothing goes on. */
 	#offer() {
 		this.log.list.querySelectorAll(".last").forEach((node) => node.remove());
-		const asked = !this.isBusy && !this.#pending.size && this.log.last("user");
+		const asked = !this.isBusy && this.outbox.isEmpty && this.log.last("user");
 		if (!asked) return;
 		const edit = iconButton("edit", "Edit and ask again", () => this.acts.edit(asked), { class: "quiet last" });
 		this.log.itemOf(asked).querySelector(".meta").prepend(edit);
@@ -199,21 +196,21 @@ export class Chat {
 
 	/** A message with files that the server has already. */
 	send(text, attachments) {
-		const message = { id: outbox.newId(), session: this.id, text, attachments };
-		outbox.keep(message);
-		this.#showPending(message);
+		const message = { id: newId(), session: this.id, text, attachments };
+		this.outbox.keep(message);
+		this.#offer();
 		this.follower.toEnd();
 		// Else with `hello`: whatever comes of it is heard.
 		if (this.#isGreeted) this.#deliver(message);
-		else this.#mark(message.id, tag("waits for the connection"));
+		else this.outbox.mark(message.id, tag("waits for the connection"));
 	}
 
 	async #deliver(message) {
 		const { id, session, text, attachments } = message;
-		this.#mark(id, tag("sending …"));
+		this.outbox.mark(id, tag("sending …"));
 		try {
 			await post(at(session, "/messages"), { text, message_id: id, attachments: attachments.map((each) => each.id) });
-			this.#mark(id, null);
+			this.outbox.mark(id, null);
 		} catch (error) {
 			this.#failed(message, error);
 		}
@@ -221,41 +218,18 @@ export class Chat {
 
 	#failed(message, error) {
 		if (error.status === 0) {
-			this.#mark(message.id, tag("waits for the connection"));
+			this.outbox.mark(message.id, tag("waits for the connection"));
 			setTimeout(() => this.#stream.again(), AGAIN_MS); // with `hello` it is sent again
 			return;
 		}
 		const again = button("retry", "Send again", () => this.#deliver(message));
-		const drop = button("close", "Discard", () => this.#discard([message.id]));
-		this.#mark(message.id, el("div", { class: "trouble", role: "alert" }, el("span", {}, error.message), again, drop));
-	}
-
-	#discard(ids) {
-		outbox.forget(ids);
-		for (const id of ids) {
-			this.#pending.get(id)?.item.remove();
-			this.#pending.delete(id);
-		}
-	}
-
-	#showPending(message) {
-		const item = userItem(message, el("div", { class: "meta" }));
-		item.dataset.message = message.id;
-		this.#pending.set(message.id, { item, message });
-		this.tail.append(item);
-		this.#offer();
-	}
-
-	#mark(id, state) {
-		const item = this.#pending.get(id)?.item;
-		item?.querySelector(":scope > .meta").replaceChildren(...(state ? [state] : []));
-		item?.classList.toggle("waiting", state !== null);
+		const drop = button("close", "Discard", () => this.outbox.remove(message.id));
+		this.outbox.mark(message.id, el("div", { class: "trouble", role: "alert" }, el("span", {}, error.message), again, drop));
 	}
 
 	/** A word of the loop stands after what it is about, which may be nothing that the log has. */
 	#notice(notice, id) {
-		const asked = this.#pending.get(id); // still: a command, or a message that was refused
-		this.#pending.delete(id);
+		const asked = this.outbox.take(id); // still there: a command, or a message that was refused
 		if (asked) this.log.list.append(asked.item);
 		const item = noticeItem(notice, notice.kind === "error" && button("retry", "Try again", () => {
 			item.remove();
@@ -273,7 +247,7 @@ export class Chat {
 
 	/** The last exchange taken back and asked again, in other words where there are some. */
 	async retry(text) {
-		const message = { message_id: outbox.newId(), ...(text && { text }) };
+		const message = { message_id: newId(), ...(text && { text }) };
 		this.log.list.querySelectorAll(".last, .error").forEach((node) => node.remove());
 		const done = await trying(() => post(at(this.id, "/retry"), message));
 		if (!done) this.#offer();

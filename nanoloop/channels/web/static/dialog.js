@@ -11,7 +11,6 @@ export async function askText(title, label, value) {
 	return (await ask(title, input, "Save")) ? input.value.trim() || null : null;
 }
 
-/** Whether a person wants it. */
 export const confirmed = (title, text, action) => ask(title, el("p", {}, text), action);
 
 function ask(title, content, action) {

@@ -3,10 +3,9 @@
 import { byId, on } from "./element.js";
 import { lasting } from "./kept.js";
 
-/** Narrower, and a panel covers the page. */
-const NARROW = matchMedia("(max-width: 860px)");
-/** Narrower, and there is room for one of them. */
+/** Narrower, and there is room for one of them; narrower still, and it covers the page. */
 const ROOM = matchMedia("(max-width: 1180px)");
+const NARROW = matchMedia("(max-width: 860px)");
 
 export class Drawer {
 	#button;

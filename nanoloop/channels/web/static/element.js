@@ -18,7 +18,6 @@ export function el(tag, props = {}, ...children) {
 	return node;
 }
 
-/** A button with a pictogram and a word. */
 export function button(name, label, onclick, kind = "plain") {
 	return el("button", { type: "button", class: kind, onclick }, name && icon(name), label);
 }
@@ -32,5 +31,4 @@ export function iconButton(name, label, onclick, props = {}) {
 /** Words for screen readers only. */
 export const unseen = (tag, text) => el(tag, { class: "unseen" }, text);
 
-/** A small grey remark. */
 export const soft = (...words) => el("span", { class: "soft" }, ...words);

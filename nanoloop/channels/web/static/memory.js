@@ -46,7 +46,7 @@ export class Memory {
 
 	#show(known) {
 		this.#known = known;
-		const { running, waiting, ledger, pins, receipts, spent } = known;
+		const { running, waiting, ledger, pins, receipts } = known;
 		const parts = partsOf(known);
 		byId("memory-body").hidden = false;
 		byId("bar").replaceChildren(...parts.filter(({ count }) => count).map((part) => barPart(part, running)));
@@ -61,7 +61,6 @@ export class Memory {
 		section("ledger", "Ledger", ledger.map(({ kind, ...item }) => exactItem(kind, item)));
 		section("pins", "Pinned", pins.map(({ who, ...item }) => exactItem(who, item)));
 		section("receipts", "Receipts", receipts.map(receiptItem).reverse());
-		byId("spent").textContent = inAll(spent);
 		this.moved();
 	}
 
@@ -157,8 +156,4 @@ function receiptItem(receipt) {
 	const tokens = `${number(receipt.tokens_in)} → ${number(receipt.tokens_out)} tokens`;
 	return el("li", { class: "receipt" }, el("b", {}, `#${first}–${last}`),
 		` ${counted(messages, "message")} · ${tokens} · ${seconds.toFixed(1)} s `, soft(model, ", ", shortTime(time)));
-}
-
-function inAll({ calls, tokens_in: read, tokens_out: written }) {
-	return calls ? `${counted(calls, "call")} in all, ${number(read)} → ${number(written)} tokens` : "";
 }
