@@ -16,9 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _model_is_here(request):
-    if "slow" not in request.config.getoption("markexpr"):
-        pytest.skip("it takes minutes: python -m pytest -m slow")
+def _model_is_here():
     model_file(USEFUL)
 
 

@@ -98,7 +98,7 @@ async def test_case_3_whatever_goes_wrong_with_a_summary_the_reply_is_unaffected
 @pytest.mark.timeout(60)
 async def test_case_4_kill_9_at_cut_made_call_running_call_done_digest_written(tmp_path):
     steps = ["event window_trimmed", "summary asked", "digested", "before digest", "after digest"]
-    assert "none lost" in await prove(tmp_path, len(steps), points=steps)
+    assert "none lost" in await prove(f"jsonl:{tmp_path}", len(steps), points=steps)
 
 
 async def test_case_5_the_second_summary_contains_the_first():
