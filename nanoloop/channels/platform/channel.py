@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 from nanoloop.channels.platform.connection import Connection, State
 from nanoloop.channels.platform.door import Door
 from nanoloop.channels.platform.drafts import Drafts
+from nanoloop.channels.platform.enclosures import Fetch
 from nanoloop.channels.platform.files import Files, Keep, Transcribe
 from nanoloop.channels.platform.intake import Intake
 from nanoloop.channels.platform.pairing import Pairing
@@ -38,17 +39,23 @@ class PlatformChannel:
         agent: str | None = None,
         keep: Keep | None = None,
         transcribe: Transcribe | None = None,
+        fetch: Fetch | None = None,
         announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """With a `folder`, the data folder, pairings and half-sent answers outlast the process."""
+        """With a `folder`, the data folder, pairings and half-sent answers outlast the process.
+
+        `keep` keeps files that come in, `fetch` finds those that an answer names.
+        """
         self.platform = platform
         self.name = platform.name
         self.rules = rules or Rules()
         """May be set anew while it runs."""
         self._connection = Connection(platform, announce=announce, sleep=sleep)
         file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
-        self._drafts = Drafts(platform, connection=self._connection, progress=Progress(file))
+        self._drafts = Drafts(
+            platform, connection=self._connection, progress=Progress(file), fetch=fetch
+        )
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
         self._door = Door(

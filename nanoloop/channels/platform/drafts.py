@@ -6,12 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import anyio
 from anyio.abc import TaskGroup
 
 from nanoloop.channels.platform.connection import Connection
-from nanoloop.channels.platform.platform import Place, Platform
+from nanoloop.channels.platform.enclosures import Fetch, enclosed, without
+from nanoloop.channels.platform.platform import Place, Platform, Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.splitting import closed
 from nanoloop.channels.platform.writer import Letter, Writer
@@ -67,12 +69,14 @@ class Drafts:
         *,
         connection: Connection,
         progress: Progress,
+        fetch: Fetch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._platform = platform
         self._connection = connection
         self._progress = progress
         self._writer = Writer(platform, progress)
+        self._fetch = fetch
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._taken_back: deque[str] = deque(maxlen=100)
@@ -105,7 +109,19 @@ class Drafts:
             answer = f"{answer} {item.text}"
         place = Place.of(item.chat)
         letter = Letter(answer=answer, place=place, reply_to=item.reply_to, name=item.id)
-        await self._whole(letter, item.text)
+        if files := await self._files(item):
+            beside = replace(letter, answer=f"{answer} files", name=f"{item.id}.files")
+            await self._writer.enclose(beside, files)
+        await self._whole(letter, without(item.text))
+        self._progress.finish(f"{answer} files")
+
+    async def _files(self, item: Outbound) -> list[Upload]:
+        """The files that an answer names, as far as they are there and not too large."""
+        if self._fetch is None or item.kind != "answer":
+            return []
+        found = [await self._fetch(name) for name in enclosed(item.text)]
+        limit = self._platform.limits.file_bytes
+        return [file for file in found if file is not None and len(file.data) <= limit]
 
     def close(self) -> None:
         """The tasks that showed drafts are gone: nothing waits for them."""
@@ -164,7 +180,7 @@ class Drafts:
 
     async def _shown(self, draft: Draft) -> float | None:
         """How long the platform wants to be left alone now, if it says so."""
-        text = closed(draft.text).strip()
+        text = closed(without(draft.text)).strip()
         if not text or not self._connection.is_up:
             return None
         try:

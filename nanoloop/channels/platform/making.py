@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanoloop.channels.platform.channel import PlatformChannel
+from nanoloop.channels.platform.enclosures import fetched_from
 from nanoloop.channels.platform.files import kept_in
 from nanoloop.channels.platform.platform import Platform
 from nanoloop.channels.platform.rules import Rules
@@ -56,6 +57,7 @@ def make_channel(
         folder=folder,
         agent=own.agent,
         keep=kept_in(attachments, owner=f"{name}:"),
+        fetch=fetched_from(attachments),
         announce=announce,
     )
 

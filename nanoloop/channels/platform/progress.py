@@ -28,6 +28,20 @@ class Posted:
     """Their ids on the platform, in order."""
     shown: dict[int, Text] = field(default_factory=dict)
     """What each of them says, as far as that is known."""
+    tried: dict[int, Text] = field(default_factory=dict)
+    """What was tried first as each of them: the platform may have taken it without a word."""
+    is_old: bool = False
+    """Whether an earlier process may have tried something."""
+    cuts: int = 0
+    """How often it became shorter."""
+
+    def name_of(self, number: int) -> str:
+        """The name of this message; another one after a cut, as that one is gone for good."""
+        return f"{self.name}.{number}" if not self.cuts else f"{self.name}.{self.cuts}.{number}"
+
+    def try_first(self, number: int, text: Text) -> bool:
+        """Whether nothing else can have been posted as this message so far."""
+        return self.tried.setdefault(number, text) == text and not self.is_old
 
     def says(self, number: int) -> Text | None:
         """What this message says; None where that is not known any more."""
@@ -93,7 +107,9 @@ class Progress:
             case {"cut": answer, "number": number}:
                 posted = self.of(answer)
                 del posted.messages[number:]
+                posted.cuts += 1
                 posted.shown = {n: text for n, text in posted.shown.items() if n < number}
+                posted.tried = {n: text for n, text in posted.tried.items() if n < number}
             case {"done": answer, "name": name}:
                 self._open.pop(answer, None)
                 if name is not None:
@@ -106,6 +122,8 @@ class Progress:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError, KeyError):  # torn by a kill, or older than what is known
                 self._learn(json.loads(line))
+        for posted in self._open.values():
+            posted.is_old = True
         self._rewrite(file)
 
     def _rewrite(self, file: Path) -> None:
@@ -120,6 +138,8 @@ class Progress:
             yield {"done": None, "name": name}
         for answer, posted in self._open.items():
             yield {"begun": answer, "name": posted.name}
+            for _ in range(posted.cuts):
+                yield {"cut": answer, "number": 0}
             for number, message in enumerate(posted.messages):
                 yield {"posted": answer, "message": message, "number": number}
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from uuid import uuid4
 
 from nanoloop.channels.platform.errors import FormatRefused, MessageGone, TooLong
-from nanoloop.channels.platform.platform import Place, Platform, Text
+from nanoloop.channels.platform.platform import Place, Platform, Text, Upload
 from nanoloop.channels.platform.progress import Posted, Progress
 from nanoloop.channels.platform.splitting import split
 
@@ -54,6 +54,16 @@ class Writer:
             else:
                 return
 
+    async def enclose(self, letter: Letter, files: list[Upload]) -> None:
+        """Post these files, those that are not there yet; raises what the platform raises."""
+        posted = self._progress.of(letter.answer, name=letter.name)
+        for number, file in list(enumerate(files))[len(posted.messages) :]:
+            reply_to = letter.reply_to if number == 0 else None
+            message = await self._platform.upload(
+                letter.place, file, reply_to=reply_to, id=f"{posted.name}.{number}"
+            )
+            self._progress.post(letter.answer, message, number=number)
+
     def texts(self, markdown: str, limit: int) -> list[Text]:
         """The messages of a text, each within the limit in both its forms."""
         size = self._platform.limits.size
@@ -84,19 +94,23 @@ class Writer:
             await _in_some_form(edit, text)
         except MessageGone:
             # Under its own name the platform might take it for the one that is gone.
-            await self._post(letter, posted, number, text, name=f"{posted.name}.{uuid4().hex}")
-        else:
-            posted.shown[number] = text
+            await self._put(letter, number, text, name=f"{posted.name}.{uuid4().hex}")
+        posted.shown[number] = text
 
-    async def _post(
-        self, letter: Letter, posted: Posted, number: int, text: Text, *, name: str | None = None
-    ) -> None:
+    async def _post(self, letter: Letter, posted: Posted, number: int, text: Text) -> None:
+        is_first = posted.try_first(number, text)
+        await self._put(letter, number, text, name=posted.name_of(number))
+        if is_first:
+            posted.shown[number] = text
+        elif self._platform.limits.edit_seconds is not None:
+            # Under this name it may be there with what was tried before.
+            await self._edit(letter, posted, number, text)
+
+    async def _put(self, letter: Letter, number: int, text: Text, *, name: str) -> None:
         reply_to = letter.reply_to if number == 0 else None
-        name = name or f"{posted.name}.{number}"
         post = partial(self._platform.post, letter.place, reply_to=reply_to, id=name)
         message = await _in_some_form(post, text)
         self._progress.post(letter.answer, message, number=number)
-        posted.shown[number] = text
 
 
 async def _in_some_form(send: Callable[[Text], Awaitable[T]], text: Text) -> T:

@@ -141,6 +141,21 @@ class GoingOut:
             await stage.say(chat, "two", sender=ann)
             await says(stage, chat, "You said: one", "You said: two")
 
+    async def test_a_beginning_that_was_taken_without_a_word_becomes_the_whole(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """What is posted again under its id may be there with older words."""
+        needs(stage, "lose", "ids")
+        chat, ann = (await stage.people(1))[0]
+        provider = Growing("a beginning", "the end")
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.lose(1, taken=True)
+            await stage.say(chat, "go", sender=ann)
+            if bot.channel.streams:
+                await says(stage, chat, "a beginning")
+            provider.goes_on.set()
+            await says(stage, chat, "the end")
+
     async def test_formatting_that_is_refused_is_left_out(
         self, stage: Stage, tmp_path: Path
     ) -> None:

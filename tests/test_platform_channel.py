@@ -1,0 +1,364 @@
+"""What the kit does beyond the suite: files, budgets, groups, edits, drafts, ends."""
+
+from dataclasses import replace
+
+import pytest
+
+from nanoloop.channels.platform.door import TOO_MUCH
+from nanoloop.channels.platform.enclosures import fetched_from
+from nanoloop.channels.platform.files import kept_in
+from nanoloop.channels.platform.platform import Upload
+from nanoloop.channels.platform.progress import Progress
+from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.web.attachments import Attachments
+from nanoloop.events import FileLeftOut, HearingFailed, NobodyMayTalk, SenderRefused, SendFailed
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.testing.channels import OPEN, Bot, FakeChats, comes_to
+from nanoloop.testing.channels.coming_in import waits
+from nanoloop.testing.channels.fake_chats import LIMITS
+from nanoloop.testing.channels.going_out import Growing
+from nanoloop.testing.channels.stage import answers, says
+
+CHAT = "with-ann"
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+
+@pytest.fixture
+def chats():
+    return FakeChats()
+
+
+def asked(provider, call=-1):
+    """What the model was asked last, as text."""
+    return str(provider.calls[call].messages[-1]["content"])
+
+
+def happened(bot, kind):
+    return [event for event in bot.events if isinstance(event, kind)]
+
+
+# Files
+
+
+async def test_an_image_is_kept_and_shown_to_the_model(chats, tmp_path):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
+    provider = ScriptedProvider(otherwise="nice")
+    keep = kept_in(attachments, owner="fake:")
+    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep):
+        await chats.say(CHAT, "look", files={"cat.png": PNG})
+        await says(chats, CHAT, "nice")
+    assert "image_url" in asked(provider)
+    assert [file.read_bytes() for file in (tmp_path / "kept").glob("*.data")] == [PNG]
+
+
+async def test_a_text_file_is_read_and_a_strange_one_is_named(chats, tmp_path):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
+    provider = ScriptedProvider(otherwise="nice")
+    keep = kept_in(attachments, owner="fake:")
+    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep):
+        await chats.say(CHAT, "", files={"notes.txt": b"buy tea", "odd.png": b"\x00\x01"})
+        await says(chats, CHAT, "nice")
+    assert "buy tea" in asked(provider)
+    assert "[file: odd.png" in asked(provider)
+
+
+async def test_a_file_that_can_not_be_kept_costs_no_message(chats, tmp_path):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=10)
+    provider = ScriptedProvider(otherwise="nice")
+    keep = kept_in(attachments, owner="fake:")
+    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep) as bot:
+        await chats.say(CHAT, "look", files={"cat.png": PNG})
+        await says(chats, CHAT, "nice")
+    assert [event.reason for event in happened(bot, FileLeftOut)] == ["NoRoom"]
+    assert "cat.png" in asked(provider)
+
+
+async def test_a_voice_note_is_transcribed_by_the_hook(chats, tmp_path):
+    async def transcribe(file, data):
+        return f"he says {data.decode()}"
+
+    provider = ScriptedProvider(otherwise="heard")
+    async with Bot(chats.platform(), tmp_path, provider=provider, transcribe=transcribe):
+        await chats.say(CHAT, "", files={"note.ogg": b"hello"})
+        await says(chats, CHAT, "heard")
+    assert "he says hello" in asked(provider)
+
+
+async def test_a_file_that_an_answer_names_is_sent(chats, tmp_path):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
+    kept = await attachments.keep(PNG, owner="x", name="cat.png", mime_type="image/png")
+    provider = ScriptedProvider([f"Here: ![cat](attachment:{kept.id})"])
+    fetch = fetched_from(attachments)
+    async with Bot(chats.platform(), tmp_path, provider=provider, fetch=fetch):
+        await chats.lose(1)
+        await chats.say(CHAT, "a cat!")
+        await says(chats, CHAT, "[cat.png]", "Here:")
+    assert chats.uploads[-1] == Upload(name="cat.png", mime_type="image/png", data=PNG)
+
+
+# Who may talk
+
+
+async def test_a_bot_that_serves_nobody_says_so_at_the_start(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, rules=Rules()) as bot:
+        await comes_to(lambda: is_up(bot), wanted=True)
+    assert "nanoloop pair approve" in happened(bot, NobodyMayTalk)[0].advice
+
+
+async def is_up(bot):
+    return bot.channel.state.name == "connected"
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [Rules(chats=frozenset({CHAT})), Rules(users=frozenset({"ann"})), Rules(users={"*"})],
+)
+async def test_a_chat_a_person_or_everyone_can_be_let_in(chats, tmp_path, rules):
+    async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
+        await chats.say(CHAT, "hello")
+        await says(chats, CHAT, "You said: hello")
+    assert not happened(bot, NobodyMayTalk)
+
+
+async def test_a_stranger_in_a_group_is_not_answered(chats, tmp_path):
+    rules = replace(OPEN, users=frozenset({"ann"}))
+    async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
+        await chats.say("group", "@bot hello", sender="eve")
+        await chats.say("group", "@bot hello")
+        await says(chats, "group", "You said: [Ann] hello")
+    assert [event.sender for event in happened(bot, SenderRefused)] == ["eve"]
+
+
+async def test_an_operator_approves_a_code_in_a_chat(chats, tmp_path):
+    rules = Rules(operators=frozenset({"ann"}))
+    async with Bot(chats.platform(), tmp_path, rules=rules):
+        await chats.say("with-eve", "hello", sender="eve")
+        code = (await answers(chats, "with-eve", 1))[0].splitlines()[1]
+        await chats.say(CHAT, f"/pair {code}")
+        await says(chats, CHAT, "Eve may talk with me now.")
+        assert (await answers(chats, "with-eve", 2))[1] == "You may talk with me now."
+        await chats.say(CHAT, f"/pair {code}")
+        assert "Nobody waits" in (await answers(chats, CHAT, 2))[1]
+
+
+async def test_nobody_lets_himself_in(chats, tmp_path):
+    rules = Rules(users=frozenset({"eve"}))
+    async with Bot(chats.platform(), tmp_path, rules=rules):
+        await chats.say("with-eve", "/pair ABCDEFGH", sender="eve")
+        assert "operator" in (await answers(chats, "with-eve", 1))[0]
+
+
+async def test_a_code_is_given_once_and_not_for_each_message(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, rules=Rules()) as bot:
+        for _ in range(3):
+            await chats.say(CHAT, "hello")
+
+        async def refused():
+            return len(happened(bot, SenderRefused))
+
+        await comes_to(refused, 3)
+        await answers(chats, CHAT, 1)
+
+
+async def test_a_chat_has_a_budget_for_a_day(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, rules=replace(OPEN, per_day=1)):
+        await chats.say(CHAT, "one")
+        await says(chats, CHAT, "You said: one")
+        await chats.say(CHAT, "two")
+        await chats.say(CHAT, "three")
+        await says(chats, CHAT, "You said: one", TOO_MUCH)
+        await chats.say("with-bob", "four", sender="bob")
+        await says(chats, "with-bob", "You said: four")
+
+
+# Groups
+
+
+async def test_what_was_said_beside_the_bot_can_be_ignored(chats, tmp_path):
+    provider = ScriptedProvider(otherwise="yes")
+    rules = replace(OPEN, overheard="ignore")
+    async with Bot(chats.platform(), tmp_path, provider=provider, rules=rules):
+        await chats.say("group", "it is late", sender="bob")
+        await chats.say("group", "@bot is it?")
+        await says(chats, "group", "yes")
+    assert asked(provider) == "[Ann] is it?"
+
+
+async def test_an_edit_that_names_the_bot_asks_it(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path):
+        message = await chats.say("group", "is it late?")
+        await chats.edit("group", message, "@bot is it late?")
+        await says(chats, "group", "You said: [Ann] is it late?")
+
+
+async def test_a_name_that_looks_like_another_mark_is_made_harmless(chats, tmp_path):
+    provider = ScriptedProvider(otherwise="yes")
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.say("group", "@bot hello", sender="a] [bob")
+        await says(chats, "group", "yes")
+    assert asked(provider) == "[A) (Bob] hello"
+
+
+async def test_the_name_of_the_bot_alone_is_a_question_too(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path):
+        await chats.say("group", "@bot")
+        await says(chats, "group", "You said: [Ann] @bot")
+
+
+# Drafts
+
+
+async def test_a_question_that_is_taken_back_takes_its_half_answer_with_it(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, provider=Growing("half an answer")):
+        message = await chats.say(CHAT, "go")
+        await says(chats, CHAT, "half an answer")
+        await chats.delete(CHAT, message)
+        await says(chats, CHAT)
+
+
+async def test_stop_leaves_what_was_said_until_then(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, provider=Growing("half an answer")):
+        await chats.say(CHAT, "go")
+        await says(chats, CHAT, "half an answer")
+        await chats.say(CHAT, "/stop")
+        assert "half an answer" in await answers(chats, CHAT, 3)
+
+
+async def test_a_draft_that_someone_removed_is_posted_anew(chats, tmp_path):
+    provider = Growing("half", "whole")
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.say(CHAT, "go")
+        await says(chats, CHAT, "half")
+        chats.messages(CHAT)
+        chats._chats[CHAT].popitem()
+        provider.goes_on.set()
+        await says(chats, CHAT, "whole")
+
+
+async def test_without_edits_an_answer_comes_whole(tmp_path):
+    chats = FakeChats(limits=replace(LIMITS, edit_seconds=None))
+    provider = ScriptedProvider(word_delay_seconds=0.01)
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.lose(1)
+        await chats.say(CHAT, "word " * 200)
+        await comes_to(lambda: chats.shown(CHAT), lambda shown: len(shown) == 4)
+    assert [message.versions for message in chats.messages(CHAT)] == [1] * 4
+
+
+async def test_a_platform_that_takes_less_than_it_says_gets_shorter_messages(chats, tmp_path):
+    platform = chats.platform()
+    platform.limits = replace(LIMITS, text=800)
+    words = ["word"] * 150
+    async with Bot(platform, tmp_path, provider=ScriptedProvider([" ".join(words)])):
+        await chats.say(CHAT, "go")
+        await comes_to(lambda: said(chats), lambda text: text.split() == words)
+
+
+async def said(chats):
+    return " ".join(shown.text for shown in await chats.shown(CHAT) if shown.is_bots)
+
+
+async def test_what_can_never_be_sent_is_given_up_and_the_next_is_sent(chats, tmp_path):
+    platform = chats.platform()
+    post = platform.post
+
+    async def refusing(place, text, **about):
+        if "one" in text.plain:
+            raise RuntimeError("blocked")
+        return await post(place, text, **about)
+
+    platform.post = refusing
+    async with Bot(platform, tmp_path) as bot:
+        await chats.say(CHAT, "one")
+        await chats.say(CHAT, "two")
+        await says(chats, CHAT, "You said: two")
+    assert [event.error for event in happened(bot, SendFailed)] == ["RuntimeError"]
+
+
+async def test_no_message_is_posted_twice_though_none_is_known_by_its_id(tmp_path):
+    chats = FakeChats(knows_ids=False)
+    provider = ScriptedProvider(["word " * 200], otherwise="done")
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.say(CHAT, "go")
+        await answers(chats, CHAT, 3)
+        await chats.limit(1)
+        await chats.say(CHAT, "go on")
+        await answers(chats, CHAT, 4)
+
+
+async def test_an_answer_that_is_known_to_be_there_is_not_sent_after_a_restart(tmp_path):
+    file = tmp_path / "fake.jsonl"
+    progress = Progress(file)
+    progress.of("with-ann m1", name="a1")
+    progress.post("with-ann m1", "m2", number=0)
+    progress.finish("with-ann m1", name="a1")
+    progress.of("with-ann m3", name="a3")
+    progress.post("with-ann m3", "m4", number=0)
+    with file.open("a") as torn:
+        torn.write('{"posted": "with-ann m3", "mess')
+    again = Progress(file)
+    assert again.has("a1")
+    assert not again.has("a3")
+    assert again.of("with-ann m3").messages == ["m4"]
+
+
+# Ends
+
+
+async def test_what_comes_while_it_ends_is_left_to_the_next_start(chats, tmp_path):
+    provider = ScriptedProvider(held=True)
+    async with Bot(chats.platform(), tmp_path, provider=provider) as bot:
+        await chats.say(CHAT, "one")
+        await provider.asked()
+        bot.channel.take_no_more()
+        await chats.say(CHAT, "two")
+        provider.release()
+        await says(chats, CHAT, "You said: one")
+    async with Bot(chats.platform(), tmp_path):
+        await says(chats, CHAT, "You said: one", "You said: two")
+
+
+async def test_a_bug_in_taking_a_message_in_costs_that_one_only(chats, tmp_path, monkeypatch):
+    async with Bot(chats.platform(), tmp_path) as bot:
+        monkeypatch.setattr("nanoloop.channels.platform.intake._name", broken)
+        await chats.say(CHAT, "one")
+        await comes_to(lambda: failed(bot), 1)
+        monkeypatch.undo()
+        await chats.say(CHAT, "two")
+        await says(chats, CHAT, "You said: two")
+
+
+def broken(heard):
+    raise ValueError(heard.text)
+
+
+async def failed(bot):
+    return len(happened(bot, HearingFailed))
+
+
+async def test_the_status_shows_the_channel(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path):
+        await chats.say(CHAT, "/status")
+        assert "fake: connected" in (await answers(chats, CHAT, 1))[0]
+
+
+async def test_a_command_that_is_delivered_twice_is_done_once(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path):
+        await chats.say(CHAT, "/new")
+        await chats.repeat()
+        await chats.say(CHAT, "hello")
+        said = await answers(chats, CHAT, 2)
+    assert "new conversation" in said[0]
+    assert said[1] == "You said: hello"
+
+
+async def test_a_message_during_an_answer_can_steer_it(chats, tmp_path):
+    provider = ScriptedProvider(held=True)
+    rules = replace(OPEN, steers=True)
+    async with Bot(chats.platform(), tmp_path, provider=provider, rules=rules) as bot:
+        await chats.say(CHAT, "one")
+        await provider.asked()
+        await chats.say(CHAT, "two")
+        await waits(bot, CHAT, 1)
+        provider.release()
+        await says(chats, CHAT, "You said: one", "You said: two")
