@@ -7,6 +7,7 @@ import pytest
 from tests.servers.postgres import Postgres
 from tests.servers.redis import Redis
 from tests.servers.server import NotInstalled
+from tests.servers.synapse import Synapse
 
 
 @pytest.fixture
@@ -31,6 +32,12 @@ def shared_redis():
 @pytest.fixture(scope="session")
 def shared_postgres():
     yield from running(Postgres)
+
+
+@pytest.fixture(scope="session")
+def synapse():
+    """A Matrix homeserver for all tests, each with accounts of its own; it may be restarted."""
+    yield from running(Synapse)
 
 
 @pytest.fixture

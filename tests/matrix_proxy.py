@@ -1,6 +1,5 @@
 """Stands between a bot and its homeserver, and goes wrong when told to."""
 
-import itertools
 from contextlib import asynccontextmanager
 
 from aiohttp import ClientSession, ClientTimeout, web

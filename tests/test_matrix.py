@@ -1,16 +1,9 @@
-"""The Matrix channel on a real Synapse: the suite of all channels, and what only Matrix has."""
+"""The Matrix channel on a real Synapse keeps what every channel promises."""
 
 import pytest
 
-from nanoloop.testing.channels import ChannelSuite
-from tests.conftest import running
+from nanoloop.testing.channels import ChannelSuite, day
 from tests.matrix_stage import matrix_stage
-from tests.servers.synapse import Synapse
-
-
-@pytest.fixture(scope="session")
-def synapse():
-    yield from running(Synapse)
 
 
 @pytest.fixture
@@ -20,4 +13,20 @@ async def stage(synapse, tmp_path):
 
 
 class TestMatrix(ChannelSuite):
-    """What every channel promises."""
+    """Over a proxy that cuts, loses and limits what the bot sends."""
+
+
+async def test_after_an_hour_of_traffic_and_faults_the_ledger_is_clean(stage, tmp_path):
+    ledger = await day(stage, tmp_path, messages=60, chats=4, restarts=2)
+    assert ledger.is_clean, ledger
+    assert ledger.answered == ledger.said == 60
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(stage, tmp_path, seed):
+    ledger = await day(stage, tmp_path, seed=seed, messages=1500, seconds=120)
+    assert ledger.is_clean, ledger
+    assert ledger.answered == ledger.said
+    assert ledger.faults > 10

@@ -1,6 +1,10 @@
 """A real Synapse, the Matrix homeserver that came with pip, with SQLite and few limits."""
 
+import base64
+import hashlib
+import hmac
 import json
+import os
 import sys
 import urllib.request
 from functools import cache
@@ -12,6 +16,12 @@ import yaml
 from tests.servers.server import NotInstalled, Server
 
 DOMAIN = "example.org"
+SECRET = "who knows it registers anyone"
+LOG = {
+    "version": 1,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"level": "WARNING", "handlers": ["console"]},
+}
 PLENTY = {"per_second": 10_000, "burst_count": 10_000}
 UNLIMITED = {
     "rc_message": PLENTY,
@@ -40,16 +50,22 @@ class Synapse(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def prepare(self):
-        (self.folder / "homeserver.yaml").write_text(yaml.safe_dump(self.configuration()))
-        config = ["--config-path", self.folder / "homeserver.yaml", "--generate-keys"]
-        done = self.launch([*self._program(), *config])
-        if done.returncode:
-            raise RuntimeError(f"Synapse made no keys: {self.log[-2000:]}")
+        for name, text in self._files().items():
+            (self.folder / name).write_text(text)
 
     def command(self):
-        return [*self._program(), "--config-path", self.folder / "homeserver.yaml"]
+        program = [self.installed, "-m", "synapse.app.homeserver"]
+        return [*program, "--config-path", self.folder / "homeserver.yaml"]
 
-    def configuration(self):
+    def _files(self):
+        key = base64.b64encode(os.urandom(32)).decode().rstrip("=")
+        return {
+            "homeserver.yaml": yaml.safe_dump(self._configuration()),
+            "log.yaml": yaml.safe_dump(LOG),
+            "signing.key": f"ed25519 a_test {key}\n",
+        }
+
+    def _configuration(self):
         folder = str(self.folder)
         listener = {
             "port": self.port,
@@ -64,8 +80,9 @@ class Synapse(Server):
             "database": {"name": "sqlite3", "args": {"database": f"{folder}/homeserver.db"}},
             "media_store_path": f"{folder}/media",
             "signing_key_path": f"{folder}/signing.key",
-            "enable_registration": True,
-            "enable_registration_without_verification": True,
+            "log_config": f"{folder}/log.yaml",
+            "macaroon_secret_key": "of the tests",
+            "registration_shared_secret": SECRET,
             "bcrypt_rounds": 4,
             "report_stats": False,
             "trusted_key_servers": [],
@@ -78,10 +95,14 @@ class Synapse(Server):
         except (URLError, ConnectionError):
             return False
 
-    def register(self, name):
+    def register(self, name, *, admin=False):
         """A new account: its id and its access token."""
-        account = {"username": name, "password": name, "auth": {"type": "m.login.dummy"}}
-        found = self.ask("POST", "/_matrix/client/v3/register", account)
+        path = "/_synapse/admin/v1/register"
+        nonce = self.ask("GET", path)["nonce"]
+        said = "\0".join((nonce, name, name, "admin" if admin else "notadmin"))
+        mac = hmac.new(SECRET.encode(), said.encode(), hashlib.sha1).hexdigest()
+        account = {"nonce": nonce, "username": name, "password": name, "admin": admin, "mac": mac}
+        found = self.ask("POST", path, account)
         return found["user_id"], found["access_token"]
 
     def ask(self, method, path, body=None, *, token=None):
@@ -97,6 +118,3 @@ class Synapse(Server):
                 return json.load(answer)
         except HTTPError as error:
             raise RuntimeError(f"{method} {path}: {error.read().decode()}") from error
-
-    def _program(self):
-        return [self.installed, "-m", "synapse.app.homeserver"]
