@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from nanoloop.channels.web import (
     access,
@@ -26,10 +23,8 @@ from nanoloop.channels.web import (
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai import completions, models
 from nanoloop.channels.web.openapi import describing
+from nanoloop.channels.web.page import page_routes
 from nanoloop.channels.web.refusal import error_response
-
-STATIC = Path(__file__).parent / "static"
-_NOT_CACHED = {"Cache-Control": "no-cache"}
 
 PARTS = (
     *(access, conversations, history, talking, memory, uploads, events, health),
@@ -42,8 +37,7 @@ def make_site(desk: Desk) -> Starlette:
     """The application: the API, its description, the page."""
     operations = (*OPERATIONS, *describing(OPERATIONS))
     routes: list[BaseRoute] = [operation.route(desk) for operation in operations]
-    routes.append(Route("/", _page))
-    routes.append(Mount("/static", _Static(directory=STATIC, check_dir=False)))
+    routes += page_routes()
     return Starlette(
         routes=routes,
         middleware=[_cors(desk)] if desk.origins else [],
@@ -58,19 +52,6 @@ def _cors(desk: Desk) -> Middleware:
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Last-Event-ID", "X-Name", "X-Nanoloop"],
     )
-
-
-class _Static(StaticFiles):
-    """The page's files, asked for anew each time: an update is seen at once."""
-
-    def file_response(self, *args: object, **kwargs: object) -> Response:
-        response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]
-        response.headers.update(_NOT_CACHED)
-        return response
-
-
-async def _page(_: Request) -> Response:
-    return FileResponse(STATIC / "index.html", headers=_NOT_CACHED)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
