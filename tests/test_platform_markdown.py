@@ -21,8 +21,30 @@ FORM = Form(
     quote=lambda text: f"<blockquote>{text}</blockquote>",
 )
 PIECES = st.sampled_from(
-    "*;**;_;~~;`c`;```\n;> ;- ;1. ;# ;\n;\n\n;| a | b |\n;|---|---|\n;[x](http://y.z);"
-    "![i](http://y.z);<b>;&amp;;    ;\\;---\n".split(";")
+    [
+        "*",
+        "**",
+        "_",
+        "~~",
+        "`c`",
+        "```\n",
+        "> ",
+        "- ",
+        "1. ",
+        "# ",
+        "\n",
+        "\n\n",
+        "| a | b |\n",
+        "|---|---|\n",
+        "[x](http://y.z)",
+        "![i](http://y.z)",
+        "<b>",
+        "&amp",
+        "",
+        "    ",
+        "\\",
+        "---\n",
+    ]
 )
 WORDS = st.text("abc äß中文<>&\"'", max_size=8)
 TEXTS = st.lists(PIECES | WORDS, max_size=40).map("".join)
