@@ -63,7 +63,7 @@ class App:
         self.loop = loop
         self.telemetry = telemetry
         self._store = store
-        self._provider = provider
+        self.provider = provider
         self._chat = chat
         self._channels: list[Channel] = []
         self._channel_scope = anyio.CancelScope()
@@ -113,7 +113,7 @@ class App:
         finally:
             with anyio.CancelScope(shield=True):
                 try:
-                    await self._provider.close()
+                    await self.provider.close()
                 finally:
                     await self._store.close()
 
@@ -217,6 +217,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             model=settings.model,
             snapshot=app.telemetry.snapshot,
             announce=app.telemetry,
+            provider=app.provider,
         ),
         attachments=make_attachments(settings),
         place=Place(

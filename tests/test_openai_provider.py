@@ -66,6 +66,15 @@ async def test_a_call_may_name_another_model():
     assert [r.json["model"] for r in server.requests] == ["other", "test-model"]
 
 
+async def test_options_of_one_request_come_beside_those_of_all():
+    async with connected(options={"temperature": 0.5, "top_p": 1}) as (provider, server):
+        await provider.with_options({"temperature": 0, "seed": 4}).chat(messages=HI)
+        await provider.chat(messages=HI)
+    first, second = (request.json for request in server.requests)
+    assert (first["temperature"], first["top_p"], first["seed"]) == (0, 1, 4)
+    assert (second["temperature"], "seed" in second) == (0.5, False)
+
+
 async def test_a_stream_asks_for_usage_and_no_tools_are_sent_as_none():
     async with connected() as (provider, server):
         await provider.chat(messages=HI, tools=[], on_text=lambda _: None)

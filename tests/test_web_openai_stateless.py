@@ -219,7 +219,6 @@ class Optional(ScriptedProvider):
 
 async def test_options_are_passed_on_where_they_are_taken(tmp_path):
     async with asking(tmp_path, provider=Optional()) as web:
-        object.__setattr__(web.channel.desk.shop, "provider", web.provider)
         wanted = {"temperature": 0.5, "response_format": {"type": "json_object"}}
         await ask(web.openai, "one", **wanted, store=True)
         assert web.provider.options == wanted

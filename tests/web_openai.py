@@ -34,12 +34,9 @@ def client_of(web, *, key=NOBODY, kind=openai.AsyncOpenAI, **more):
 @asynccontextmanager
 async def asking(folder, *, key=NOBODY, **more):
     """A server, and the client of it as `web.openai`."""
-    async with serving(folder, **more) as web:
-        if web.channel.desk.shop.provider is None:
-            object.__setattr__(web.channel.desk.shop, "provider", web.app._provider)
-        async with client_of(web, key=key) as client:
-            web.openai = client
-            yield web
+    async with serving(folder, **more) as web, client_of(web, key=key) as client:
+        web.openai = client
+        yield web
 
 
 async def ask(client, *messages, model=MODEL, **more):

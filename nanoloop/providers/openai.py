@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -114,6 +115,12 @@ class OpenAIProvider:
             f"{asked.where} had not finished after {self._call_timeout_seconds:g} seconds: "
             "try again, or raise call_timeout_seconds"
         )
+
+    def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
+        """One whose requests have these options too; it shares the connections."""
+        other = copy(self)
+        other._options = {**self._options, **_clean_options(options)}  # noqa: SLF001 - its own
+        return other
 
     async def close(self) -> None:
         """Let go of connections; closing twice is fine."""

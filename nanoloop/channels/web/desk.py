@@ -56,7 +56,7 @@ class Shop:
     snapshot: Snapshot
     """What telemetry has counted."""
     announce: Announce
-    provider: Provider | None = None
+    provider: Provider
     """Who is asked where a client sends the whole conversation along."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nanoloop.channels.web.attachments import SCHEME, Attachments
@@ -17,6 +17,7 @@ from nanoloop.errors import (
 )
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
 
+WithOptions = Callable[[Mapping[str, Any]], Provider]
 UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
 _NOT_ITS_FAULT = (ContextTooLong, NoConnection, OverQuota, ProviderTimeout, WrongKey)
 
@@ -58,6 +59,17 @@ class Pictures:
         """The provider as work is done that can wait, where it tells the two apart."""
         apart = getattr(self._provider, "in_background", None)
         return self if apart is None else Pictures(apart(), self._attachments)
+
+    @property
+    def with_options(self) -> WithOptions | None:
+        """Makes one whose requests have these options too; None where they can't be had."""
+        apart: WithOptions | None = getattr(self._provider, "with_options", None)
+        return None if apart is None else lambda options: self._around(apart(options))
+
+    def _around(self, provider: Provider) -> Pictures:
+        other = Pictures(provider, self._attachments)
+        other._blind = self._blind  # what one learns, the other knows
+        return other
 
     async def close(self) -> None:
         """Let go of the provider's connections."""

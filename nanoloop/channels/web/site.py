@@ -50,7 +50,8 @@ def _cors(desk: Desk) -> Middleware:
         CORSMiddleware,
         allow_origins=sorted(desk.origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "Last-Event-ID", "X-Name", "X-Nanoloop"],
+        allow_headers=["*"],  # OpenAI's own clients send some of theirs
+        expose_headers=["X-Nanoloop-Session", "Retry-After"],
     )
 
 

@@ -16,7 +16,7 @@ from nanoloop.channels.web.openai.models import agent_of
 from nanoloop.channels.web.openai.naming import HEADER, named_session, session_name
 from nanoloop.channels.web.openai.operation import ClientOperation
 from nanoloop.channels.web.openai.question import Question
-from nanoloop.channels.web.openai.refusing import Unfit, unfit
+from nanoloop.channels.web.openai.refusing import unfit
 from nanoloop.channels.web.openai.request import ChatRequest
 from nanoloop.channels.web.openai.said import new_in
 from nanoloop.channels.web.openai.stateless import Asked, Stateless
@@ -79,8 +79,6 @@ def _provider(call: Call, agent: Agent) -> Provider:
     """Who is asked, with the request's options where options are taken."""
     asked: ChatRequest = call.body
     provider = agent.provider or call.desk.shop.provider
-    if provider is None:
-        raise Unfit(501, f"only sessions are served here: name one in {HEADER}")
     fitted = getattr(provider, "with_options", None)
     if fitted is None and asked.wants_form:
         raise unfit("response_format", "the model here answers with text only")
