@@ -8,6 +8,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
+from anyio.abc import TaskGroup
 
 from nanoloop.channels.platform.platform import Place
 from nanoloop.channels.platform.seen import Seen
@@ -18,6 +19,7 @@ AT_ONCE = 4
 E = TypeVar("E")
 REST_SECONDS = 5.0
 Job = Callable[[], Awaitable[None]]
+Put = Callable[[str, Job], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -53,18 +55,20 @@ class Gaps(Generic[E]):
         if place not in self._open:
             self._seen.note(place, message)
 
-    async def close(self, put: Callable[[str, Job], Awaitable[None]]) -> None:
-        """Close them all; `put` brings a job into the order of a chat, before what comes now."""
+    async def close(self, put: Put, group: TaskGroup) -> None:
+        """Have them closed by tasks of the group.
+
+        `put` brings a job into the order of a chat; when this returns, each stands there already,
+        before what is heard from now on.
+        """
         places = self._seen.places()
         self._open = {place for place, _ in places}
-        async with anyio.create_task_group() as group:
-            for place, last in places:
-                gap = _Gap(place, last)
-                # Here and not in its task: what is put after this call has to wait for it.
-                await put(place.chat, partial(self._try, gap))
-                group.start_soon(self._end, gap, put, name=f"gap {place}")
+        for place, last in places:
+            gap = _Gap(place, last)
+            await put(place.chat, partial(self._try, gap))
+            group.start_soon(self._end, gap, put, name=f"gap {place}")
 
-    async def _end(self, gap: _Gap, put: Callable[[str, Job], Awaitable[None]]) -> None:
+    async def _end(self, gap: _Gap, put: Put) -> None:
         await gap.tried.wait()
         while gap.rest_seconds is not None:
             await self._sleep(gap.rest_seconds)

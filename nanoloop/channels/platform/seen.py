@@ -29,9 +29,7 @@ WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
 class Seen:
     """Keeps it in a file, where one is given; what a crash takes from it is only heard again."""
 
-    def __init__(
-        self, file: Path | None = None, *, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._file = file
         self._clock = clock
         self._database: sqlite3.Connection | None = None
