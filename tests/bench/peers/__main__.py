@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 
 from tests.bench.peers import neighbours, starts, tables
-from tests.bench.peers.measures import SHORT, Bench, Plan
+from tests.bench.peers.measures import SHORT, Bench, Found, Plan
 from tests.bench.peers.process import ROOT, model_server, rate
 from tests.bench.peers.systems import (
     SYSTEMS,
@@ -73,6 +73,17 @@ def draw(results: Path, folder: Path, venvs: Path) -> None:
     say(f"plots are in {folder}")
 
 
+def keep(found: Found, args: argparse.Namespace) -> None:
+    """Write and draw what was measured, where that is wanted."""
+    if not (args.results or args.plots):
+        return
+    results = (args.results or args.plots / "results.json").resolve()
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps(found))
+    if args.plots:
+        draw(results, args.plots.resolve(), args.venvs.resolve())
+
+
 def main() -> None:
     """Measure, print, draw; end with 1 where a goal was missed in a full run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -91,18 +102,13 @@ def main() -> None:
     begin(bench, systems, args.venvs)
     bench.all()
     found = {name: facts for name, facts in bench.found.items() if name not in bench.broken}
+    keep(found, args)
     kinds = neighbours.measured(bench.plan) if not args.short else {}
     tables.tell(report, found, bench.plan)
     neighbours.tell(report, kinds)
     tables.judge(report, found, bench.plan)
     neighbours.judge(report, kinds, tables.GOAL_SUMMARY_MS, tables.GOAL_STALL_MS)
     say(machine())
-    if args.results or args.plots:
-        results = args.results or args.plots / "results.json"
-        results.parent.mkdir(parents=True, exist_ok=True)
-        results.write_text(json.dumps(found))
-        if args.plots:
-            draw(results.resolve(), args.plots.resolve(), args.venvs.resolve())
     if not args.short:  # a few turns show that it works, and are too few to judge by
         report.end()
 

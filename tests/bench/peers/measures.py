@@ -24,10 +24,10 @@ class Plan:
 
     checkpoints: tuple[int, ...] = (10, 100, 1_000, 2_000)
     """Turns after which the time of a turn is taken."""
-    rounds: int = 5
+    rounds: int = 4
     turns: int = 20
     """In a round, one system after the other."""
-    budget_seconds: float = 45
+    budget_seconds: float = 30
     """What a system may take to come to a checkpoint, and for one round there."""
     histories: tuple[int, ...] = (10, 10_000, 100_000)
     crowd_seconds: float = 6
@@ -35,11 +35,11 @@ class Plan:
     crowds: tuple[int, ...] = (200, 2_000)
     model_seconds: float = 0.05
     summary_seconds: float = 2
-    beside_seconds: float = 4
+    beside_seconds: float = 3
     beside_rounds: int = 2
     idle_sessions: int = 10_000
     prompts: int = 200
-    starts: int = 4
+    starts: int = 3
 
 
 SHORT = Plan(
