@@ -1,0 +1,171 @@
+"""Telegram: a bot's messages over the Bot API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+from telegram import Bot, LinkPreviewOptions, Message, ReplyParameters
+from telegram.error import BadRequest, ChatMigrated
+
+from nanoloop.channels.platform.errors import MessageGone
+from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
+from nanoloop.channels.platform.splitting import utf16
+from nanoloop.channels.telegram.failures import answered, explained, is_unchanged
+from nanoloop.channels.telegram.html import rendered
+from nanoloop.channels.telegram.moves import Moves
+from nanoloop.channels.telegram.polling import Polling
+from nanoloop.channels.telegram.request import Request
+from nanoloop.channels.telegram.updates import Reader
+from nanoloop.errors import SendLater
+
+if TYPE_CHECKING:
+    from nanoloop.channels.telegram.webhook import Webhook
+
+API = "https://api.telegram.org"
+LIMITS = Limits(text=4096, size=utf16, edit_seconds=1.0, typing_seconds=5.0, file_bytes=20_000_000)
+PHOTOS = ("image/jpeg", "image/png", "image/webp")
+PHOTO_BYTES = 10_000_000
+_TOKEN = re.compile(r"\d+:[\w-]+", re.ASCII)
+_NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
+"""It would come and go while an answer grows."""
+
+
+def is_token(text: str) -> bool:
+    """Whether it looks like a bot's token."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+class TelegramPlatform:
+    """One bot on Telegram."""
+
+    name = "telegram"
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        api: str = API,
+        webhook: Webhook | None = None,
+        moves: Moves | None = None,
+    ) -> None:
+        """Without a webhook it polls. `api` may be a Bot API server of one's own."""
+        self.limits = LIMITS
+        self._moves = moves or Moves()
+        request = Request()
+        self._bot = Bot(
+            token,
+            base_url=f"{api}/bot",
+            base_file_url=f"{api}/file/bot",
+            request=request,
+            get_updates_request=request,
+        )
+        self._way: Polling | Webhook = webhook or Polling()
+
+    async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
+        """Hand over what is said until the connection is lost."""
+        try:
+            with explained():
+                await self._bot.initialize()
+            await self._way.listen(self._bot, Reader(self._bot, self._moves), hear, connected)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._bot.shutdown()
+
+    async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - the seam's name; Telegram knows no such
+        """Post a message."""
+        send = partial(
+            self._bot.send_message,
+            text=text.best,
+            parse_mode=_mode(text),
+            link_preview_options=_NO_PREVIEW,
+        )
+        return await self._send(place, reply_to, send)
+
+    async def edit(self, place: Place, message: str, text: Text) -> None:
+        """Let one of our messages say this."""
+        number = self._moves.number(place.chat, message)
+        if number is None:
+            raise MessageGone
+        try:
+            with answered():
+                await self._bot.edit_message_text(
+                    text.best,
+                    self._moves.now(place.chat),
+                    number,
+                    parse_mode=_mode(text),
+                    link_preview_options=_NO_PREVIEW,
+                )
+        except ChatMigrated as moved:
+            self._moves.learn(int(place.chat), moved.new_chat_id)
+            raise MessageGone from None
+        except BadRequest as error:
+            if not is_unchanged(error):
+                raise
+
+    async def remove(self, place: Place, message: str) -> None:
+        """Take one of our messages back; after two days Telegram lets it stand."""
+        number = self._moves.number(place.chat, message)
+        if number is None:
+            return
+        try:
+            with answered():
+                await self._bot.delete_message(self._moves.now(place.chat), number)
+        except (BadRequest, ChatMigrated):
+            return
+
+    async def typing(self, place: Place) -> None:
+        """Show that an answer is being written."""
+        with answered():
+            await self._bot.send_chat_action(
+                self._moves.now(place.chat), "typing", message_thread_id=_thread(place)
+            )
+
+    async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
+        """Post a file; a picture that Telegram can't show goes as a file."""
+        name = file.name or "file"
+        if file.mime_type in PHOTOS and len(file.data) <= PHOTO_BYTES:
+            try:
+                send = partial(self._bot.send_photo, photo=file.data, filename=name)
+                return await self._send(place, reply_to, send)
+            except BadRequest:
+                pass
+        send = partial(self._bot.send_document, document=file.data, filename=name)
+        return await self._send(place, reply_to, send)
+
+    def rendered(self, markdown: str) -> str:
+        """This Markdown as Telegram's HTML."""
+        return rendered(markdown)
+
+    async def _send(
+        self, place: Place, reply_to: str | None, send: Callable[..., Awaitable[Message]]
+    ) -> str:
+        chat = self._moves.now(place.chat)
+        try:
+            with answered():
+                message = await send(
+                    chat_id=chat,
+                    message_thread_id=_thread(place),
+                    reply_parameters=self._reply(place.chat, reply_to),
+                )
+        except ChatMigrated as moved:
+            self._moves.learn(int(place.chat), moved.new_chat_id)
+            raise SendLater("the group has a new id", seconds=0) from None
+        return self._moves.message(chat, message.message_id)
+
+    def _reply(self, chat: str, message: str | None) -> ReplyParameters | None:
+        number = None if message is None else self._moves.number(chat, message)
+        if number is None:
+            return None
+        return ReplyParameters(number, allow_sending_without_reply=True)
+
+
+def _thread(place: Place) -> int | None:
+    return int(place.thread) if place.thread else None
+
+
+def _mode(text: Text) -> str | None:
+    return None if text.formatted is None else "HTML"

@@ -1,0 +1,308 @@
+"""Telegram's Bot API on this machine, as its documents say, with the faults of a bad day."""
+
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from contextlib import asynccontextmanager
+from itertools import count
+
+import anyio
+
+from nanoloop.channels.platform.splitting import utf16
+from tests.telegram_faults import Faults, Post, Refusal
+from tests.telegram_html import Malformed, shown
+from tests.telegram_http import Cut, HttpServer
+from tests.telegram_webhook import Bringer
+
+TOKEN = "123456:stand-in-Token_of-tests"
+BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
+LIMIT = 4096
+BATCH = 100
+SUPERGROUPS = -(10**12)
+"""Below this a chat is one."""
+SENDING = ("sendmessage", "editmessagetext", "sendphoto", "senddocument")
+
+
+class TelegramServer:
+    """Chats that outlast every bot, and one bot's way to them."""
+
+    def __init__(self):
+        self.chats = defaultdict(dict)
+        """What each chat shows: posts by id."""
+        self.faults = Faults()
+        self.typing = Counter()
+        self.calls = Counter()
+        self.threads = defaultdict(set)
+        self.files = {}
+        self.moved = {}
+        self.webhook = None
+        self.webhook_error = None
+        self.url = ""
+        self.pending = {}
+        """Updates by their ids, until they are confirmed."""
+        self._updates = count(900_001)
+        self._messages = defaultdict(lambda: count(1))
+        self.news = anyio.Event()
+        self._poll = None
+        self._cut = anyio.Event()
+        self._sent = defaultdict(list)
+        self._http = HttpServer(self._answer)
+        self._bringer = Bringer(self)
+
+    @asynccontextmanager
+    async def running(self):
+        """Serve on a free port."""
+        async with anyio.create_task_group() as group:
+            listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+            port = listener.extra(anyio.abc.SocketAttribute.local_port)
+            self.url = f"http://127.0.0.1:{port}"
+            group.start_soon(self._http.serve, listener)
+            group.start_soon(self._bringer.bring)
+            yield self
+            group.cancel_scope.cancel()
+
+    # What people do
+
+    def next_message(self, chat):
+        """The number of the next message: a supergroup counts its own, all others are counted."""
+        return next(self._messages[chat if chat < SUPERGROUPS else 0])
+
+    def migrate(self, old, new):
+        """Make a supergroup of a group."""
+        self.moved[old], self.chats[new] = new, {}
+
+    def tell(self, kind, message):
+        """Have the bot told of a message; returns the update."""
+        update = {"update_id": next(self._updates), kind: message}
+        self.pending[update["update_id"]] = update
+        self._wake()
+        return update
+
+    def cut(self):
+        """Cut polls in the middle, and what rests."""
+        self._http.cut_resting()
+        self._cut.set()
+        self._cut = anyio.Event()
+
+    def _wake(self):
+        self.news.set()
+        self.news = anyio.Event()
+
+    # What a bot does
+
+    async def _answer(self, asked):
+        _, of, *rest = asked.path.split("/")
+        if of == "file":
+            return 200, self.files[rest[-1]]
+        method = rest[0].lower()
+        self.calls[method] += 1
+        try:
+            self._fail_first(of, method)
+            result = await getattr(self, f"_{method}")(asked)
+            self._fail_then(method)
+        except Refusal as no:
+            said = {"ok": False, "error_code": no.code, "description": no.words}
+            return no.code, said | ({"parameters": no.parameters} if no.parameters else {})
+        return 200, {"ok": True, "result": result}
+
+    def _fail_first(self, of, method):
+        faults = self.faults
+        if of != f"bot{TOKEN}" or faults.refused:
+            raise Refusal(401, "Unauthorized")
+        if faults.failing:
+            faults.failing -= 1
+            raise Refusal(502, "Bad Gateway")
+        if method not in SENDING:
+            return
+        if faults.limited:
+            faults.limited -= 1
+            self._limit(faults.seconds)
+        if faults.lost:
+            faults.lost -= 1
+            if faults.lost % 2:
+                raise Refusal(500, "Internal Server Error")
+            raise Cut
+
+    def _fail_then(self, method):
+        if self.faults.unconfirmed and method in SENDING:
+            self.faults.unconfirmed -= 1
+            raise Cut
+
+    def _limit(self, seconds):
+        seconds = max(1, math.ceil(seconds))
+        raise Refusal(429, f"Too Many Requests: retry after {seconds}", retry_after=seconds)
+
+    async def _getme(self, _):
+        return BOT | {"can_join_groups": True, "can_read_all_group_messages": False}
+
+    async def _getupdates(self, asked):
+        if self.webhook:
+            raise Refusal(409, "Conflict: can't use getUpdates method while webhook is active")
+        for update in [*self.pending]:
+            if update < int(asked.values.get("offset", 0)):
+                del self.pending[update]
+        if self._poll is not None:
+            self._poll.set()  # the older one ends
+        mine = self._poll = anyio.Event()
+        with anyio.move_on_after(int(asked.values.get("timeout", 0))):
+            while not self.pending:
+                await self._something(mine)
+        return [*self.pending.values()][:BATCH]
+
+    async def _something(self, mine):
+        """Wait for news, the end of this poll, or of its connection."""
+        cut = self._cut
+        async with anyio.create_task_group() as group:
+            for event in (self.news, mine, cut):
+                group.start_soon(self._first, event, group.cancel_scope)
+        if cut.is_set():
+            raise Cut
+        if mine.is_set():
+            raise Refusal(
+                409,
+                "Conflict: terminated by other getUpdates request; "
+                "make sure that only one bot instance is running",
+            )
+
+    async def _first(self, event, scope):
+        await event.wait()
+        scope.cancel()
+
+    async def _sendmessage(self, asked):
+        return self._post(asked, self._text(asked))
+
+    async def _sendphoto(self, asked):
+        _, data = asked.files["photo"]
+        if not data.startswith((b"\x89PNG", b"\xff\xd8")):
+            raise Refusal(400, "Bad Request: IMAGE_PROCESS_FAILED")
+        return self._post(asked, "[photo]", data)
+
+    async def _senddocument(self, asked):
+        name, data = asked.files["document"]
+        return self._post(asked, f"[{name}]", data)
+
+    async def _editmessagetext(self, asked):
+        chat = self._chat(asked)
+        post = self.chats[chat].get(int(asked.values["message_id"]))
+        if post is None:
+            raise Refusal(400, "Bad Request: message to edit not found")
+        if post.sender != BOT["id"]:
+            raise Refusal(400, "Bad Request: message can't be edited")
+        text = self._text(asked)
+        self._count(chat)
+        if text == post.text:
+            raise Refusal(
+                400,
+                "Bad Request: message is not modified: specified new message content and reply "
+                "markup are exactly the same as a current content",
+            )
+        post.text, post.edits = text, post.edits + 1
+        return self._told(chat, post)
+
+    async def _deletemessage(self, asked):
+        if self.chats[self._chat(asked)].pop(int(asked.values["message_id"]), None) is None:
+            raise Refusal(400, "Bad Request: message to delete not found")
+        return True
+
+    async def _sendchataction(self, asked):
+        self.typing[self._chat(asked)] += 1
+        return True
+
+    async def _getfile(self, asked):
+        name = asked.values["file_id"]
+        if name not in self.files:
+            raise Refusal(400, "Bad Request: invalid file_id")
+        return {"file_id": name, "file_unique_id": name, "file_path": f"documents/{name}"}
+
+    async def _setwebhook(self, asked):
+        self.webhook = (asked.values["url"], asked.values["secret_token"])
+        self._wake()
+        return True
+
+    async def _deletewebhook(self, _):
+        self.webhook = None
+        return True
+
+    async def _getwebhookinfo(self, _):
+        said = {"url": self.webhook[0] if self.webhook else "", "has_custom_certificate": False}
+        if self.webhook_error:
+            said |= {"last_error_date": math.ceil(time.time()) + 1}
+            said |= {"last_error_message": self.webhook_error}
+        return said | {"pending_update_count": len(self.pending)}
+
+    # The rules
+
+    def _chat(self, asked):
+        chat = int(asked.values["chat_id"])
+        if chat in self.moved:
+            raise Refusal(
+                400,
+                "Bad Request: group chat was upgraded to a supergroup chat",
+                migrate_to_chat_id=self.moved[chat],
+            )
+        if chat in self.faults.blocked:
+            raise Refusal(403, "Forbidden: bot was blocked by the user")
+        if chat not in self.chats:
+            raise Refusal(400, "Bad Request: chat not found")
+        return chat
+
+    def _text(self, asked):
+        text = asked.values["text"]
+        if "parse_mode" in asked.values:
+            text = self._parsed(text)
+        text = text.strip()
+        if not text:
+            raise Refusal(400, "Bad Request: message text is empty")
+        if utf16(text) > LIMIT:
+            raise Refusal(400, "Bad Request: message is too long")
+        return text
+
+    def _parsed(self, html):
+        try:
+            return shown("<x>" if self.faults.plain_only else html)
+        except Malformed as no:
+            raise Refusal(400, f"Bad Request: can't parse entities: {no}") from None
+
+    def _post(self, asked, text, data=None):
+        chat = self._chat(asked)
+        thread = asked.values.get("message_thread_id")
+        if thread is not None and int(thread) not in self.threads[chat]:
+            raise Refusal(400, "Bad Request: message thread not found")
+        reply = json.loads(asked.values.get("reply_parameters", "{}"))
+        if reply and reply["message_id"] not in self.chats[chat]:
+            if not reply.get("allow_sending_without_reply"):
+                raise Refusal(400, "Bad Request: message to be replied not found")
+            reply = {}
+        self._count(chat)
+        post = Post(
+            id=self.next_message(chat),
+            sender=BOT["id"],
+            text=text,
+            reply_to=reply.get("message_id"),
+            thread=None if thread is None else int(thread),
+            file=data,
+        )
+        self.chats[chat][post.id] = post
+        return self._told(chat, post)
+
+    def _count(self, chat):
+        """Hold to the chat's rate."""
+        if self.faults.rate is None:
+            return
+        limit, seconds = self.faults.rate
+        now, sent = time.monotonic(), self._sent[chat]
+        sent[:] = [when for when in sent if when > now - seconds]
+        if len(sent) >= limit:
+            self._limit(sent[0] + seconds - now)
+        sent.append(now)
+
+    def _told(self, chat, post):
+        kind = "private" if chat > 0 else "supergroup"
+        return {
+            "message_id": post.id,
+            "date": int(time.time()),
+            "chat": {"id": chat, "type": kind},
+            "from": BOT,
+            "text": post.text,
+        }

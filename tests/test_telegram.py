@@ -1,0 +1,40 @@
+"""The suite of all channels over a stand-in of Telegram, polled and by webhook."""
+
+import socket
+
+import pytest
+
+from nanoloop.testing.channels import ChannelSuite, day
+from tests.telegram_stage import telegram
+
+
+class Telegram(ChannelSuite):
+    async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(self, stage, tmp_path):
+        ledger = await day(stage, tmp_path, seed=1, messages=300, chats=10)
+        assert ledger.is_clean, ledger
+        assert ledger.answered == ledger.said
+        assert ledger.faults
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(600)
+    async def test_after_a_long_day_the_ledger_is_clean(self, stage, tmp_path):
+        ledger = await day(
+            stage, tmp_path, seed=2, messages=5000, chats=50, restarts=10, seconds=300
+        )
+        assert ledger.is_clean, ledger
+
+
+class TestPolling(Telegram):
+    @pytest.fixture
+    async def stage(self):
+        async with telegram() as stage:
+            yield stage
+
+
+class TestWebhook(Telegram):
+    @pytest.fixture
+    async def stage(self):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        async with telegram(webhook_port=port) as stage:
+            yield stage
