@@ -10,7 +10,6 @@ from aiohttp import web
 
 TOKEN, APP_TOKEN, BOT = "xoxb-bot", "xapp-app", "UBOT0"
 SCOPES = "chat:write,im:history,users:read,channels:history,files:read,files:write"
-LIMIT = 4000
 
 
 class SlackServer:
@@ -25,8 +24,9 @@ class SlackServer:
         self.calls = []
         """The methods that were called."""
         self.scopes = SCOPES
+        self.limit = 4000
         self.refusals = {}
-        """By method: what it is refused with."""
+        """By method: what it is refused with the next times."""
         self.limited, self.retry_after = 0, 0.0
         self.lost = self.unconfirmed = 0
         self.open = {}
@@ -35,6 +35,7 @@ class SlackServer:
         self.is_forgetful = False
         """Whether it has given up delivering what was said while nobody was connected."""
         self.last = None
+        self.connected = anyio.Event()
         self._sockets = {}
         self._numbers = count(1)
         self.url = ""
@@ -57,6 +58,13 @@ class SlackServer:
             self.cut()
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
+
+    def refuse(self, method, error, *, times=1, retry_after=0, **more):
+        """Refuse this method so often."""
+        status = 429 if error == "ratelimited" else 200
+        headers = {"Retry-After": str(retry_after)}
+        refusal = {"error": error, "status": status, "headers": headers, **more}
+        self.refusals[method] = [refusal] * times
 
     # What is told to the bot
 
@@ -102,10 +110,6 @@ class SlackServer:
             transport.abort()
         self._sockets.clear()
 
-    @property
-    def is_connected(self):
-        return bool(self._sockets)
-
     def ts(self):
         return f"{1_800_000_000 + next(self._numbers)}.000100"
 
@@ -123,6 +127,7 @@ class SlackServer:
                 envelope["retry_attempt"] += 1
                 self._deliver(transport, envelope)
             group.start_soon(self._write, socket, told)
+            self.connected.set()
             async for frame in socket:
                 name = json.loads(frame.data)["envelope_id"]
                 self.acknowledged.append(name)
@@ -149,8 +154,8 @@ class SlackServer:
         wanted = APP_TOKEN if is_app else TOKEN
         if request.headers.get("Authorization") != f"Bearer {wanted}":
             return _no("invalid_auth")
-        if method in self.refusals:
-            return _no(**self.refusals[method])
+        if refusals := self.refusals.get(method):
+            return _no(**refusals.pop())
         is_counted = method in ("chat.postMessage", "chat.update")
         if is_counted and (refusal := self._hindered(request)):
             return refusal
@@ -187,7 +192,7 @@ class SlackServer:
         }
 
     def _chat_postMessage(self, given):  # noqa: N802 - Slack's name
-        if len(given["text"]) > LIMIT:
+        if len(given["text"]) > self.limit:
             return "msg_too_long"
         message = {
             "type": "message",
@@ -208,7 +213,7 @@ class SlackServer:
         message = self.channels[given["channel"]].get(given["ts"])
         if message is None:
             return "message_not_found"
-        if len(given["text"]) > LIMIT:
+        if len(given["text"]) > self.limit:
             return "msg_too_long"
         self.change(given["channel"], given["ts"], given["text"])
         return {"ts": given["ts"]}

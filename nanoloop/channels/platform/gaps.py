@@ -84,7 +84,7 @@ class Gaps(Generic[E]):
             for one in found:
                 await self._take(one)
         except SendLater as later:
-            gap.rest_seconds = later.seconds or REST_SECONDS
+            gap.rest_seconds = REST_SECONDS if later.seconds is None else later.seconds
         except NanoloopError:
             pass  # the bot is not in there any more
         if gap.rest_seconds is None:
