@@ -9,6 +9,9 @@ from urllib.parse import quote
 
 from nanoloop.channels.matrix.event import table, words
 
+_END = r"(?![\w-]|[.:]\w)"
+"""Nothing that could belong to a longer name."""
+
 
 def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
     """Whether it does, and the words in its body that do so; empty where none do."""
@@ -31,7 +34,8 @@ def _at_the_beginning(body: str, me: str, names: Sequence[str]) -> str:
     """`nano: hello`, `@nano hello`; a plain `nano hello` may be about it and not to it."""
     plain = "|".join(map(re.escape, names))
     signed = "|".join(re.escape(name) for name in (me, *names) if name.startswith("@"))
-    found = re.match(rf"\s*((?:{plain})(?=[:,])|(?:{signed})(?![\w.:-]))", body, re.IGNORECASE)
+    form = rf"\s*((?:{plain})(?=[:,](?:\s|$))|(?:{signed}){_END})"
+    found = re.match(form, body, re.IGNORECASE)
     return found[1] if found else ""
 
 
@@ -47,7 +51,7 @@ def _is_linked(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _stands_in(said: Mapping[str, Any], me: str) -> bool:
-    return re.search(rf"(?<!\S){re.escape(me)}(?![\w.-])", words(said, "body")) is not None
+    return re.search(rf"(?<!\S){re.escape(me)}{_END}", words(said, "body")) is not None
 
 
 def _first(body: str, names: Sequence[str]) -> str:
