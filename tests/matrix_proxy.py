@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 
-from aiohttp import ClientSession, ClientTimeout, web
+from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from yarl import URL
 
 from tests.servers.server import free_port
@@ -24,6 +24,8 @@ class MatrixProxy:
         """The last mark that a bot has read on from."""
         self.rewind = None
         """A mark that its next reading begins with instead."""
+        self.refused = None
+        """A part of the paths that are answered by an error of the server."""
         self.calls = []
         self._open = {}
 
@@ -36,6 +38,8 @@ class MatrixProxy:
         self._open[id(request)] = request
         try:
             return await self._answer(request)
+        except ClientError:  # the homeserver is down
+            return _abort(request)
         finally:
             del self._open[id(request)]
 
@@ -48,6 +52,8 @@ class MatrixProxy:
         if is_send and self.lost > 0:
             self.lost -= 1
             return _abort(request)
+        if self.refused is not None and self.refused in request.path:
+            return web.Response(status=502)
         answer = await self._forward(request)
         if is_send and self.unconfirmed > 0:
             self.unconfirmed -= 1

@@ -9,11 +9,12 @@ from itertools import count
 from typing import ClassVar
 from urllib.parse import quote
 
+import anyio
 import httpx2
 
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.platform import LIMITS, MatrixPlatform
-from nanoloop.testing.channels import Shown
+from nanoloop.testing.channels import Shown, comes_to
 from tests.matrix_proxy import matrix_proxy
 
 _NUMBERS = count(1)
@@ -51,6 +52,12 @@ class Person:
 
     async def join(self, room):
         await self.ask("POST", f"{V3}/join/{quote(room)}", {})
+
+    async def invite(self, room, person):
+        await self.ask("POST", f"{V3}/rooms/{quote(room)}/invite", {"user_id": person})
+
+    async def call_oneself(self, name):
+        await self.ask("PUT", f"{V3}/profile/{self.id}/displayname", {"displayname": name})
 
     async def send(self, room, content, kind="m.room.message"):
         path = f"{V3}/rooms/{quote(room)}/send/{kind}/{next(_NUMBERS)}"
@@ -129,12 +136,17 @@ class MatrixStage:
         options = {"folder": self.folder, "welcomes": everyone, "limits": QUICK, **more}
         return MatrixPlatform(homeserver=self.proxy.url, token=self.bot.token, **options)
 
+    @property
+    def bookmark(self):
+        """The bot's, as it is stored now."""
+        return Bookmark(self.folder / "channels" / "matrix.bookmark.json")
+
     async def open(self):
         """The bot has read nothing yet, and all of what follows is news to it."""
         for person in (self.ann, self.bob, self.bot):
             await person.begin()
         self._mark = self.bot.since
-        bookmark = Bookmark(self.folder / "channels" / "matrix.bookmark.json")
+        bookmark = self.bookmark
         bookmark.belongs_to(self.bot.id)
         bookmark.move(self.bot.since)
 
@@ -151,6 +163,10 @@ class MatrixStage:
 
     async def people(self, count):
         return [await self._private((self.ann, self.bob)[n % 2]) for n in range(count)]
+
+    def watch(self, room):
+        """From now on Ann sees to what is shown there."""
+        self._owners[room] = self.ann
 
     def naming(self, text):
         return f"{self.bot.id}: {text}"
@@ -237,3 +253,31 @@ async def matrix_stage(synapse, folder):
         stage = MatrixStage(synapse, proxy, folder, people)
         await stage.open()
         yield stage
+
+
+class Ears:
+    """What a platform hears, without a bot behind it."""
+
+    def __init__(self):
+        self.heard = []
+        self.is_connected = anyio.Event()
+
+    async def hear(self, *heard):
+        self.heard += heard
+
+    async def comes(self, count=1):
+        """So many things that were said by others, once they are heard."""
+        return await comes_to(self._others, lambda found: len(found) >= count)
+
+    async def _others(self):
+        return [heard for heard in self.heard if not heard.is_bot]
+
+
+@asynccontextmanager
+async def listening(platform):
+    ears = Ears()
+    async with anyio.create_task_group() as group:
+        group.start_soon(platform.listen, ears.hear, ears.is_connected.set)
+        await ears.is_connected.wait()
+        yield ears
+        group.cancel_scope.cancel()
