@@ -107,3 +107,21 @@ async def test_a_session_that_is_gone_is_not_remembered(store):
     assert len(store._doubts._tried) == 1
     del session
     assert len(store._doubts._tried) == 0
+
+
+async def test_it_is_still_known_after_the_database_could_not_be_asked(store):
+    session = await store.create(id="s")
+    await talk(store, session, ("one", "after"))
+    window = store.database.window
+
+    async def away(_):
+        raise StoreError("away")
+
+    store.database.window = away
+    session.add_message("user", "two")
+    store.database.fails = None
+    with pytest.raises(StoreError, match="away"):
+        await store.save(session)
+    store.database.window = window
+    await store.save(session)
+    assert await texts(store) == ["one", "two"]

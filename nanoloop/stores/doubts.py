@@ -32,11 +32,14 @@ class Doubts:
 
     async def settle(self, session: Session, database: Database) -> bool:
         """Tell the session what was written after all; False where that was someone else's."""
-        for changes, commit in self._tried.pop(session, ()):
-            if await _is_stored(commit, database):
+        # Forgotten only then: where the database can't be asked, it may be at the next try.
+        was_ours = False
+        for changes, commit in tuple(self._tried.get(session, ())):
+            if was_ours := await _is_stored(commit, database):
                 session.committed(changes)
-                return True
-        return False
+                break
+        self.forget(session)
+        return was_ours
 
 
 async def _is_stored(commit: Commit, database: Database) -> bool:
