@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nanoloop.agents import Agent, Outcome
-from nanoloop.errors import place_of
+from nanoloop.errors import NanoloopError, place_of
 from nanoloop.events import (
     Announce,
     HookFailed,
@@ -22,11 +22,12 @@ from nanoloop.intake import user_entry
 from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
-from nanoloop.protocols import Bus, OnText, Provider, Store
+from nanoloop.protocols import Bus, OnText, Provider
 from nanoloop.sending import named, reply_to, send_answer
 from nanoloop.session.entry import TOOL_RESULT, Entry
 from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
 from nanoloop.tools.here import here
 from nanoloop.turn import Answer, Turn
 from nanoloop.view import Views
@@ -45,7 +46,7 @@ class Exchange:
         message: Inbound,
         agent: Agent,
         provider: Provider,
-        store: Store,
+        sessions: Sessions,
         bus: Bus,
         summarizer: Summarizer,
         headroom: Headroom,
@@ -59,7 +60,8 @@ class Exchange:
         self.session = session
         self.message = message
         self._agent = agent
-        self._store = store
+        self._sessions = sessions
+        self._store = sessions.store
         self._bus = bus
         self._summarizer = summarizer
         self._headroom = headroom
@@ -90,13 +92,13 @@ class Exchange:
         """The turn's name in events."""
         return self._turn.id
 
-    async def hear(self, entry: Entry | None = None) -> None:
+    async def hear(self, *kept: Entry) -> None:
         """Keep the user's message, durable when this returns, and cut the window if it is full.
 
-        A message that waited is given as the `entry` that was kept of it.
+        What waited is given as it was `kept`, the message last.
         """
-        entry = entry or user_entry(self.message)
-        self.session.awaiting = self.session.add_entry(entry).seq
+        for entry in kept or (user_entry(self.message),):
+            self.session.awaiting = self.session.add_entry(entry).seq
         self._trim()
         await self._store.save(self.session)
         await self._after_save()
@@ -150,10 +152,18 @@ class Exchange:
         self.session.spend(asdict(answer.usage))
         if self._bus.confirms(self.message.channel):
             self.session.owe(said.seq)
-        await self._store.save(self.session)
+        try:
+            await self._store.save(self.session)
+        except NanoloopError:  # the chat is told so, and no answer comes later
+            self.session.arrived(said.seq)
+            raise
         text = reply_to(self.message, answer.text, "answer", self.session.id)
         await send_answer(
-            named(text, said), bus=self._bus, store=self._store, session=self.session, seq=said.seq
+            named(text, said),
+            bus=self._bus,
+            sessions=self._sessions,
+            session=self.session,
+            seq=said.seq,
         )
         self._announce(self._receipt(answer))
         self._view.learn(answer.usage.tokens_in)
@@ -180,9 +190,7 @@ class Exchange:
 
     async def stop(self, *, waiting: int) -> None:
         """Keep what was finished, close what was not, and tell the chat."""
-        for entry in self._turn.finished:
-            self.session.add_entry(entry)
-        self._close_calls("stopped by the user before it finished")
+        self._keep_finished("stopped by the user before it finished")
         if self._turn.said.strip():
             said = Entry.message("assistant", self._turn.said, metadata={"stopped": True})
             self.session.add_entry(said)
@@ -193,12 +201,24 @@ class Exchange:
         )
         await self.say(STOPPED, kind="notice")
 
+    async def interrupt(self, told: Entry, *, goes_on: bool) -> None:
+        """Keep what was finished, close what was not, and tell the model why."""
+        self._keep_finished("interrupted before it finished: a message was changed")
+        self.session.add_entry(told)
+        self.session.awaiting = self.session.awaiting if goes_on else 0
+        await self._store.save(self.session)
+
     async def fail(self, apology: str) -> None:
         """Keep the user's message, close what is open, and apologise."""
         self._close_calls("the turn failed before it finished")
         self.session.awaiting = 0
         await self._store.save(self.session)
         await self.say(apology, kind="error")
+
+    def _keep_finished(self, why: str) -> None:
+        for entry in self._turn.finished:
+            self.session.add_entry(entry)
+        self._close_calls(why)
 
     def _close_calls(self, why: str) -> None:
         for call in open_calls(self.session.window):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from nanoloop.errors import NanoloopError
+from nanoloop.errors import NanoloopError, SessionNotFound
 from nanoloop.events import Announce, MessageRepeated
 from nanoloop.intake import inbound_of, user_entry
 from nanoloop.lanes import Lanes
@@ -26,6 +26,13 @@ class Held:
     message: Inbound
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What an earlier process left to do in a session, before anything new."""
+
+    session_id: str
+
+
 class Holds:
     """Keeps them one after the other for each chat, then hands them to its lane."""
 
@@ -35,12 +42,14 @@ class Holds:
         *,
         into: Callable[[str, Held | Delivery], Awaitable[None]],
         amend: Callable[[str, Session, Inbound], Awaitable[None]],
+        failed: Callable[[str, Exception], object],
         limit: int,
         announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._into = into
         self._amend = amend
+        self._failed = failed
         self._announce = announce
         self._lanes: Lanes[str, Delivery] = Lanes(self._hold, limit=limit, name="hold")
         self.put_nowait = self._lanes.put_nowait
@@ -59,12 +68,12 @@ class Holds:
         item: Held | Delivery | None
         try:
             item = await self.keep(key, delivery)
-        except NanoloopError:  # it stays unacknowledged until its turn, and may be durable then
-            item = delivery
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            self._failed(key, error)
+            item = delivery  # not acknowledged before its turn, which tries again
         if item is not None:
-            with suppress(
-                RuntimeError
-            ):  # the lanes have ended: its turn comes after the next start
+            # Where the lanes have ended, its turn comes after the next start.
+            with suppress(RuntimeError):
                 await self._into(key, item)
 
     async def keep(self, key: str, delivery: Delivery) -> Held | None:
@@ -76,11 +85,18 @@ class Holds:
             await self._amend(key, session, message)
         elif not await self.is_repeated(key, session, message):
             entry = user_entry(message)
-            session.hold(entry)
-            await self._sessions.store.save(session)
+            await self._hold_in(session, entry)
             held = Held(session.id, entry.id, message)
         await delivery.ack()
         return held
+
+    async def _hold_in(self, session: Session, entry: Entry) -> None:
+        session.hold(entry)
+        try:
+            await self._sessions.store.save(session)
+        except Exception:
+            session.drop_held(entry)  # or its turn would take it for a repetition
+            raise
 
     async def is_repeated(self, key: str, session: Session, message: Inbound) -> bool:
         """Whether this chat said so before; then what it said is durable when this returns."""
@@ -92,19 +108,32 @@ class Holds:
         return True
 
     async def take(self, item: Held, session: Session) -> Entry | None:
-        """The message for its turn in this session; None where it was taken back meanwhile."""
-        if item.session_id == session.id:
-            return session.take_held(item.entry_id)
-        # The chat began anew since. The new conversation has it before the old one lets go of it.
-        old = await self._sessions.open(item.session_id)
+        """The message for its turn in this session; None where it was taken back, or had it."""
+        if any(entry.id == item.entry_id for entry in session.window):
+            return None  # an earlier process ended before the old conversation let go of it
+        if item.session_id != session.id:
+            return await self._in_old(item)
+        name = item.message.message_id
+        was_kept = name is not None and session.has_seen(name)
+        held = session.take_held(item.entry_id)
+        # Its conversation may have been deleted, and begun anew under the same id.
+        return held or (None if was_kept else user_entry(item.message))
+
+    async def _in_old(self, item: Held) -> Entry | None:
+        """The chat began anew since: the new one has it before the old one lets go of it."""
+        try:
+            old = await self._sessions.open(item.session_id)
+        except SessionNotFound:  # it expired: what was said in it last is no part of that
+            return user_entry(item.message)
         return next((entry for entry in old.waiting if entry.id == item.entry_id), None)
 
     async def let_go(self, item: Held, session: Session) -> None:
         """Have an earlier conversation forget what a newer one has now."""
         if item.session_id != session.id:
-            old = await self._sessions.open(item.session_id)
-            old.take_held(item.entry_id)
-            await self._sessions.store.save(old)
+            with suppress(NanoloopError):  # then the next start sees that it had its turn
+                old = await self._sessions.open(item.session_id)
+                old.take_held(item.entry_id)
+                await self._sessions.store.save(old)
 
 
 def held_in(session: Session, *, key: str) -> list[Held]:

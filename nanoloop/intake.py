@@ -10,6 +10,8 @@ from nanoloop.session.entry import Entry
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
 """Where an image may be for the model to see it; the last are ours, and sent as data."""
+AMENDMENT = "amendment"
+"""The origin of an entry that tells of a change to an earlier message."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to")
 
 
@@ -31,7 +33,7 @@ def amendment(message: Inbound) -> Entry:
     told = "took back an earlier message"
     if message.edits:
         told = f"changed an earlier message, which says now: {message.text}"
-    metadata = {"channel": message.channel, "chat": message.chat, "origin": "amendment"}
+    metadata = {"channel": message.channel, "chat": message.chat, "origin": AMENDMENT}
     who = message.sender or "The user"
     return Entry.message("user", f"[{who} {told}]", metadata=metadata)
 

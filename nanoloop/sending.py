@@ -6,15 +6,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from nanoloop.errors import NanoloopError
-from nanoloop.intake import inbound_of
+from nanoloop.intake import AMENDMENT, inbound_of
 from nanoloop.messages import Inbound, Outbound
-from nanoloop.protocols import Bus, Store
+from nanoloop.protocols import Bus
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
 
 LOOK_BACK = 200
-"""Entries before an answer among which its question is looked for."""
+"""Entries before an answer among which its question is looked for first."""
 
 
 def reply_to(
@@ -32,31 +32,47 @@ def reply_to(
 
 
 async def send_answer(
-    answer: Outbound, *, bus: Bus, store: Store, session: Session, seq: int
+    answer: Outbound, *, bus: Bus, sessions: Sessions, session: Session, seq: int
 ) -> None:
     """Send it; where its channel can tell, the session hears when it has arrived."""
 
     async def arrived() -> None:
-        session.arrived(seq)
-        with suppress(NanoloopError):  # then it stays owed, and is sent again after a restart
-            await store.save(session)
+        with suppress(Exception):  # then it stays owed, and is sent again after a restart
+            # Opened again: since an undo, say, another object is the one of this id.
+            now = await sessions.open(session.id)
+            if now.created_at == session.created_at:
+                now.arrived(seq)
+                await sessions.store.save(now)
 
     await bus.publish(answer, arrived=arrived if seq in session.unsent else None)
 
 
-async def send_owed(session: Session, *, bus: Bus, store: Store) -> None:
+async def send_owed(session: Session, *, bus: Bus, sessions: Sessions) -> None:
     """Send again what may not have arrived before a restart, in order."""
     for seq in session.unsent:
-        entries = await store.entries(session.id, after=max(0, seq - LOOK_BACK), upto=seq)
-        question = _question(entries)
-        if question is None or entries[-1].seq != seq:  # erased, or taken back
+        question, answer = await _owed(sessions, session.id, seq)
+        if question is None or answer is None:
             session.arrived(seq)
+            await sessions.store.save(session)
         elif question.channel in bus.channels:
-            text = str(entries[-1].content.get("text") or "")
-            answer = reply_to(question, text, "answer", session.id)
+            text = reply_to(question, str(answer.content["text"]), "answer", session.id)
             await send_answer(
-                named(answer, entries[-1]), bus=bus, store=store, session=session, seq=seq
+                named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq
             )
+
+
+async def _owed(
+    sessions: Sessions, session_id: str, seq: int
+) -> tuple[Inbound | None, Entry | None]:
+    """A question and its answer; None for what was erased or taken back."""
+    question = answer = None
+    for after in (seq - LOOK_BACK, 0):  # the whole history only where much was done for it
+        entries = await sessions.store.entries(session_id, after=max(0, after), upto=seq)
+        answer = next((e for e in entries if e.seq == seq and e.role == "assistant"), None)
+        question = _question(entries)
+        if question is not None or answer is None:
+            break
+    return question, answer
 
 
 def named(answer: Outbound, entry: Entry) -> Outbound:
@@ -65,5 +81,6 @@ def named(answer: Outbound, entry: Entry) -> Outbound:
 
 
 def _question(entries: list[Entry]) -> Inbound | None:
-    asked = [entry for entry in entries if entry.role == "user" and entry.metadata.get("channel")]
+    asked = [e for e in entries if e.role == "user" and e.metadata.get("channel")]
+    asked = [e for e in asked if e.metadata.get("origin") != AMENDMENT]
     return inbound_of(asked[-1]) if asked else None

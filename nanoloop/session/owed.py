@@ -31,7 +31,13 @@ class Owed(Conversation):
         """Keep a message until its turn comes."""
         with self._lock:
             self._seen.add(entry.metadata.get(MESSAGE_ID))
-            self._wait((*self._waiting, entry.copy()))
+            self._wait((*self._waiting, entry.copy()), by_user=True)
+
+    def drop_held(self, entry: Entry) -> None:
+        """Be as if that message had never come, so that it may come again."""
+        with self._lock:
+            self._seen.remove(entry.metadata.get(MESSAGE_ID))
+            self.take_held(entry.id)
 
     def take_held(self, entry_id: str) -> Entry | None:
         """That message, which waits no more; None where it does not."""
@@ -46,14 +52,14 @@ class Owed(Conversation):
         with self._lock:
             mine = [e for e in self._waiting if e.metadata.get(MESSAGE_ID) == message_id]
             for entry in mine:
-                changed = () if text is None else (_reworded(entry, text),)
+                changed = () if text is None else (reworded(entry, text),)
                 at = self._waiting.index(entry)
                 self._wait((*self._waiting[:at], *changed, *self._waiting[at + 1 :]))
             return bool(mine)
 
-    def _wait(self, waiting: tuple[Entry, ...]) -> None:
+    def _wait(self, waiting: tuple[Entry, ...], *, by_user: bool = False) -> None:
         self._waiting = waiting
-        self._touch(WAITING)
+        self._touch(WAITING, by_user=by_user)
 
     def know(self, message_ids: Iterable[str]) -> None:
         """Remember messages that were heard in an earlier conversation of this chat."""
@@ -115,7 +121,8 @@ class Owed(Conversation):
             self._seen.add(entry.metadata.get(MESSAGE_ID))
 
 
-def _reworded(entry: Entry, text: str) -> Entry:
+def reworded(entry: Entry, text: str) -> Entry:
+    """The same message with other words; what came with it stays."""
     content = {**entry.content, "text": text}
     parts = content.pop("parts", None)
     if parts:

@@ -1,0 +1,64 @@
+"""A message that is changed or taken back: while it waits, while it is answered, and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import uuid4
+
+from nanoloop.errors import HistoryNotLoaded
+from nanoloop.exchange import Exchange
+from nanoloop.intake import amendment
+from nanoloop.messages import Inbound
+from nanoloop.protocols import Store
+from nanoloop.session.entry import Entry
+from nanoloop.session.owed import reworded
+from nanoloop.session.session import Session
+
+
+def amended_by(message: Inbound) -> str | None:
+    """The id of the message that this one changes or takes back; None for any other."""
+    return message.edits or message.deletes
+
+
+async def change(session: Session, message: Inbound, *, store: Store) -> None:
+    """Change what waits for its turn; of what was heard the model is told. Durable then."""
+    name = amended_by(message) or ""
+    if not session.amend_held(name, None if message.deletes else message.text):
+        if not session.has_seen(name):
+            return
+        session.add_entry(amendment(message))
+    await store.save(session)
+
+
+async def asked_anew(
+    exchange: Exchange,
+    message: Inbound,
+    *,
+    exchange_for: Callable[[Session, Inbound], Exchange],
+    store: Store,
+) -> Exchange | None:
+    """The question that was being answered as it is now, durable; None where it is taken back."""
+    session, asked = exchange.session, exchange.message
+    question = _taken_back(exchange, message)
+    if question is None:  # what was done for it, or told to it, must not be forgotten
+        await exchange.interrupt(amendment(message), goes_on=not message.deletes)
+        return None if message.deletes else exchange_for(session, asked)
+    if message.deletes:
+        await store.save(session)
+        return None
+    again = exchange_for(session, replace(asked, text=message.text, burst_seconds=0))
+    await again.hear(replace(reworded(question, message.text), id=uuid4().hex))
+    return again
+
+
+def _taken_back(exchange: Exchange, message: Inbound) -> Entry | None:
+    """The question, which the session has no more; None where more than that came of it."""
+    session = exchange.session
+    is_the_one = exchange.message.message_id == amended_by(message)
+    if not is_the_one or session.awaiting != session.last_seq:
+        return None
+    try:
+        return session.undo()[0]
+    except HistoryNotLoaded:  # all before it has left the window
+        return None

@@ -1,0 +1,276 @@
+"""What a chat's lane does: hears a message, with what comes right behind it, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from nanoloop.amending import amended_by, asked_anew, change
+from nanoloop.errors import NanoloopError, ProviderError, StoreConflict, place_of
+from nanoloop.events import Announce, TurnFailed, UnansweredFound
+from nanoloop.exchange import Exchange
+from nanoloop.holds import Held, Holds, Left
+from nanoloop.intake import inbound_of
+from nanoloop.lanes import Lanes
+from nanoloop.messages import Delivery, Inbound
+from nanoloop.protocols import Bus
+from nanoloop.sending import reply_to, send_owed
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
+
+CRASHED = "Sorry, something went wrong on my side. Your message is kept; please try again."
+INTERRUPTED = "I was restarted before I could answer your last message. Please send it again."
+
+Item = Delivery | Held | Left
+"""What a lane works on."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A turn that is going on, or about to."""
+
+    scope: anyio.CancelScope
+    message: Inbound
+    amended: Inbound | None = None
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    """Set once what was amended is durable."""
+
+    async def amend(self, message: Inbound) -> None:
+        """End it: its question has changed. Returns once that is durable."""
+        self.amended = message
+        self.scope.cancel()
+        await self.settled.wait()
+
+
+class Answering:
+    """Every chat's lane, and what is kept for it meanwhile."""
+
+    def __init__(
+        self,
+        *,
+        sessions: Sessions,
+        bus: Bus,
+        exchange: Callable[[Session, Inbound], Exchange],
+        limiter: anyio.Semaphore,
+        lane_limit: int,
+        answer_unanswered: bool,
+        announce: Announce,
+    ) -> None:
+        self._sessions = sessions
+        self._bus = bus
+        self._exchange = exchange
+        self._limiter = limiter
+        self._lane_limit = lane_limit
+        self._answer_unanswered = answer_unanswered
+        self._announce = announce
+        self.lanes: Lanes[str, Item] = Lanes(self._handle, limit=lane_limit)
+        self.holds = Holds(
+            sessions,
+            into=self.lanes.put,
+            amend=self._amend,
+            failed=self.apology,
+            limit=lane_limit,
+            announce=announce,
+        )
+        self._hearing: dict[str, anyio.Event] = {}
+        """Set once the message whose turn begins has been heard."""
+        self._turns: dict[str, _Running] = {}
+
+    # What goes on
+
+    def stop(self, key: str) -> bool:
+        """Stop the turn that is going on in this lane; False where there is none."""
+        running = self._turns.get(key)
+        if running is not None:
+            running.scope.cancel()
+        return running is not None
+
+    def is_answering(self, key: str) -> bool:
+        """Whether a turn is going on in this lane."""
+        return key in self._turns
+
+    def waiting(self, key: str) -> int:
+        """Messages that wait in this lane."""
+        return self.holds.waiting(key) + self.lanes.waiting(key)
+
+    def is_busy(self, key: str) -> bool:
+        """Whether this lane works on a message in any way, or one waits."""
+        return self.lanes.is_busy(key) or self.holds.is_busy(key)
+
+    # One item
+
+    async def _handle(self, key: str, item: Item) -> None:
+        try:
+            if isinstance(item, Left):
+                await self._resume(key, item)
+            else:
+                await self._receive(key, item)
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            text = self.apology(key, error)
+            if not isinstance(item, Left):
+                await self.tell(item, text, "error")
+
+    async def tell(self, item: Delivery | Held, text: str, kind: str) -> None:
+        """Acknowledge a message and answer it; never raises."""
+        try:
+            if isinstance(item, Delivery):
+                await item.ack()
+            await self._bus.publish(reply_to(item.message, text, kind))
+        except Exception as error:  # noqa: BLE001 - a bus that fails must not end every lane
+            self.apology(item.message.session_key, error)
+
+    def apology(self, session_id: str, error: Exception, *, turn_id: str = "") -> str:
+        """What the chat is told; our own errors say what to do, a bug says nothing of itself."""
+        self._announce(
+            TurnFailed(
+                session_id=session_id,
+                turn_id=turn_id,
+                error=type(error).__name__,
+                where=place_of(error),
+            )
+        )
+        if isinstance(error, StoreConflict):  # that object is of no more use
+            self._sessions.forget(error.session_id)
+        if isinstance(error, ProviderError):
+            return f"Sorry, I could not answer: {error}"
+        return f"Sorry: {error}" if isinstance(error, NanoloopError) else CRASHED
+
+    # One message
+
+    async def _receive(self, key: str, item: Delivery | Held) -> None:
+        self._hearing[key] = heard = anyio.Event()
+        try:
+            exchange = await self._heard(key, item)
+        finally:
+            del self._hearing[key]
+            heard.set()
+        # No await between: whoever waited for it to be heard finds its turn.
+        if exchange is not None:
+            await self._answer(key, exchange)
+
+    async def _heard(self, key: str, item: Delivery | Held) -> Exchange | None:
+        """The exchange for a message, which is durable then; None where there is nothing to ask."""
+        message = item.message
+        session = await self._sessions.current(key, agent=message.agent)
+        if isinstance(item, Delivery):
+            return await self._heard_first(key, item, session)
+        exchange = None
+        entry = await self.holds.take(item, session)
+        if entry is not None:
+            exchange = self._exchange(session, message)
+            await exchange.hear(entry)
+        await self.holds.let_go(item, session)
+        return exchange
+
+    async def _heard_first(self, key: str, delivery: Delivery, session: Session) -> Exchange | None:
+        message, exchange = delivery.message, None
+        if amended_by(message):  # it could not be kept when it came
+            await change(session, message, store=self._sessions.store)
+        elif not await self.holds.is_repeated(key, session, message):
+            exchange = self._exchange(session, message)
+            await exchange.hear()
+        await delivery.ack()
+        return exchange
+
+    async def _with_burst(self, key: str, exchange: Exchange) -> Exchange:
+        """What is said within a short time is heard together; the last one is answered."""
+        seconds = exchange.message.burst_seconds
+        while seconds:
+            count = self.waiting(key)
+            await anyio.sleep(seconds)
+            if self.waiting(key) in {count, self._lane_limit}:
+                break
+        session = exchange.session
+        kept = self._taken(key, lambda _: seconds > 0, session)
+        if kept:
+            exchange = self._exchange(session, kept[-1][0].message)
+            with anyio.CancelScope(shield=True):  # what is taken is heard
+                await exchange.hear(*(entry for _, entry in kept))
+        return exchange
+
+    def _taken(
+        self, key: str, wanted: Callable[[Held], bool], session: Session
+    ) -> list[tuple[Held, Entry]]:
+        """Take those that wait in this session out of the lane and of the session."""
+
+        def is_wanted(item: Item) -> bool:
+            return isinstance(item, Held) and item.session_id == session.id and wanted(item)
+
+        items = [item for item in self.lanes.take(key, is_wanted) if isinstance(item, Held)]
+        pairs = [(item, session.take_held(item.entry_id)) for item in items]
+        return [(item, entry) for item, entry in pairs if entry is not None]
+
+    def steering(self, key: str, session: Session) -> list[Entry]:
+        """What is to be told to the turn that is going on."""
+        return [entry for _, entry in self._taken(key, lambda item: item.message.steers, session)]
+
+    async def _answer(self, key: str, exchange: Exchange, *, resumed: bool = False) -> None:
+        answer = failure = None
+        with anyio.CancelScope() as scope:
+            self._turns[key] = running = _Running(scope, exchange.message)
+            try:
+                exchange = await self._with_burst(key, exchange)
+                running.message = exchange.message
+                async with self._limiter:
+                    answer = await exchange.think(resumed=resumed)
+            except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+                failure = error
+            finally:
+                del self._turns[key]
+        # Outside the scope: what came of it is kept and told, /stop or not.
+        if running.amended is not None:
+            await self._answer_amended(key, exchange, running)
+        elif answer is not None:
+            await exchange.deliver(answer)
+        elif failure is not None:
+            about = {"session_id": exchange.session.id, "turn_id": exchange.turn_id}
+            await exchange.fail(self.apology(error=failure, **about))
+        elif scope.cancelled_caught:
+            await exchange.stop(waiting=self.waiting(key))
+
+    # What was said otherwise
+
+    async def _amend(self, key: str, session: Session, message: Inbound) -> None:
+        """Change a message that is not answered yet; of any other the model is told."""
+        if key in self._hearing:  # it may be the one that changes
+            await self._hearing[key].wait()
+        running = self._turns.get(key)
+        if running is not None and running.message.message_id == amended_by(message):
+            await running.amend(message)
+        else:
+            await change(session, message, store=self._sessions.store)
+
+    async def _answer_amended(self, key: str, exchange: Exchange, running: _Running) -> None:
+        assert running.amended is not None  # noqa: S101 - asked for only where it was
+        try:
+            again = await asked_anew(
+                exchange, running.amended, exchange_for=self._exchange, store=self._sessions.store
+            )
+        finally:
+            running.settled.set()
+        # No await between: a second change finds this turn.
+        if again is not None:
+            await self._answer(key, again)
+
+    # After a restart
+
+    async def _resume(self, key: str, item: Left) -> None:
+        session = await self._sessions.open(item.session_id)
+        await send_owed(session, bus=self._bus, sessions=self._sessions)
+        entry = next((e for e in session.window if e.seq == session.awaiting), None)
+        if entry is None:  # it was answered together with a newer one
+            return
+        message = inbound_of(entry, key=session.key)
+        if message.channel not in self._bus.channels:
+            return
+        action = "answer" if self._answer_unanswered else "report"
+        self._announce(UnansweredFound(session_id=session.id, action=action))
+        exchange = self._exchange(session, message)
+        if self._answer_unanswered:
+            await exchange.pick_up()
+            await self._answer(key, exchange, resumed=True)
+        else:
+            await exchange.fail(INTERRUPTED)

@@ -1,0 +1,125 @@
+"""What an earlier process left: messages that wait, and answers that are owed."""
+
+import anyio
+
+from nanoloop.errors import SendLater, StoreError
+from nanoloop.events import TurnFailed
+from nanoloop.intake import user_entry
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.stores.in_memory import InMemoryStore
+from tests.test_holds import Chat, running, said, store  # noqa: F401 - a fixture
+
+
+async def held(loop, session, text):
+    """A message that waits in this session, as one that came during a turn."""
+    entry = user_entry(said(text))
+    session.hold(entry)
+    await loop.sessions.store.save(session)
+    return entry
+
+
+async def test_an_answer_that_was_erased_before_it_arrived_is_not_sent(store):  # noqa: F811 - a fixture
+    async with running(ScriptedProvider(["1"]), store) as loop:
+        loop.chat.refusals = [SendLater("offline", seconds=999)]
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.refused.wait()
+        await loop.sessions.erase("test:a", [2])
+    async with running(ScriptedProvider(["2"]), store, recover=True) as loop:
+        loop.bus.put_nowait(said("two"))
+        assert await loop.chat.until(1) == ["2"]
+    assert (await store.get("test:a")).unsent == ()
+
+
+async def test_an_answer_behind_many_calls_is_still_owed_after_a_restart(store):  # noqa: F811 - a fixture
+    session = await store.create(id="test:a", key="test:a")
+    async with running(ScriptedProvider(["1"]), store) as loop:
+        loop.chat.refusals = [SendLater("offline", seconds=999)]
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.refused.wait()
+        session = await loop.sessions.current("test:a")
+        for _ in range(300):
+            session.add_message("assistant", "and another thing")
+        session.owe(session.last_seq)
+        session.arrived(2)
+        await store.save(session)
+    async with running(ScriptedProvider([]), store, recover=True) as loop:
+        assert await loop.chat.until(1) == ["and another thing"]
+
+
+async def test_an_answer_that_arrives_after_an_undo_is_not_sent_again(store):  # noqa: F811 - a fixture
+    gate = anyio.Event()
+
+    async def sleep(_):
+        await gate.wait()
+
+    async with running(ScriptedProvider(["1", "2"]), store, sleep=sleep) as loop:
+        loop.chat.refusals = [SendLater("offline")]
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.refused.wait()
+        loop.bus.put_nowait(said("two"))
+        with anyio.fail_after(5):
+            while (await store.get("test:a")).unsent != (2, 4) or loop.lanes:
+                await anyio.lowlevel.checkpoint()
+        await loop.sessions.undo(await store.get("test:a"))
+        gate.set()
+        await loop.chat.until(2)
+        await anyio.wait_all_tasks_blocked()
+    assert (await store.get("test:a")).unsent == ()
+
+
+async def test_after_a_restart_a_chats_older_conversation_is_heard_first(store):  # noqa: F811 - a fixture
+    async with running(ScriptedProvider(["1"]), store) as loop:
+        loop.chat.refusals = [SendLater("offline", seconds=999)]
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.refused.wait()
+        new = await loop.sessions.start_new("test:a")
+        await held(loop, new, "two")
+    async with running(ScriptedProvider(["2"]), store, recover=True) as loop:
+        assert await loop.chat.until(2) == ["1", "2"]
+
+
+async def test_what_waited_for_a_channel_that_is_not_there_goes_on_waiting(store):  # noqa: F811 - a fixture
+    async with running(ScriptedProvider(held=True), store) as loop:
+        session = await loop.sessions.current("test:a")
+        await held(loop, session, "two")
+    other = Chat()
+    other.name = "other"
+    async with running(ScriptedProvider(["2"]), store, chat=other, recover=True) as loop:
+        await anyio.wait_all_tasks_blocked()
+    assert (await store.get("test:a")).waiting
+
+
+async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer():
+    broken = InMemoryStore()
+    async with running(ScriptedProvider(held=True), broken) as loop:
+        for chat in "ab":
+            session = await loop.sessions.current(f"test:{chat}")
+            await held(loop, session, f"hello {chat}")
+    load = broken.load
+
+    async def torn(session_id):
+        if session_id == "test:b":
+            raise StoreError("what is stored makes no sense")
+        return await load(session_id)
+
+    broken.load = torn
+    async with running(ScriptedProvider(["1"]), broken, recover=True) as loop:
+        assert await loop.chat.until(1) == ["1"]
+        assert [e.session_id for e in loop.heard if isinstance(e, TurnFailed)] == ["test:b"]
+
+
+async def test_what_a_new_conversation_has_heard_is_not_heard_again_from_the_old_one(store):  # noqa: F811 - a fixture
+    async with running(ScriptedProvider(["1", "2"]), store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.until(1)
+        old = await loop.sessions.current("test:a")
+        two = await held(loop, old, "two")
+        new = await loop.sessions.start_new("test:a")
+        new.awaiting = new.add_entry(two).seq
+        await store.save(new)
+    # It ended here, before the old one had let go of it.
+    async with running(ScriptedProvider(["2", "twice"]), store, recover=True) as loop:
+        assert await loop.chat.until(1) == ["2"]
+        await anyio.wait_all_tasks_blocked()
+        assert len(loop.chat.sent) == 1
+    assert not (await store.get(old.id)).waiting
