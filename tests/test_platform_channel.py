@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import anyio
 import pytest
 
 from nanoloop.channels.platform.door import TOO_MUCH
@@ -11,7 +12,16 @@ from nanoloop.channels.platform.platform import Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.web.attachments import Attachments
-from nanoloop.events import FileLeftOut, HearingFailed, NobodyMayTalk, SenderRefused, SendFailed
+from nanoloop.events import (
+    FileLeftOut,
+    HearingFailed,
+    NobodyMayTalk,
+    SenderRefused,
+    SendFailed,
+    SendPostponed,
+    TextStreamed,
+)
+from nanoloop.messages import Outbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels import OPEN, Bot, FakeChats, comes_to
 from nanoloop.testing.channels.coming_in import waits
@@ -123,6 +133,7 @@ async def test_a_chat_a_person_or_everyone_can_be_let_in(chats, tmp_path, rules)
 async def test_a_stranger_in_a_group_is_not_answered(chats, tmp_path):
     rules = replace(OPEN, users=frozenset({"ann"}))
     async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
+        await chats.say("group", "hello, all", sender="eve")
         await chats.say("group", "@bot hello", sender="eve")
         await chats.say("group", "@bot hello")
         await says(chats, "group", "You said: [Ann] hello")
@@ -300,6 +311,146 @@ async def test_an_answer_that_is_known_to_be_there_is_not_sent_after_a_restart(t
     assert again.has("a1")
     assert not again.has("a3")
     assert again.of("with-ann m3").messages == ["m4"]
+
+
+async def test_an_answer_that_grows_is_one_message_where_none_is_known_by_its_id(tmp_path):
+    chats, provider = FakeChats(knows_ids=False), Growing("half", "whole")
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.say(CHAT, "go")
+        await says(chats, CHAT, "half")
+        provider.goes_on.set()
+        await says(chats, CHAT, "whole")
+
+
+async def test_an_answer_that_is_sent_again_is_shown_once(tmp_path):
+    chats = FakeChats(knows_ids=False)
+    answer = Outbound(channel="fake", chat=CHAT, text="hello", id="a1")
+    async with Bot(chats.platform(), tmp_path) as bot:
+        await bot.channel.send(answer)
+        await bot.channel.send(answer)
+        assert chats.calls == 1
+
+
+async def test_a_limit_that_was_told_to_a_draft_holds_for_the_whole_answer(chats, tmp_path):
+    provider = Growing("half", "whole")
+    async with Bot(chats.platform(), tmp_path, provider=provider, sleep=never) as bot:
+        await comes_to(lambda: is_up(bot), wanted=True)
+        await chats.limit(1, seconds=1000)
+        await chats.say(CHAT, "go")
+        await comes_to(lambda: calls(chats), 1)
+        provider.goes_on.set()
+        await comes_to(lambda: count(bot, SendPostponed), 1)
+        assert chats.calls == 1
+
+
+async def never(seconds):
+    await anyio.sleep_forever()
+
+
+async def calls(chats):
+    return chats.calls
+
+
+async def count(bot, kind):
+    return len(happened(bot, kind))
+
+
+def piece(text, reply_to):
+    return TextStreamed(channel="fake", chat=CHAT, session_id="s", text=text, reply_to=reply_to)
+
+
+async def test_a_late_piece_of_what_was_taken_back_is_not_shown(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, provider=Growing("half")) as bot:
+        message = await chats.say(CHAT, "go")
+        await says(chats, CHAT, "half")
+        await chats.delete(CHAT, message)
+        await says(chats, CHAT)
+        await bot.channel.send(piece("more", message))
+        await bot.channel.send(Outbound(channel="fake", chat=CHAT, text="next"))
+        assert not bot.channel._drafts._growing
+
+
+async def test_a_question_that_changes_begins_its_answer_anew(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path) as bot:
+        await comes_to(lambda: is_up(bot), wanted=True)
+        await bot.channel.send(piece("half", "m1"))
+        bot.channel._drafts.begin_anew(CHAT, "m1")
+        await bot.channel.send(piece("anew", "m1"))
+        await says(chats, CHAT, "anew")
+
+
+async def test_words_that_were_not_shown_yet_come_before_the_notice(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path) as bot:
+        await comes_to(lambda: is_up(bot), wanted=True)
+        await bot.channel.send(piece("half", "m1"))
+        stopped = Outbound(channel="fake", chat=CHAT, text="No.", kind="notice", reply_to="m1")
+        await bot.channel.send(stopped)
+        await says(chats, CHAT, "half", "No.")
+
+
+async def test_nothing_is_kept_of_what_can_never_be_sent(chats, tmp_path):
+    platform = chats.platform()
+
+    async def refusing(*_, **__):
+        raise RuntimeError("blocked")
+
+    platform.post = refusing
+    async with Bot(platform, tmp_path, provider=Growing("half")) as bot:
+        await comes_to(lambda: is_up(bot), wanted=True)
+        await bot.channel.send(piece("half", "m1"))
+        with pytest.raises(RuntimeError):
+            await bot.channel.send(Outbound(channel="fake", chat=CHAT, text="x", reply_to="m1"))
+        assert not bot.channel._drafts._growing
+
+
+async def test_typing_ends_with_the_answer(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path) as bot:
+        await chats.say(CHAT, "one")
+        await says(chats, CHAT, "You said: one")
+        assert not bot.channel._typist._waiting.get(CHAT)
+
+
+# What goes on the bus
+
+
+async def test_what_the_rules_say_goes_with_each_message(chats, tmp_path):
+    rules = replace(OPEN, burst_seconds=0.01, steers=True, threads="shared")
+    taken = []
+    async with Bot(chats.platform(), tmp_path, rules=rules, agent="cook") as bot:
+        hand_in = bot.loop.bus.hand_in
+
+        async def noting(message):
+            taken.append(message)
+            await hand_in(message)
+
+        bot.loop.bus.hand_in = noting
+        await chats.say("group", "@bot hello", thread="t1")
+        await comes_to(lambda: number(taken), 1)
+    message = taken[0]
+    assert (message.burst_seconds, message.steers, message.agent) == (0.01, True, "cook")
+    assert (message.chat, message.key, message.group) == ("group t1", "fake:group", True)
+    assert (message.sender, message.text) == ("Ann", "hello")
+
+
+async def number(things):
+    return len(things)
+
+
+async def test_the_words_that_are_answered_are_told_to_the_model(chats, tmp_path):
+    provider = ScriptedProvider(["one", "two"])
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.say(CHAT, "go")
+        await says(chats, CHAT, "one")
+        await chats.say(CHAT, "why?", reply_to=chats.messages(CHAT)[-1].id)
+        await says(chats, CHAT, "one", "two")
+    assert asked(provider) == "> one\n\nwhy?"
+
+
+async def test_what_says_nothing_asks_nothing(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path):
+        await chats.say(CHAT, " ")
+        await chats.say(CHAT, "hello")
+        await says(chats, CHAT, "You said: hello")
 
 
 # Ends

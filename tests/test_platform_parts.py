@@ -6,12 +6,14 @@ import anyio
 import pytest
 
 from nanoloop.channels.platform.connection import LONGEST_REST_SECONDS, Connection
-from nanoloop.channels.platform.door import command
+from nanoloop.channels.platform.door import Door, command
 from nanoloop.channels.platform.errors import Refused
+from nanoloop.channels.platform.files import Files
 from nanoloop.channels.platform.overheard import CHARS, MESSAGES, Overheard
 from nanoloop.channels.platform.pairing import AGAIN_SECONDS, CODE_SECONDS, CODES, Pairing, Person
-from nanoloop.channels.platform.platform import Heard, Limits, Place
+from nanoloop.channels.platform.platform import File, Heard, Limits, Place
 from nanoloop.channels.platform.rate import Rate
+from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.typist import Typist
 from nanoloop.errors import SendLater
 from nanoloop.events import ChannelLost, ChannelRefused
@@ -245,3 +247,21 @@ async def test_typing_goes_on_until_the_answer_and_its_failure_costs_nothing():
             typist.stop("c", "2")
         return
     pytest.fail("it types on")
+
+
+async def test_a_file_that_is_said_to_be_too_large_is_not_fetched():
+    async def fetch():
+        pytest.fail("it is fetched")
+
+    heard = []
+    files = Files(channel="fake", limit_bytes=10, keep=fetch, announce=heard.append)
+    attachment = await files.attachment(File(kind="image", name="big.png", size=11, fetch=fetch))
+    assert attachment.text == "(it could not be kept)"
+    assert [event.reason for event in heard] == ["too large"]
+
+
+def test_a_role_lets_its_holders_in():
+    rules = Rules(roles=frozenset({"staff"}))
+    door = Door("fake", rules=lambda: rules, pairing=Pairing(), announce=lambda _: None)
+    assert door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all", "staff")))
+    assert not door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all",)))

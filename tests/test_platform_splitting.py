@@ -53,7 +53,7 @@ def test_paragraphs_are_kept_together():
 
 def test_a_code_block_that_fits_in_one_message_is_kept_whole():
     code = "```py\n" + "x = 1\n" * 8 + "```"
-    parts = split(f"{'words ' * 15}\n{code}\nthe end", 110)
+    parts = split(f"{'words ' * 10}\n{code}\nthe end", 110)
     assert code in parts[1]
 
 

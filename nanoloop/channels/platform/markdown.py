@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.tree import SyntaxTreeNode
 
+_INFO = re.compile(r"^([\w+#.-]*)\s*(.*)$", re.DOTALL)
+"""What stands behind an opening fence."""
 _OPTIONS = {"html": False, "breaks": True}
 """A tag that a model writes is text; a line that it begins is a line."""
 
@@ -76,7 +79,7 @@ class _Rendering:
             case "heading":
                 return self._heading(node)
             case "fence" | "code_block":
-                return form.block(node.content.removesuffix("\n"), node.info.strip().split(" ")[0])
+                return self._code(node)
             case "blockquote":
                 return form.quote(self.blocks(node.children))
             case "bullet_list" | "ordered_list":
@@ -85,6 +88,12 @@ class _Rendering:
                 return form.block(_table(node), "")
             case _:
                 return self._inline(node)
+
+    def _code(self, node: SyntaxTreeNode) -> str:
+        """What stands beside the language is shown too: it may be the code's first line."""
+        language, beside = _INFO.findall(node.info.strip())[0]
+        code = node.content.removesuffix("\n")
+        return self._form.block(f"{beside}\n{code}" if beside else code, language)
 
     def _heading(self, node: SyntaxTreeNode) -> str:
         text, form = self._inline(node), self._form

@@ -108,6 +108,7 @@ class FakeChats:
             text=text,
             thread=thread,
             reply_to=reply_to,
+            quote=self._text_of(chat, reply_to),
             files=tuple(_file(name, data) for name, data in (files or {}).items()),
             is_bot=is_bot,
         )
@@ -271,6 +272,10 @@ class FakeChats:
         message = Message(id=name, sender=sender, text=text, reply_to=reply_to)
         self._chats[chat][name] = message
         return message
+
+    def _text_of(self, chat: str, message: str | None) -> str:
+        found = self._chats[chat].get(message or "")
+        return "" if found is None else found.text
 
     def _tell(self, heard: Heard) -> None:
         self._events.append(heard)
