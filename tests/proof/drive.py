@@ -33,6 +33,7 @@ async def drive(seed, operations, folder=None):
         last.append("settled")
         await _expect(rules, seed, last)
         await _expect_covered(world, seed)
+        await _expect_answered(rules, seed)
     return taken
 
 
@@ -58,3 +59,8 @@ async def _expect_covered(world, seed):
     left = [info.id async for info in world.inner.list() if info.pending]
     if left:
         raise Broken(f"seed {seed}: {len(left)} sessions have work that nobody takes up")
+
+
+async def _expect_answered(rules, seed):
+    if wrong := await rules.nothing_is_left():
+        raise Broken(f"seed {seed}, at the end\n" + "\n".join(wrong))

@@ -78,7 +78,9 @@ class Rules:
         if log[: len(before)] != before:  # 3, 4
             wrong.append("the log is not what it was and more")
         self.logs[session_id] = log
-        marks = [mark for entry in report.log for mark in marks_of(entry)]
+        marks = [
+            mark for entry in report.log if not is_amendment(entry) for mark in marks_of(entry)
+        ]
         said = [mark for mark in marks if mark.startswith("m")]
         if len(set(said)) != len(said) or sorted(said, key=_number) != said:
             wrong.append("users' messages are double or out of order")
@@ -123,7 +125,7 @@ class Rules:
                 entries = await self.world.inner.entries(item.session_id)
             except SessionNotFound:
                 continue
-            marks = [m for entry in entries for m in marks_of(entry)]
+            marks = [m for e in entries if not is_amendment(e) for m in marks_of(e)]
             if marks.count(mark) != 1 or marks.count(f"a{mark[1:]}") != 1:
                 wrong.append(f"{mark} or its answer is not in the log exactly once")
         return wrong
@@ -141,6 +143,7 @@ class Rules:
                 continue
             old = {m for e in entries if e.seq < commit.first_seq for m in marks_of(e)}
             new = [m for e in entries if e.seq >= commit.first_seq for m in marks_of(e)]
+            new = [m for m in new if m not in old]  # what tells of a change names it again
             handed = self._marks_of_call.values()
             if not any([m for m in marks if m not in old] == new for marks in handed):
                 wrong.append(f"entries {commit.first_seq} to {commit.last_seq} were handed to none")
@@ -150,6 +153,27 @@ class Rules:
         session = await self.world.session_of(chat)
         if message_count(session.window) > LIMIT + MESSAGES_A_TURN:  # 9
             self.world.wrong.append(f"{session.id} shows {message_count(session.window)} messages")
+
+    async def nothing_is_left(self):
+        """4: at the end whatever was said has its answer, or its sender knows why not."""
+        wrong = [f"{info.id} still has messages that wait, or answers that are owed"
+                 async for info in self.world.inner.list()
+                 if info.waiting or info.unsent or info.awaiting]  # fmt: skip
+        for chat in {chat for chat, _ in self.world.asked}:
+            asked = [mark for of, mark in self.world.asked if of == chat]
+            told = [item.reply_to for item in self.world.sent.values() if item.kind == "answer"]
+            heard = [mark for mark in told if mark in asked]
+            if heard != sorted(heard, key=_number):
+                wrong.append(f"the answers in {chat} are out of order: {heard}")
+            wrong += [f"{mark} has no answer" for mark in asked if not self._is_told(mark)]
+        return wrong
+
+    def _is_told(self, mark):
+        return mark in self.world.answered or mark in self.world.excused
+
+
+def is_amendment(entry):
+    return entry.metadata.get("origin") == "amendment"
 
 
 def _number(mark):

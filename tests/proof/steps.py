@@ -1,5 +1,6 @@
 """What a proof does to a world: talk in every way there is, and change histories meanwhile."""
 
+from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
@@ -79,20 +80,114 @@ async def begin_anew(world, chat, rules):
 @step(6)
 async def in_the_middle(world, chat, rules):
     """Something else happens while a turn waits for its model."""
+    async with answering(world, chat) as mark:
+        others = [begin_anew, command, compact, delete, release, fork, stop, crash]
+        await world.chance.choice(others)(world, chat, rules)
+    await world.heard(mark)
+
+
+@asynccontextmanager
+async def answering(world, chat):
+    """A message, given by its mark, is being answered meanwhile."""
     world.talker.gate.close()
     before = world.talker.gate.count
     mark = world.put(chat, "held")
     with anyio.fail_after(5):
         await world.talker.gate.reached(before + 1)
-    other = world.chance.choice([begin_anew, command, compact, delete, release, fork, stop, crash])
-    await other(world, chat, rules)
+    yield mark
     world.talker.gate.open()
-    await world.heard(mark)
     await world.quiet()
 
 
 async def stop(world, chat, rules):
     await world.say(chat, "/stop")
+
+
+@step(6)
+async def wait_in_line(world, chat, rules):
+    """More is said while a message is answered, and then something happens."""
+    async with answering(world, chat):
+        marks = [await world.hand_in(chat, "hello") for _ in range(3)]
+        chosen = world.chance.choice(marks)
+        changes = [partial(edit, mark=chosen), partial(take_back, mark=chosen)]
+        others = [begin_anew, command, delete, stop, crash, *changes]
+        await world.chance.choice(others)(world, chat, rules)
+
+
+@step(4)
+async def change_the_question(world, chat, rules):
+    """What is being answered is changed, perhaps more than once, or taken back."""
+    async with answering(world, chat) as mark:
+        more = [await world.hand_in(chat, "hello")] if world.heads() else []
+        for _ in range(world.chance.randint(1, 2)):
+            await world.chance.choice([edit, take_back])(world, chat, rules, mark=mark)
+    if more:
+        await world.heard(*more)
+
+
+@step(4)
+async def change_during_a_tool(world, chat, rules):
+    """A message is changed whose tools have begun, or an older one of that chat."""
+    older = await world.say(chat)
+    world.hanging = anyio.Event()
+    mark = world.put(chat, "tools look hang look")
+    with anyio.fail_after(5):
+        await world.hanging.wait()
+    which = world.chance.choice([older.reply_to, mark])
+    await world.chance.choice([edit, take_back])(world, chat, rules, mark=which)
+    await world.say(chat, "/stop")
+    await world.quiet()
+
+
+@step(3)
+async def change_later(world, chat, rules):
+    await edit(world, chat, rules, mark=(await world.say(chat)).reply_to)
+
+
+async def edit(world, chat, rules, mark):
+    rules.rewritten((await world.session_of(chat)).id)
+    await world.hand_in(chat, "hello again", edits=mark)
+
+
+async def take_back(world, chat, rules, mark):
+    rules.rewritten((await world.session_of(chat)).id)
+    await world.hand_in(chat, "", deletes=mark)
+
+
+@step(4)
+async def talk_in_a_burst(world, chat, rules):
+    marks = [await world.hand_in(chat, "hello", burst_seconds=0.001) for _ in range(3)]
+    world.excused.update(marks[:-1])  # their answer is the last one's
+    await world.heard(marks[-1])
+
+
+@step(4)
+async def be_offline(world, chat, rules):
+    """Nothing can be sent for a while, and the loop may end meanwhile."""
+    world.is_offline, dies = True, world.heads()
+    mark = await world.hand_in(chat, "hello")
+    if dies:
+        await world.end(at_once=True)
+    world.is_offline = False
+    if dies:
+        await world.begin()
+    await world.heard(mark)
+
+
+@step(2)
+async def pin(world, chat, rules):
+    session = await world.session_of(chat)
+    world.swapped(session.id)
+    await world.say(chat, f"/pin {session.last_seq}")
+
+
+@step(2)
+async def erase(world, chat, rules):
+    session = await world.session_of(chat)
+    if any(entry.role == "user" for entry in session.window):
+        rules.rewritten(session.id)
+        rules.emptied(session)  # a summary that is being written is late
+        await world.say(chat, "/forget last")
 
 
 @step(2)
@@ -105,6 +200,7 @@ async def delete(world, chat, rules):
 
 @step(3)
 async def fork(world, chat, rules):
+    """A chat goes on in a copy."""
     whole = await world.store.get((await world.session_of(chat)).id)
     seqs = [entry.seq for entry in whole.history() if entry.role == "assistant"]
     made = whole.fork(world.chance.choice(seqs) if seqs else None)

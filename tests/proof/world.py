@@ -9,6 +9,8 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from nanoloop import Agent, AgentLoop, Inbound, Summarizer, tool
+from nanoloop.bus.in_process import InProcessBus
+from nanoloop.errors import SendLater
 from nanoloop.events import (
     ContextShrunk,
     ModelAsked,
@@ -30,6 +32,7 @@ class World:
 
     name = "test"
     streams = True
+    confirms = True
 
     def __init__(self, seed, folder=None):
         self.chance = random.Random(seed)
@@ -41,7 +44,14 @@ class World:
         self.talker = Talker(self.wrong, repeats_ids=self.repeats_ids)
         self.digester = Digester(random.Random(seed + 1), lambda: next(self.ticks))
         self.save_faults = deque()
+        self.is_offline = False
+        self.asked = []
+        """Every mark that was said, in order, and its chat."""
+        self.excused = set()
+        """Marks that may stay without an answer of their own."""
         self.answered = {}
+        self.sent = {}
+        """What has arrived, by the name that it keeps when it is sent again."""
         self.answers = Counter()
         self.commits = []
         self.hanging = anyio.Event()
@@ -71,6 +81,7 @@ class World:
             provider=self.talker,
             agent=Agent(prompt="Be brief.", tools=[look, fail, self._hang()]),
             store=self.store,
+            bus=InProcessBus(sleep=self._rest),
             summarizer=Summarizer(
                 self.digester,
                 store=self.store,
@@ -132,6 +143,9 @@ class World:
         if isinstance(event, SummaryCommitted):
             self.commits.append(event)
 
+    def heads(self):
+        return self.chance.random() < 0.5
+
     def swapped(self, session_id):
         """From here on the prompt of this session may begin in another way."""
         self.talker.requests.pop(session_id, None)
@@ -141,8 +155,17 @@ class World:
     async def run(self, bus):
         """Nothing comes in by itself."""
 
+    @staticmethod
+    async def _rest(_):
+        await checkpoint()
+
     async def send(self, item):
         if hasattr(item, "kind"):
+            if self.is_offline:
+                raise SendLater("offline")
+            if item.id in self.sent:  # the same once more, as its arrival was not kept
+                return
+            self.sent[item.id or item] = item
             self.answers[item.reply_to, item.kind] += 1
             self.answered[item.reply_to] = item
             self._news.set()
@@ -150,10 +173,26 @@ class World:
 
     def put(self, chat, words, mark=None):
         """Say something with a new mark; returns the mark, which is the message's id too."""
+        message = self.said(chat, words, mark)
+        self.loop.bus.put_nowait(message)
+        return message.message_id
+
+    async def hand_in(self, chat, words, **options):
+        """Say something, as `put`; it is durable when this returns."""
+        message = self.said(chat, words, **options)
+        with anyio.fail_after(PATIENCE_SECONDS):
+            await self.loop.bus.hand_in(message)
+        return message.message_id
+
+    def said(self, chat, words, mark=None, **options):
         mark = mark or f"m{next(self._numbers)}z"
-        text = words if words.startswith("/") else f"{mark} {words}"
-        self.loop.bus.put_nowait(Inbound(channel=self.name, chat=chat, text=text, message_id=mark))
-        return mark
+        is_command, amends = words.startswith("/"), options.get("edits") or options.get("deletes")
+        text = words if is_command else f"{amends or mark} {words}"
+        if amends:
+            self.excused |= {amends} if options.get("deletes") else set()
+        elif (chat, mark) not in self.asked:
+            self.asked.append((chat, mark))
+        return Inbound(channel=self.name, chat=chat, text=text, message_id=mark, **options)
 
     async def heard(self, *marks):
         """Wait until each of these has an answer of some kind; the last of them."""
