@@ -16,6 +16,7 @@ from yarl import URL
 with warnings.catch_warnings():
     # Its voice, which nobody uses here, is made of something that Python 3.13 has no more.
     warnings.filterwarnings("ignore", "'audioop' is deprecated", DeprecationWarning)
+    from discord import Client
     from discord.gateway import DiscordWebSocket
 from discord.http import Route
 from simcord.backend import Backend, serializers
@@ -64,6 +65,7 @@ class DiscordServer:
         with (
             patch.object(Route, "BASE", self.url + _API),
             patch.object(DiscordWebSocket, "DEFAULT_GATEWAY", gateway),
+            patch.object(Client, "before_identify_hook", _at_once),
         ):
             try:
                 yield self
@@ -211,6 +213,10 @@ def _json(said, *, status=200, headers=None):
     """Discord names no character set, and the library wants it so."""
     body = json.dumps(said).encode()
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+async def _at_once(*_, **__):
+    """Discord wants five seconds between two sessions."""
 
 
 def _frame(number, event, said):

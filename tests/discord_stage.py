@@ -5,6 +5,8 @@ from typing import get_args
 import anyio
 
 from nanoloop.channels.discord.platform import DiscordPlatform
+from nanoloop.channels.platform.platform import Place
+from nanoloop.channels.platform.seen import Seen
 from nanoloop.testing.channels import Shown
 from nanoloop.testing.channels.stage import Skill
 from tests.discord_server import TOKEN, serializers
@@ -41,6 +43,13 @@ class DiscordStage:
             chat = self.world.get_dm_channel(person.id)
             self._people.append((str(chat.id), str(person.id)))
         return self._people[:count]
+
+    async def acquaint(self, count):
+        """Let the bot have heard these people before: Discord lists no private chats."""
+        seen = Seen(self._folder / "channels" / "discord.seen.sqlite")
+        for chat, _ in await self.people(count):
+            seen.note(Place(chat), chat)
+        seen.close()
 
     def naming(self, text):
         return f"<@{self.world.bot_user.id}> {text}"

@@ -43,6 +43,7 @@ class Client(discord.Client):
             max_ratelimit_timeout=LIMIT_SECONDS,
             guild_ready_timeout=ready_seconds,
         )
+        self._seen = seen
         self._gaps = Gaps(seen, since=self._since, take=self._take)
         self._lanes: Lanes[str, Job] = Lanes(self._do, limit=WAITING, name="discord")
         self._group: TaskGroup | None = None
@@ -65,6 +66,11 @@ class Client(discord.Client):
         if failure is not None:
             raise failure
 
+    def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
+        """Tell of an event; a task of the library that outlives the client has none to tell."""
+        if not self.is_closed():
+            super().dispatch(event, *args, **kwargs)
+
     async def on_connect(self) -> None:
         """A new session: what was said before it is asked for, before anything is heard."""
         if self._group is not None:
@@ -77,6 +83,8 @@ class Client(discord.Client):
 
     async def on_message(self, message: discord.Message) -> None:
         """Something was said."""
+        # At once: in a chat that is new, it would not be asked for after a crash.
+        self._seen.begin(place_of(message.channel), str(message.id - 1))
         await self._put(message.channel, partial(self._take, message))
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:

@@ -38,6 +38,12 @@ class Seen:
         """All in this place up to that message has been taken in; what is older changes nothing."""
         self._open().execute(_NOTE, (str(place), message, self._clock()))
 
+    def begin(self, place: Place, before: str) -> None:
+        """Something was heard in a place that may be new, after that message."""
+        self._open().execute(
+            "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (str(place), before, self._clock())
+        )
+
     def places(self) -> list[tuple[Place, str]]:
         """Those to ask about, each with the last message that was taken in there."""
         rows = self._open().execute(

@@ -1,0 +1,30 @@
+"""The suite of all channels over the simulated Discord, and a day of traffic on it."""
+
+import pytest
+
+from nanoloop.testing.channels import ChannelSuite, day
+from tests.discord_server import DiscordServer
+from tests.discord_stage import DiscordStage
+
+
+@pytest.fixture
+async def stage(tmp_path):
+    async with DiscordServer().serving() as server:
+        yield DiscordStage(server, tmp_path)
+
+
+class TestDiscord(ChannelSuite):
+    """Discord keeps what every channel promises."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "messages"), [(1, 1000), pytest.param(2, 5000, marks=pytest.mark.slow)]
+)
+async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(
+    stage, tmp_path, seed, messages
+):
+    await stage.acquaint(20)
+    ledger = await day(stage, tmp_path, seed=seed, messages=messages)
+    assert ledger.is_clean, ledger
+    assert ledger.answered == ledger.said
+    assert ledger.faults
