@@ -135,7 +135,7 @@ class DiscordServer:
             news.send_nowait(_frame(len(self._told), "GUILD_CREATE", said))
 
     def _resume(self, said, news, transport):
-        if self.forgets_sessions:
+        if self.forgets_sessions or said["session_id"] != "session":
             news.send_nowait({"op": INVALID, "d": False})
             return
         self.resumed += 1
