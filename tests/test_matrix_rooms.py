@@ -188,6 +188,14 @@ async def test_at_its_very_first_start_nothing_old_is_heard(stage, chat, tmp_pat
         assert [one.text for one in await ears.comes()] == ["new"]
 
 
+async def test_a_bookmark_that_the_homeserver_does_not_know_is_begun_anew(stage, chat):
+    stage.bookmark.move("nonsense")
+    async with listening(stage.platform()) as ears:
+        await comes_to(lambda: has_moved(stage), wanted=True)
+        await stage.say(chat, "new", sender=stage.ann.id)
+        assert [one.text for one in await ears.comes()] == ["new"]
+
+
 async def test_an_invitation_is_accepted_and_what_was_said_since_is_answered(stage, tmp_path):
     room = await stage.ann.create_room(stage.bot.id, direct=True)
     await stage.ann.send(room, {"msgtype": "m.text", "body": "hello"})
@@ -254,6 +262,10 @@ async def last_text(ears):
 async def reads_on(stage):
     """Whether it has read for the first time."""
     return stage.proxy.since is not None
+
+
+async def has_moved(stage):
+    return stage.bookmark.since != "nonsense"
 
 
 async def to_join(stage):

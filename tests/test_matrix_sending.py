@@ -88,6 +88,12 @@ async def test_a_private_answer_is_plain_and_one_in_a_group_says_what_it_answers
     assert (private["msgtype"], public["msgtype"]) == ("m.text", "m.notice")
 
 
+async def test_a_room_that_no_news_has_named_is_known_all_the_same(stage, chat, platform):
+    await platform.post(Place(chat), HELLO, reply_to="$1", id="one")
+    [content] = await sent(stage, chat)
+    assert content["msgtype"] == "m.text"
+
+
 async def test_an_answer_in_a_thread_stays_in_it(stage, platform):
     root = await stage.say(stage.group, "apples", sender=stage.ann.id)
     await platform.post(Place(stage.group, root), HELLO, reply_to=None, id="one")

@@ -18,6 +18,7 @@ from nanoloop.channels.platform.errors import Refused, TooLong
 from nanoloop.errors import NanoloopError, SendLater
 
 REQUEST_SECONDS = 30.0
+DOWNLOAD_SECONDS = 60.0
 LIMITED_SECONDS = 5.0
 """How long to wait where the homeserver doesn't say."""
 NEXT_STEP = (
@@ -84,6 +85,7 @@ class Homeserver:
             "GET",
             f"/_matrix/client/v1/media/download/{file}",
             headers={"Authorization": f"Bearer {self._token}"},
+            timeout=DOWNLOAD_SECONDS,
         )
         async with answer:
             answer.raise_for_status()

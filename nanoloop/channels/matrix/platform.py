@@ -17,7 +17,7 @@ from nanoloop.channels.matrix.hearing import Hearing
 from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
 from nanoloop.channels.matrix.invitations import Invitations, Welcomes
 from nanoloop.channels.matrix.recent import Recent
-from nanoloop.channels.matrix.rooms import Rooms
+from nanoloop.channels.matrix.rooms import Room, Rooms
 from nanoloop.channels.matrix.saying import Content, meant, placed, rendered, said, shown
 from nanoloop.channels.matrix.timeline import News, Timeline
 from nanoloop.channels.matrix.unreadable import Unreadable
@@ -33,6 +33,8 @@ LIMITS = Limits(
     typing_seconds=6,
     file_bytes=20_000_000,
 )
+
+UPLOAD_SECONDS = 120.0
 
 
 def nobody(_: Heard) -> bool:
@@ -104,14 +106,16 @@ class MatrixPlatform:
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam's name
         """Post a message; the homeserver knows one that is posted again by its id."""
-        return await self._send(place, said(text, kind=self._kind(place)), reply_to, id)
+        room = await self._rooms.see(place.chat)
+        return await self._send(room, place, said(text, kind=_kind(room)), reply_to, id)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
         """Let one of our messages say this."""
         known = self._recent.known(message)
         if known is not None and not content(known):
             raise MessageGone(message)
-        edit = meant(message, text, kind=self._kind(place))
+        room = await self._rooms.see(place.chat)
+        edit = meant(message, text, kind=_kind(room))
         client = self._homeserver.client
         await self._homeserver.send(client.room_send(place.chat, MESSAGE, edit))
 
@@ -133,22 +137,24 @@ class MatrixPlatform:
         client = self._homeserver.client
 
         async def put() -> Any:
-            answer, _ = await client.upload(data, file.mime_type, file.name, filesize=size)
+            with anyio.fail_after(UPLOAD_SECONDS):
+                answer, _ = await client.upload(data, file.mime_type, file.name, filesize=size)
             return answer
 
         address = (await self._homeserver.send(put())).content_uri
-        return await self._send(place, shown(file, address=address), reply_to, id)
+        room = await self._rooms.see(place.chat)
+        return await self._send(room, place, shown(file, address=address), reply_to, id)
 
     def rendered(self, markdown: str) -> str | None:
         """It as HTML, as far as clients show that."""
         return rendered(markdown)
 
-    async def _send(self, place: Place, content: Content, reply_to: str | None, name: str) -> str:
+    async def _send(
+        self, room: Room, place: Place, content: Content, reply_to: str | None, name: str
+    ) -> str:
         # Where only two talk it is clear what is answered.
-        answers = None if self._rooms.is_private(place.chat) else reply_to
-        placed_content = placed(content, place, answers)
-        client = self._homeserver.client
-        send = client.room_send(place.chat, MESSAGE, placed_content, tx_id=name)
+        whole = placed(content, place, None if room.private else reply_to)
+        send = self._homeserver.client.room_send(room.id, MESSAGE, whole, tx_id=name)
         return str((await self._homeserver.send(send)).event_id)
 
     def _is_welcome(self, heard: Heard) -> bool:
@@ -164,6 +170,7 @@ class MatrixPlatform:
                 elif event.get("type") == ENCRYPTED:
                     await self._unreadable.tell(await self._rooms.see(room), event)
 
-    def _kind(self, place: Place) -> str:
-        """In groups the mark of bots: no bot answers it, though telephones keep quiet then."""
-        return "m.text" if self._rooms.is_private(place.chat) else "m.notice"
+
+def _kind(room: Room) -> str:
+    """In groups the mark of bots: no bot answers it, though telephones keep quiet then."""
+    return "m.text" if room.private else "m.notice"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from nio import MatrixRoom  # type: ignore[import-untyped]  # as homeserver.py has it
+
 from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
 
 TWO = 2
@@ -42,14 +44,11 @@ class Rooms:
     async def see(self, room: str) -> Room:
         """The room; raises what the homeserver raises, save where the bot is out of it by now."""
         client = self._homeserver.client
-        known = client.rooms.get(room)
-        if known is not None and not known.members_synced:
+        # What is owed since before a restart may go to a room that no news has named yet.
+        known = client.rooms.setdefault(room, MatrixRoom(room, self._homeserver.me))
+        if not known.members_synced:
             try:
-                await self._homeserver.ask(client.joined_members(room))
+                await self._homeserver.send(client.joined_members(room))
             except NotTaken:
                 known = None
         return Room(id=room, known=known)
-
-    def is_private(self, room: str) -> bool:
-        """Whether it is, as far as is known without asking."""
-        return Room(id=room, known=self._homeserver.client.rooms.get(room)).private

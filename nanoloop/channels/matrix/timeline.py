@@ -16,7 +16,7 @@ from nanoloop.channels.matrix.event import (
     Event,
     words,
 )
-from nanoloop.channels.matrix.homeserver import Homeserver
+from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
 
 WAIT_SECONDS = 30
 PAGE = 100
@@ -47,11 +47,12 @@ class Timeline:
 
     async def read(self, since: str | None) -> News:
         """Wait for news, for a while; with no mark, only what stands now, and nothing said."""
-        client = self._homeserver.client
-        wait = WAIT_SECONDS * 1000 if since else 0
-        answer = await self._homeserver.ask(
-            client.sync(timeout=wait, since=since, sync_filter=_filter(since))
-        )
+        try:
+            answer = await self._sync(since)
+        except NotTaken:
+            if since is None:
+                raise
+            return await self.read(None)  # a mark that isn't known any more never will be
         rooms = answer.rooms.join if since else {}
         return News(
             since=answer.next_batch,
@@ -59,6 +60,13 @@ class Timeline:
             invitations={
                 room: _sources(it.invite_state) for room, it in answer.rooms.invite.items()
             },
+        )
+
+    async def _sync(self, since: str | None) -> Any:
+        client = self._homeserver.client
+        wait = WAIT_SECONDS * 1000 if since else 0
+        return await self._homeserver.ask(
+            client.sync(timeout=wait, since=since, sync_filter=_filter(since))
         )
 
     async def _events(self, room: str, info: Any, since: str | None) -> Sequence[Event]:
