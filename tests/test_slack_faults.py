@@ -79,7 +79,7 @@ async def test_one_chat_whose_messages_take_long_holds_up_no_other(server, stage
         server.say(CHAT, ANN, "one")
         server.say("D1", ANN, "two")
         await comes_to(lambda: acknowledged(server), 1)
-    assert heard == ["one", "two"]
+    assert sorted(heard) == ["one", "two"]
 
 
 async def acknowledged(server):
@@ -251,6 +251,13 @@ async def test_a_file_is_posted_to_its_chat(server, stage):
         name = await platform.upload(Place(CHAT), upload, reply_to=None, id="a")
     assert server.uploads == {name: b"picture"}
     assert [m["files"][0]["id"] for m in server.channels[CHAT].values()] == [name]
+
+
+async def test_a_command_behind_a_space_is_one(server, stage, tmp_path):
+    async with Bot(stage.platform(), tmp_path):
+        server.say(CHAT, ANN, " /help")
+        await answered(stage)
+    assert "/new" in next(shown.text for shown in await stage.shown(CHAT) if shown.is_bots)
 
 
 async def test_people_are_called_by_their_names_and_asked_for_once(server, stage):

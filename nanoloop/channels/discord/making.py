@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nanoloop.channels.discord.platform import DiscordPlatform
 from nanoloop.errors import SettingsError
-from nanoloop.settings.channels import DiscordSettings
+
+if TYPE_CHECKING:
+    from nanoloop.settings.channels import DiscordSettings
 
 _PARTS = 3
 

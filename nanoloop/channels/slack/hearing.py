@@ -68,7 +68,8 @@ class Hearing:
             return self._heard(event, message, text=raw, name="")
         names = await self._people.names(named(raw) - {self._me})
         name = await self._people.name(str(message.get("user")))
-        return self._heard(event, message, text=read(raw, names), name=name)
+        # A space before a command keeps Slack from taking it for one of its own.
+        return self._heard(event, message, text=read(raw, names).strip(), name=name)
 
     def _heard(self, event: Event, message: Event, *, text: str, name: str) -> Heard:
         chat, ts = str(event["channel"]), str(message["ts"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nanoloop.channels.slack.platform import SlackPlatform
 from nanoloop.channels.slack.web import ADVICE, APP_TOKEN, BOT_TOKEN
 from nanoloop.errors import SettingsError
-from nanoloop.settings.channels import SlackSettings
+
+if TYPE_CHECKING:
+    from nanoloop.settings.channels import SlackSettings
 
 
 def make(own: SlackSettings, folder: Path) -> SlackPlatform:
