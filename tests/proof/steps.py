@@ -1,6 +1,6 @@
 """What a proof does to a world: talk in every way there is, and change histories meanwhile."""
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import anyio
@@ -166,6 +166,8 @@ async def be_offline(world, chat, rules):
     """Nothing can be sent for a while, and the loop may end meanwhile."""
     world.is_offline, dies = True, world.heads()
     mark = await world.hand_in(chat, "hello")
+    if world.heads():  # then the answer is there, and owed
+        await world.idle()
     if dies:
         await world.end(at_once=True)
     world.is_offline = False
@@ -315,12 +317,26 @@ async def fail_to_save(world, chat, rules):
     world.save_faults.extend(world.chance.choices(["fine", "before", "after"], k=3))
     mark = world.put(chat, world.chance.choice(["hello", "tools look fail"]))
     await world.heard(mark)
+    await well_again(world, chat)
+
+
+async def well_again(world, chat):
     world.save_faults.clear()
-    session = await world.session_of(chat)
-    try:
-        await world.store.save(session)
-    except SessionNotFound:
-        return
+    with suppress(SessionNotFound):
+        await world.store.save(await world.session_of(chat))
+
+
+@step(3)
+async def fail_to_hold(world, chat, rules):
+    """As much, for messages that have to wait."""
+    async with answering(world, chat):
+        world.save_faults.extend(world.chance.choices(["fine", "before", "after"], k=3))
+        marks = [world.put(chat, "hello") for _ in range(3)]
+        with anyio.fail_after(5):
+            while world.loop.waiting(f"{world.name}:{chat}") < len(marks):
+                await anyio.lowlevel.checkpoint()
+    await world.heard(*marks)
+    await well_again(world, chat)
 
 
 @step(3)

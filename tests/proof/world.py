@@ -205,11 +205,15 @@ class World:
         return await self.heard(self.put(chat, words))
 
     async def quiet(self):
-        """Wait until no chat is being answered; summaries may go on."""
+        """Wait until no chat is being answered, and all is sent; summaries may go on."""
+        await self.idle()
+        await self.loop.bus.flush()
+
+    async def idle(self):
+        """Wait until no chat is being answered."""
         with anyio.fail_after(PATIENCE_SECONDS):
             while self.loop.lanes:
                 await checkpoint()
-        await self.loop.bus.flush()
 
     @asynccontextmanager
     async def calm(self):
