@@ -1,5 +1,6 @@
 """What a bot hears in rooms of a real Synapse, and which rooms it goes into."""
 
+import anyio
 import pytest
 
 from nanoloop.channels.matrix import timeline, unreadable
@@ -178,6 +179,23 @@ async def test_a_gap_is_filled_in_order(stage, chat, monkeypatch):
     async with listening(stage.platform()) as ears:
         heard = await ears.comes(18)
     assert [one.text for one in heard] == [f"{number}" for number in range(18)]
+
+
+async def test_what_was_not_handed_in_yet_is_heard_again(stage, chat):
+    begun = anyio.Event()
+
+    async def hear(*heard):
+        if any(one.text == "hello" for one in heard):
+            begun.set()
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(stage.platform().listen, hear, lambda: None)
+        await stage.say(chat, "hello", sender=stage.ann.id)
+        await begun.wait()
+        group.cancel_scope.cancel()
+    async with listening(stage.platform()) as ears:
+        assert [one.text for one in await ears.comes()] == ["hello"]
 
 
 async def test_at_its_very_first_start_nothing_old_is_heard(stage, chat, tmp_path):
