@@ -8,6 +8,8 @@ from itertools import count
 from pathlib import PurePath
 from typing import get_args
 
+import anyio
+
 from nanoloop.channels.platform.platform import Place
 from nanoloop.channels.platform.splitting import utf16
 from nanoloop.channels.telegram.platform import TelegramPlatform
@@ -29,6 +31,24 @@ async def telegram(*, webhook_port=None):
     """A stage, for as long as it is entered."""
     async with TelegramServer().running() as server:
         yield TelegramStage(server, webhook_port)
+
+
+@asynccontextmanager
+async def listening(platform, hear=None):
+    """What a platform hands in, one by one, with no kit behind it; or `hear` takes it."""
+    send, receive = anyio.create_memory_object_stream(1000)
+
+    async def take(*heard):
+        for one in heard:
+            await send.send(one)
+
+    async with send, receive, anyio.create_task_group() as group:
+        connected = anyio.Event()
+        group.start_soon(platform.listen, hear or take, connected.set)
+        with anyio.fail_after(10):
+            await connected.wait()
+            yield receive.receive
+        group.cancel_scope.cancel()
 
 
 class TelegramStage:

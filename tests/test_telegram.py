@@ -10,7 +10,7 @@ from tests.telegram_stage import telegram
 
 class Telegram(ChannelSuite):
     async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(self, stage, tmp_path):
-        ledger = await day(stage, tmp_path, seed=1, messages=300, chats=10)
+        ledger = await day(stage, tmp_path, seed=1, messages=200, chats=10)
         assert ledger.is_clean, ledger
         assert ledger.answered == ledger.said
         assert ledger.faults

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from telegram.error import BadRequest, Conflict, InvalidToken, NetworkError, TelegramError
+from telegram.error import (
+    BadRequest,
+    Conflict,
+    EndPointNotFound,
+    InvalidToken,
+    NetworkError,
+    TelegramError,
+)
 
 from nanoloop.channels.platform.errors import FormatRefused, MessageGone, Refused, TooLong
 from nanoloop.channels.telegram.request import Limited
@@ -54,7 +61,7 @@ def _meaning(error: TelegramError) -> Exception:
     match error:
         case Limited():
             return SendLater("rate limit", seconds=error.seconds)
-        case InvalidToken():
+        case InvalidToken() | EndPointNotFound():  # the latter where it is asked by name
             return Refused(UNKNOWN_BOT)
         case Conflict():
             return SendLater(OTHER_WEBHOOK if "webhook" in str(error).lower() else OTHER_POLLER)

@@ -60,7 +60,8 @@ class Request(HTTPXRequest):
         """Close all connections, as soon as nothing is on its way or that takes too long."""
         with anyio.move_on_after(PARTING_SECONDS):
             while self._running:
-                self._ended = anyio.Event()
+                if self._ended.is_set():  # the library shuts it down twice at once
+                    self._ended = anyio.Event()
                 await self._ended.wait()
         await super().shutdown()
 

@@ -103,10 +103,14 @@ class _Desk:
         body = await _body(request)
         if body is None:
             return 413
+        try:
+            update = json.loads(body)
+        except ValueError:
+            return 400
         with anyio.CancelScope() as scope:
             self._open.add(scope)
             try:
-                await self._hear(*filter(None, (self._read(json.loads(body)),)))
+                await self._hear(*filter(None, (self._read(update),)))
             finally:
                 self._open.discard(scope)
         return 503 if scope.cancelled_caught else 200
