@@ -51,7 +51,7 @@ def begin(bench: Bench, systems: dict[str, tuple[System, Path]], folder: Path) -
     say("... starts")
     for name, (system, python) in systems.items():
         repeats, found = bench.plan.starts, bench.found[name]
-        found["import"] = starts.import_seconds(system, python, repeats)
+        found["import"] = starts.import_seconds(system, python, 3 * repeats)
         found["first"] = starts.first_answer_seconds(system, python, repeats)
         found["installed"] = installed_bytes(system, folder)
     for name, (system, _) in systems.items():

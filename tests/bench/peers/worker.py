@@ -27,8 +27,6 @@ Turn = Callable[[str, str], Awaitable[str]]
 
 AT_ONCE = 50
 """Chats that are begun side by side."""
-WARM_TURNS = 5
-"""Before a crowd comes: what is loaded and connected once."""
 PAUSE_SECONDS = 0.02
 """Between two turns of a chat that is not in a hurry."""
 NEW_CHAT_EVERY = 15
@@ -53,11 +51,15 @@ class Worker:
         return {"taken": taken, "written": bytes_moved.written, "read": bytes_moved.read}
 
     async def crowd(self, users: int, seconds: float) -> dict[str, Any]:
-        """So many chats at the same time, each speaking again as soon as it was answered."""
+        """So many chats at the same time, each speaking again as soon as it was answered.
+
+        Each has said one thing before the clock starts: sessions and connections are there.
+        """
         taken: list[float] = []
         errors: list[str] = []
-        for _ in range(WARM_TURNS):
-            await self._one("first")
+        async with anyio.create_task_group() as warm:
+            for number in range(users):
+                warm.start_soon(self._one, f"user{users}-{number}")
         ends = time.perf_counter() + seconds
 
         async def user(number: int) -> None:
