@@ -72,7 +72,7 @@ def turn_times(found: Found) -> None:
     plt.xlabel("turns before it")
     plt.ylabel("ms, median")
     plt.title("One durable turn, with a model that takes no time", fontsize=10)
-    plt.legend(fontsize=7, ncols=2)
+    plt.legend(fontsize=7, loc="center right")
 
 
 def bars(title: str, unit: str, values: dict[str, float], *, digits: int, best: int) -> None:
