@@ -1,0 +1,21 @@
+"""Telegram as its settings want it."""
+
+import pytest
+
+from nanoloop.channels.telegram.making import make
+from nanoloop.errors import SettingsError
+from nanoloop.settings.channels import TelegramSettings
+from tests.telegram_server import TOKEN
+
+
+def test_a_token_makes_a_platform(tmp_path):
+    platform = make(TelegramSettings(token=f" {TOKEN}\n"), tmp_path)
+    assert platform.name == "telegram"
+
+
+@pytest.mark.parametrize("token", ["secret", "12:a/../getMe", "12:é", ""])
+def test_what_is_no_token_is_told_without_showing_it(tmp_path, token):
+    with pytest.raises(SettingsError) as no:
+        make(TelegramSettings(token=token), tmp_path)
+    assert "BotFather" in str(no.value)
+    assert not token or token not in str(no.value)
