@@ -20,7 +20,7 @@ from nanoloop.agents import Agent, Agents
 from nanoloop.bus.in_process import InProcessBus
 from nanoloop.channels.web.attachments import Attachments
 from nanoloop.channels.web.pictures import Pictures
-from nanoloop.errors import SettingsError, place_of
+from nanoloop.errors import SettingsError, how_to_install, place_of
 from nanoloop.events import Announce, ChannelFailed, ChannelStarted, Event, silent
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
@@ -201,7 +201,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
         from nanoloop.channels.web.desk import Limits, Shop  # noqa: PLC0415 - as above
     except ModuleNotFoundError as missing:
         raise SettingsError(
-            f"the web needs the package {missing.name}: install nanoloop[web]"
+            f"the web needs the package {missing.name}: {how_to_install('web')}"
         ) from missing
 
     web, loop = settings.channels.web, app.loop

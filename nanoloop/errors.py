@@ -206,6 +206,14 @@ class EmptyAnswer(BadAnswer):
     """The model said nothing."""
 
 
+def how_to_install(extra: str) -> str:
+    """How to get the packages of an extra, for a message that says what is missing.
+
+    From its folder, never by name: on the package index that name is another project's.
+    """
+    return f"it comes with the extra \"{extra}\": in nanoloop's folder, pip install '.[{extra}]'"
+
+
 FRAMES = 12
 """Frames that are told of a crash, the innermost ones."""
 

@@ -8,6 +8,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from nanoloop.errors import how_to_install
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = PROJECT["dependencies"]
@@ -49,3 +51,9 @@ def test_every_distribution_is_pinned():
     lines = (ROOT / "config" / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
     assert needed(CORE + EXTRAS) <= pinned
+
+
+def test_no_message_sends_anybody_to_another_projects_package():
+    told = [path for path in (ROOT / "nanoloop").rglob("*.py") if "nanoloop[" in path.read_text()]
+    assert told == []
+    assert how_to_install("redis").endswith("in nanoloop's folder, pip install '.[redis]'")

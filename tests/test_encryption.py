@@ -160,4 +160,4 @@ except SettingsError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "nanoloop[encrypt]" in done.stdout
+    assert "pip install '.[encrypt]'" in done.stdout

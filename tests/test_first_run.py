@@ -141,7 +141,7 @@ def test_without_the_extra_a_local_model_says_how_to_get_it(typed, capsys, monke
     monkeypatch.setattr(choice, "can_run", lambda: False)
     typed += ["1"]
     assert ask(Settings(), []) is None
-    assert "pip install 'nanoloop[local]'" in capsys.readouterr().out
+    assert "pip install '.[local]'" in capsys.readouterr().out
 
 
 def test_servers_are_found_by_what_they_list():

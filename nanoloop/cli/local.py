@@ -6,12 +6,12 @@ import sys
 from importlib.util import find_spec
 
 from nanoloop.cli.download import fetched
-from nanoloop.errors import SettingsError
+from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.models.catalogue import CATALOGUE, SMALLEST, find
 from nanoloop.models.naming import PREFIX, file_of
 from nanoloop.settings import Settings
 
-EXTRA = "a model on this machine needs one thing more: python -m pip install 'nanoloop[local]'"
+EXTRA = f"a model on this machine needs xllamacpp: {how_to_install('local')}"
 _TINY = f"{SMALLEST.name} is tiny; to talk: nanoloop chat --local {CATALOGUE[1].name}"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from nanoloop.errors import SettingsError
+from nanoloop.errors import SettingsError, how_to_install
 
 try:
     from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 except ModuleNotFoundError as missing:
     raise SettingsError(
-        "store.encryption_key needs the package cryptography: install nanoloop[encrypt]"
+        f"store.encryption_key needs the package cryptography: {how_to_install('encrypt')}"
     ) from missing
 
 

@@ -15,7 +15,7 @@ from nanoloop.channels.platform.files import kept_in
 from nanoloop.channels.platform.platform import Platform
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.web.attachments import Attachments
-from nanoloop.errors import SettingsError
+from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.events import Announce
 from nanoloop.protocols import Channel
 
@@ -76,8 +76,7 @@ def _ours(name: str) -> Make:
         if (missing.name or "").startswith("nanoloop"):
             raise
         raise SettingsError(
-            f"channels.{name} needs {missing.name}, which is not installed: "
-            f"pip install 'nanoloop[{name}]'"
+            f"channels.{name} needs {missing.name}, which is not installed: {how_to_install(name)}"
         ) from None
     return make
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nanoloop.errors import how_to_install
 from nanoloop.providers.local import room
 from nanoloop.providers.local.families import family_of
 from nanoloop.providers.local.gguf import Gguf, NotGguf
@@ -58,7 +59,7 @@ def _serve(order: Order) -> tuple[Any, Report]:
     try:
         import xllamacpp  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError:
-        raise CannotRun("a local model needs more: pip install 'nanoloop[local]'") from None
+        raise CannotRun(f"a local model needs xllamacpp: {how_to_install('local')}") from None
     params = xllamacpp.CommonParams()
     params.model.path = order.path
     params.model_alias = {order.model}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nanoloop.errors import NoConnection, ProviderError, SettingsError, UnknownModel
+from nanoloop.errors import NoConnection, ProviderError, SettingsError, UnknownModel, how_to_install
 from nanoloop.events import Announce, ModelLost, silent
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
 from nanoloop.providers.local.line import Line
@@ -204,6 +204,6 @@ def half_of_the_processors() -> int:
 
 def _check(file: Path) -> None:
     if find_spec("xllamacpp") is None:
-        raise SettingsError("a local model needs more: pip install 'nanoloop[local]'")
+        raise SettingsError(f"a local model needs xllamacpp: {how_to_install('local')}")
     if not file.is_file():
         raise SettingsError(f"there is no model file {file}: `nanoloop model list` shows some")

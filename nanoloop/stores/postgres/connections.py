@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import anyio
 
-from nanoloop.errors import SettingsError
+from nanoloop.errors import SettingsError, how_to_install
 
 try:
     from asyncpg import Connection, connect
 except ModuleNotFoundError as missing:  # said here: no other file that needs it comes before
     raise SettingsError(
-        "sessions in PostgreSQL need the package asyncpg: install nanoloop[postgres]"
+        f"sessions in PostgreSQL need the package asyncpg: {how_to_install('postgres')}"
     ) from missing
 
 from nanoloop.stores.postgres.failures import FAILURES, failure, is_passing

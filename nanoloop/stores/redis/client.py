@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-from nanoloop.errors import SettingsError
+from nanoloop.errors import SettingsError, how_to_install
 
 try:
     from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
@@ -13,7 +13,7 @@ try:
     from redis.backoff import NoBackoff
 except ModuleNotFoundError as missing:
     raise SettingsError(
-        "sessions in Redis need the package redis: install nanoloop[redis]"
+        f"sessions in Redis need the package redis: {how_to_install('redis')}"
     ) from missing
 
 CONNECTIONS = 32
