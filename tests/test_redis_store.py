@@ -1,8 +1,10 @@
 """What is special about sessions in Redis; what all stores promise is in test_stores.py."""
 
 import json
+import sys
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from importlib import import_module
 from ipaddress import ip_address
 
 import pytest
@@ -335,3 +337,12 @@ async def test_what_is_erased_while_a_whole_history_is_read_is_in_no_part_of_it(
     stored = await store.database.whole("s")
     assert [entry.seq for entry in stored.entries] == list(range(1, 21))
     assert (stored.head["last"], stored.entries[0].type) == (20, "erased")
+
+
+def test_without_its_library_it_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("nanoloop.stores.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "redis"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SettingsError, match=r'the extra "redis".*pip install'):
+        import_module("nanoloop.stores.redis")

@@ -1,4 +1,4 @@
-"""From a URL to a client of redis-py: one server with a pool of connections, or a cluster."""
+"""From a URL to a client of redis-py, imported by this file alone: one server, or a cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from nanoloop.errors import SettingsError, how_to_install
 
 try:
+    from redis import exceptions
     from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
@@ -15,6 +16,8 @@ except ModuleNotFoundError as missing:
     raise SettingsError(
         f"sessions in Redis need the package redis: {how_to_install('redis')}"
     ) from missing
+
+__all__ = ["Client", "client_of", "disconnect_idle", "exceptions", "place_of"]
 
 CONNECTIONS = 32
 """Held at most; who needs one more waits for it."""

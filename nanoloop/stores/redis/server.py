@@ -1,7 +1,4 @@
-"""The server: asked again while it can't answer, for a bounded time; its failures as sentences.
-
-Beside `client` the only file that imports redis.
-"""
+"""The server: asked again while it can't answer, for a bounded time; its failures as sentences."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
-from redis import exceptions
 
 from nanoloop.errors import StoreError
-from nanoloop.stores.redis.client import client_of, disconnect_idle, place_of
+from nanoloop.stores.redis.client import client_of, disconnect_idle, exceptions, place_of
 from nanoloop.stores.redis.scripts import Call, in_full
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
