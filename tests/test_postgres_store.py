@@ -304,7 +304,7 @@ def test_without_its_library_it_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("nanoloop.stores.postgres")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    with pytest.raises(SettingsError, match=r"postgres".*pip install"):
+    with pytest.raises(SettingsError, match=r"the extra .postgres.*pip install"):
         import_module("nanoloop.stores.postgres")
 
 
