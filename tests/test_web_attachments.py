@@ -1,6 +1,7 @@
 """Files over the web: taken in by what they are, given out so that no browser runs them."""
 
 import base64
+import os
 
 import pytest
 from cryptography.fernet import Fernet
@@ -40,6 +41,25 @@ async def test_a_file_comes_back_as_it_was_and_is_never_run(web):
     assert response.content == PNG
     assert response.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in response.headers["content-security-policy"]
+
+
+@pytest.fixture
+def open_umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+async def test_what_is_kept_is_for_its_owners_eyes_only(tmp_path):
+    data = tmp_path / "data"
+    async with serving(data) as web:
+        session = await web.begin()
+        await answered(web, session, await uploaded(web, PNG))
+        await web.call("GET", "/readyz", status=200)
+        kept = {path: path.stat().st_mode & 0o077 for path in (data, *data.rglob("*"))}
+    assert {"recall.sqlite", "sessions.sqlite", "attachments"} <= {path.name for path in kept}
+    assert [path for path, others in kept.items() if others] == []
 
 
 async def test_a_text_is_for_saving_whatever_it_says_it_is(web):

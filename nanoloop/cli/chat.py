@@ -96,7 +96,7 @@ def _exit_code(app: App, *, failed: bool = False) -> int:
 @contextmanager
 def _log_file(folder: Path) -> Iterator[TextIO]:
     """Where the log goes while a prompt has the screen; for its owner's eyes, of bounded size."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / "nanoloop.log"
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         path.replace(path.with_suffix(".log.1"))

@@ -6,6 +6,7 @@ It blocks: call it in a worker thread. One connection writes, another reads besi
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import unicodedata
@@ -45,7 +46,7 @@ class Index:
         """The writing connection; holds the writing lock."""
         if self._writer is None:
             if self._path is not None:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.opened += 1
             self._writer = self._ready()
             self._reader = self._writer if self._path is None else self._connect()
@@ -67,6 +68,8 @@ class Index:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
+        if self._path is not None:
+            _keep_private(self._path)
         connection = sqlite3.connect(
             self._path or ":memory:", isolation_level=None, check_same_thread=False, timeout=10
         )
@@ -165,6 +168,14 @@ class Index:
             with self._writing:
                 self._open()
         return Reading(session_id, lambda: self._reader, self._reading)
+
+
+def _keep_private(path: Path) -> None:
+    """Make it a file for its owner's eyes only; SQLite makes those beside it alike."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
+    with suppress(PermissionError):  # someone else's, who decides on it
+        path.chmod(0o600)
 
 
 def _format(connection: sqlite3.Connection) -> str | None:

@@ -38,7 +38,7 @@ class ProcessLock:
         with self._guard:
             if self._fd is not None:
                 return
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 self._lock(fd)

@@ -106,7 +106,7 @@ class Attachments:
         return data if self._seal is None else self._seal.open(data.decode())
 
     def _write(self, kept: Kept, data: bytes) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (self._folder / f"{kept.id}.data").exists():
             self._take_room(len(data))
             self._put(f"{kept.id}.data", data)
@@ -117,7 +117,9 @@ class Attachments:
         sealed = data if self._seal is None else self._seal.seal(data).encode()
         beside = self._folder / f".{secrets.token_hex(8)}"
         try:
-            with beside.open("wb") as file:
+            # For its owner's eyes only, whatever the umask is.
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(sealed)
                 file.flush()
                 os.fsync(file.fileno())

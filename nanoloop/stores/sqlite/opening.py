@@ -69,7 +69,7 @@ class Opening:
             schema.format_of(connection, str(self.path))
 
     def _make(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):  # nobody else's to read, whatever SQLite would make it
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
         return self.inode
