@@ -5,8 +5,10 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from nanoloop.channels.platform.gaps import Gaps
 from nanoloop.channels.platform.platform import Place, Text, Upload
 from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.platform.seen import Seen
 from nanoloop.errors import SettingsError
 from nanoloop.events import ChannelLost, ChannelRefused
 from nanoloop.messages import Attachment
@@ -97,6 +99,17 @@ async def test_a_message_that_a_kill_left_unread_is_read_after_the_start(stage, 
         await heard.wait()
     async with Bot(stage.platform(), tmp_path):
         await says(stage, ann[0], "You said: one")
+
+
+def test_what_was_cut_short_is_not_hidden_by_what_came_behind_it():
+    seen = Seen()
+    gaps = Gaps(seen, since=_nothing, take=_nothing)
+    gaps.note(Place("chat"), "1")
+    with pytest.raises(ZeroDivisionError), gaps.taking():
+        raise ZeroDivisionError  # message 2
+    gaps.note(Place("chat"), "3")
+    assert seen.places() == [(Place("chat"), "1")]
+    seen.close()
 
 
 async def test_a_thread_is_caught_up_with_too(stage, tmp_path):

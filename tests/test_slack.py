@@ -27,3 +27,8 @@ async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(
     assert ledger.is_clean, ledger
     assert ledger.answered == ledger.said
     assert ledger.faults
+
+
+async def test_a_bot_that_is_killed_again_and_again_loses_nothing(stage, tmp_path):
+    ledger = await day(stage, tmp_path, seed=4, messages=300, chats=5, restarts=15)
+    assert ledger.is_clean, ledger

@@ -83,6 +83,8 @@ class Client(discord.Client):
 
     async def on_message(self, message: discord.Message) -> None:
         """Something was said."""
+        if self.is_closed():
+            return
         # At once: in a chat that is new, it would not be asked for after a crash.
         self._seen.begin(place_of(message.channel), str(message.id - 1))
         await self._put(message.channel, partial(self._take, message))
@@ -117,7 +119,8 @@ class Client(discord.Client):
         await job()
 
     async def _take(self, message: discord.Message) -> None:
-        await self._pass_on(message, heard)
+        with self._gaps.taking():
+            await self._pass_on(message, heard)
         self._gaps.note(place_of(message.channel), str(message.id))
 
     async def _pass_on(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -48,12 +49,23 @@ class Gaps(Generic[E]):
         self._take = take
         self._sleep = sleep
         self._open: set[Place] = set()
+        self._is_cut = False
         self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     def note(self, place: Place, message: str) -> None:
         """That message has been taken in, and all before it, unless a gap is still open."""
-        if place not in self._open:
+        if not self._is_cut and place not in self._open:
             self._seen.note(place, message)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """While something is taken in; where that is cut short, nothing is noted any more."""
+        try:
+            yield
+        except BaseException:
+            # Tasks that run for a moment longer would note what stands behind it.
+            self._is_cut = True
+            raise
 
     async def close(self, put: Put, group: TaskGroup) -> None:
         """Have them closed by tasks of the group.

@@ -74,10 +74,11 @@ class Listening:
         connected()
 
     async def _take(self, event: Event) -> None:
-        heard = await self._hearing.heard(event)
-        if heard is None:
-            return
-        await self._hear(heard)
+        with self._gaps.taking():
+            heard = await self._hearing.heard(event)
+            if heard is None:
+                return
+            await self._hear(heard)
         if not (heard.edits or heard.deletes):
             self._gaps.note(Place(heard.chat, heard.thread), heard.id)
 
