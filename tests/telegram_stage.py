@@ -1,11 +1,13 @@
 """People who talk with a bot over the stand-in of Telegram: a stage of the shared suite."""
 
 import re
+import socket
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import PurePath
+from random import randrange
 from typing import get_args
 
 import anyio
@@ -24,6 +26,13 @@ FIRST_PERSON = 1001
 NAMES = ("Ann", "Bob")
 NAMED = f"@{BOT['username']}"
 _MARKS = re.compile(r"(?P<bot_command>^/\w+(@\w+)?)|(?P<mention>@\w+)")
+
+
+def free_port():
+    """A port that nobody listens on, out of those that no connection gets by chance."""
+    while True:
+        with suppress(OSError), socket.create_server(("127.0.0.1", randrange(20_000, 32_000))) as s:
+            return s.getsockname()[1]
 
 
 @asynccontextmanager

@@ -1,11 +1,9 @@
 """The suite of all channels over a stand-in of Telegram, polled and by webhook."""
 
-import socket
-
 import pytest
 
 from nanoloop.testing.channels import ChannelSuite, day
-from tests.telegram_stage import telegram
+from tests.telegram_stage import free_port, telegram
 
 
 class Telegram(ChannelSuite):
@@ -34,7 +32,5 @@ class TestPolling(Telegram):
 class TestWebhook(Telegram):
     @pytest.fixture
     async def stage(self):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        async with telegram(webhook_port=port) as stage:
+        async with telegram(webhook_port=free_port()) as stage:
             yield stage

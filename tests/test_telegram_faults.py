@@ -17,7 +17,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels import Bot, comes_to
 from nanoloop.testing.channels.stage import says
 from tests.telegram_server import TOKEN
-from tests.telegram_stage import listening, telegram
+from tests.telegram_stage import free_port, listening, telegram
 
 ANN, BOB = "1001", "1002"
 HELLO = Text(plain="**hello**", formatted="<b>hello</b>")
@@ -253,7 +253,7 @@ async def test_the_token_is_in_no_log_and_no_error(stage, tmp_path, caplog):
 
 @pytest.fixture
 async def told():
-    async with telegram(webhook_port=await _free_port()) as stage:
+    async with telegram(webhook_port=free_port()) as stage:
         await stage.people(2)
         yield stage
 
@@ -282,7 +282,7 @@ async def test_a_webhook_hears_telegram_only(told):
     ],
 )
 async def test_a_webhook_that_is_not_reached_is_told_of(stage, fault, words):
-    port = await _free_port()
+    port = free_port()
     webhook = Webhook(f"http://127.0.0.1:9/{port}", host="127.0.0.1", port=port, check_seconds=0.05)
     platform = stage.platform(webhook=webhook)
     async with anyio.create_task_group() as group:
@@ -303,11 +303,6 @@ async def test_a_port_that_is_taken_is_told_of(told):
         error = await listened(told.platform())
     assert isinstance(error, SendLater)
     assert "channels.telegram.webhook_port" in error.reason
-
-
-async def _free_port():
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        return listener.extra(anyio.abc.SocketAttribute.local_port)
 
 
 async def _count(stage, method):
