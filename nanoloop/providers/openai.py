@@ -18,6 +18,7 @@ from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers import answer, failures
 from nanoloop.providers.by_loop import ByLoop
 from nanoloop.providers.failures import Asked
+from nanoloop.providers.pools import small_pools
 from nanoloop.providers.wire import request_bytes
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
@@ -73,6 +74,7 @@ class OpenAIProvider:
         http = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=connect_timeout_seconds),
             limits=CONNECTIONS,
+            transport=small_pools(),
             event_hooks={"request": [self._begin_attempt], "response": [self._end_attempt]},
         )
         url = httpx2.URL(self._url)
