@@ -199,3 +199,19 @@ async def says_nothing(platform, message):
 
 async def is_refused(bot):
     return bot.channel.state.name == "refused"
+
+
+async def test_an_answer_to_a_homeserver_that_is_down_comes_when_it_is_back(stage, chat, tmp_path):
+    provider = ScriptedProvider(held=True)
+    async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+        await stage.say(chat, "one", sender=stage.ann.id)
+        await provider.asked()
+        stage.server.kill()
+        provider.release()
+        await comes_to(lambda: is_lost(bot), wanted=True)
+        await anyio.to_thread.run_sync(stage.server.start)
+        await says(stage, chat, "You said: one")
+
+
+async def is_lost(bot):
+    return bot.channel.state.name == "waiting"

@@ -129,7 +129,7 @@ async def test_a_gateway_that_fails_now_and_then_costs_nothing(stage, tmp_path):
     async with Bot(stage.platform(), tmp_path):
         await stage.say(ANN, "one", sender=ANN)
         await says(stage, ANN, "You said: one")
-        stage.server.faults.failing = 1
+        stage.server.faults.failing = 4
         await stage.say(ANN, "two", sender=ANN)
         await says(stage, ANN, "You said: one", "You said: two")
 

@@ -3,6 +3,7 @@
 import pytest
 
 from nanoloop.channels.telegram.making import make
+from nanoloop.channels.telegram.webhook import Webhook
 from nanoloop.errors import SettingsError
 from nanoloop.settings.channels import TelegramSettings
 from tests.telegram_server import TOKEN
@@ -19,3 +20,8 @@ def test_what_is_no_token_is_told_without_showing_it(tmp_path, token):
         make(TelegramSettings(token=token), tmp_path)
     assert "BotFather" in str(no.value)
     assert not token or token not in str(no.value)
+
+
+def test_a_webhook_is_served_where_its_address_is_set(tmp_path):
+    own = TelegramSettings(token=TOKEN, webhook_url="https://bot.example.org/telegram")
+    assert isinstance(make(own, tmp_path)._way, Webhook)

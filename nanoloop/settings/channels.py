@@ -56,6 +56,16 @@ class TelegramSettings(PlatformSettings):
 
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The bot's token; better kept in NANOLOOP_CHANNELS__TELEGRAM__TOKEN."""
+    api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
+    """Where the Bot API is; a server of one's own knows no limit for files."""
+    webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
+        default=None, examples=["https://bot.example.org/telegram"]
+    )
+    """Where Telegram is to bring messages; left out, it is asked for them: no address is needed."""
+    webhook_host: str = "127.0.0.1"
+    """Where to listen for them, behind a proxy that has the certificate."""
+    webhook_port: Annotated[int, Field(ge=0, le=65535)] = 8443
+    """The port."""
 
     @property
     def is_wanted(self) -> bool:

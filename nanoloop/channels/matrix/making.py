@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nanoloop.channels.matrix.invitations import Welcomes
 from nanoloop.channels.matrix.platform import MatrixPlatform
@@ -13,7 +14,9 @@ from nanoloop.channels.platform.pairing import Pairing
 from nanoloop.channels.platform.platform import Heard
 from nanoloop.errors import SettingsError
 from nanoloop.events import silent
-from nanoloop.settings.channels import MatrixSettings
+
+if TYPE_CHECKING:
+    from nanoloop.settings.channels import MatrixSettings
 
 
 def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:

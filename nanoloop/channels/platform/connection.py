@@ -66,8 +66,9 @@ class Connection:
             try:
                 failure = await self._failure(hear)
             finally:
-                held = self._clock() - self._since if self._is_up.is_set() else 0
-                self._is_up = anyio.Event()
+                held = 0.0
+                if self._is_up.is_set():  # who waits for it goes on waiting for the same one
+                    held, self._is_up = self._clock() - self._since, anyio.Event()
             if isinstance(failure, Refused):
                 self._refuse(str(failure))
                 return

@@ -153,7 +153,7 @@ class Intake:
             group=not heard.private,
             key=self._key(heard),
             agent=self._agent,
-            burst_seconds=rules.burst_seconds,
+            burst_seconds=max(rules.burst_seconds, heard.burst_seconds),
             steers=rules.steers,
             time=heard.time,
         )

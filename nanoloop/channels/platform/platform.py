@@ -99,6 +99,8 @@ class Heard:
     """The id of the earlier message that says `text` now; an unchanged text is passed over."""
     deletes: str | None = None
     """The id of the earlier message that was taken back."""
+    burst_seconds: float = 0
+    """What else is said in its chat within so short a time belongs to it: the rest of an album."""
     is_bot: bool = False
     """Whether a program said it, this bot among them: it is never answered."""
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))

@@ -62,6 +62,7 @@ class Reader:
             quote=_quote(message, of),
             files=kept,
             edits=name if is_edit else None,
+            burst_seconds=1.0 if message.media_group_id else 0.0,
             time=message.date,
             **_sender(message),
         )

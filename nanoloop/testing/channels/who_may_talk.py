@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from nanoloop.channels.platform.door import TOO_FAST
 from nanoloop.channels.platform.pairing import Pairing
 from nanoloop.channels.platform.rules import Rules
+from nanoloop.events import SenderRefused
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.bot import OPEN, Bot
 from nanoloop.testing.channels.going_out import bots
-from nanoloop.testing.channels.stage import Stage, answers, check, needs, says
+from nanoloop.testing.channels.stage import Stage, answers, check, comes_to, needs, says
 
 
 class WhoMayTalk:
@@ -51,6 +53,7 @@ class WhoMayTalk:
             for text in ("one", "two", "three", "four"):
                 await stage.say(chat, text, sender=ann)
             await answers(stage, chat, 3)
+            await comes_to(partial(_refused, bot), 2)
             bot.channel.rules = OPEN
             await stage.say(chat, "five", sender=ann)
             said = await answers(stage, chat, 4)
@@ -142,3 +145,7 @@ class WhoMayTalk:
             await stage.say(stage.group, stage.naming("plums"), sender=ann, thread=first)
             await provider.asked(3)
             check("apples" in str(provider.calls[2].messages[1:]), "the thread knows no chat")
+
+
+async def _refused(bot: Bot) -> int:
+    return sum(isinstance(event, SenderRefused) for event in bot.events)
