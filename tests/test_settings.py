@@ -125,6 +125,7 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ('message_buffer_limit = "50"', 'message_buffer_limit is "50", not a whole number'),
         ("include_time = 1", "1: include_time is 1, not true or false"),
         ("[loop]\nlane_limit = 0", "2: loop.lane_limit is 0, less than 1: raise it"),
+        ("channels.web.port = 99999", "1: channels.web.port is 99999, more than 65535: lower it"),
         ("tools.timeout_seconds = inf", "1: tools.timeout_seconds is Infinity, not a finite"),
         ("loop = 5", "1: loop is 5, not a table"),
         ("[agents]\ncook = 5", "2: agents.cook is 5, not a table"),

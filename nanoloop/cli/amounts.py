@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from datetime import datetime, timedelta, timezone
+from math import inf
 
 _KILO = 1000
 _AGES = ((86400 * 2, 86400, "days"), (3600 * 2, 3600, "hours"), (60 * 2, 60, "minutes"))
@@ -28,6 +29,23 @@ def size(count: int) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= _KILO
     return f"{number:.1f} GB"
+
+
+def whole(text: str, *, least: int = 0, most: float = inf) -> int:
+    """A whole number within these bounds; raises what argparse tells the user."""
+    number = int(text) if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text) else None
+    if number is None or not least <= number <= most:
+        bounds = f"from {least} up" if most == inf else f"from {least} to {most}"
+        raise ArgumentTypeError(f"{text!r} is no whole number {bounds}")
+    return number
+
+
+def size_in(text: str) -> int:
+    """`1200`, `1.5 kB`, `3MB`, `1GB` in bytes; raises what argparse tells the user."""
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmg]?)b?", text.strip().lower())
+    if match is None:
+        raise ArgumentTypeError(f"{text!r} is no size: write 1200, 20kB, 1.5MB or 1GB")
+    return int(float(match[1]) * _KILO ** " kmg".index(match[2] or " "))
 
 
 def duration(text: str) -> timedelta:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from typing import Any
 
 import anyio
 
 from nanoloop.app import App, make_web
 from nanoloop.cli import Exit, loop_options
+from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
+_port = partial(whole, most=65535)
 _HOW = """
 It is served on this machine only, unless there is a token: add [channels.web.tokens.NAME] to the
 settings, then --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second one ends at
@@ -24,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop serve` takes."""
     parser.description = f"{parser.description}\n{_HOW}"
     parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
-    parser.add_argument("--port", metavar="NUMBER", type=int, help="the port to listen on (8765)")
+    parser.add_argument("--port", metavar="NUMBER", type=_port, help="the port to listen on (8765)")
     add_local(parser)
 
 

@@ -43,7 +43,11 @@ _WRONG = {
     "string": "not a text",
     "tuple": "not a list",
 }
-
+_OUT_OF_BOUNDS = {
+    "greater_than_equal": "less than {ge}: raise it",
+    "greater_than": "not more than {gt}: raise it",
+    "less_than_equal": "more than {le}: lower it",
+}
 
 _LESS_THAN = (("message_buffer_min", "message_buffer_limit"),)
 _AT_MOST = (
@@ -123,10 +127,8 @@ def malformed(
 def _wrong(value: Any, error: ErrorDetails) -> str:
     bounds = error.get("ctx", {})
     match error["type"]:
-        case "greater_than_equal":
-            return f"less than {bounds['ge']}: raise it"
-        case "greater_than":
-            return f"not more than {bounds['gt']}: raise it"
+        case kind if kind in _OUT_OF_BOUNDS:
+            return _OUT_OF_BOUNDS[kind].format_map(bounds)
         case "string_too_short":
             return "too short: say something, or leave it out"
         case "literal_error":
