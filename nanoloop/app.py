@@ -30,7 +30,7 @@ from nanoloop.models.naming import file_of, is_local
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.settings import AgentSettings, Settings
 from nanoloop.settings.local import context_tokens, suited
-from nanoloop.settings.problems import DEFAULT_AGENT
+from nanoloop.settings.problems import DEFAULT_AGENT, Problem, Refused
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
 from nanoloop.stores.sweep import sweep
@@ -262,12 +262,12 @@ def make_tokens(settings: Settings) -> list[Token]:
         key = f"channels.web.tokens.{name}"
         secret = own.token.get_secret_value() if own.token else ""
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-            raise SettingsError(f"{key} is no name for a token: use letters and digits")
+            raise SettingsError(f"{key} is no name for a token: use a-z, A-Z, 0-9, _ and -")
         if len(secret) < TOKEN_LENGTH:
-            raise SettingsError(
-                f"{key}.token has less than {TOKEN_LENGTH} characters: `openssl rand -hex 24` "
-                "makes one"
-            )
+            less = f"{key}.token has less than {TOKEN_LENGTH} characters"
+            text = f"{less}: `openssl rand -hex 24` makes one"
+            where = settings.origin(f"{key}.token")
+            raise Refused([Problem(text=text, origin=where if where.kind != "default" else None)])
         caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
         tokens.append(Token(caller=caller, secret=secret))
     return tokens

@@ -74,8 +74,8 @@ class InvalidSessionId(SessionError, ValueError):
 
     def __init__(self, session_id: object) -> None:
         super().__init__(
-            f"{session_id!r} is no session id: use letters, digits and _ . : @ - "
-            "(a letter or digit first, at most 200 characters)"
+            f"{session_id!r} is no session id: use a-z, A-Z, 0-9 and _ . : @ - "
+            "(none of those five first, at most 200 characters)"
         )
 
 

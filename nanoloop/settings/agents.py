@@ -42,7 +42,7 @@ def read(folder: Path) -> Iterator[AgentFile]:
 
 def _said(path: Path) -> SettingsFile:
     if not _NAME.fullmatch(path.stem):
-        raise Unreadable(f"{path.stem!r} is no agent's name: use letters, digits, _ and -")
+        raise Unreadable(f"{path.stem!r} is no agent's name: use a-z, A-Z, 0-9, _ and -")
     text = settings_file.text_of(path)
     said = settings_file.parse(text) if path.suffix == ".toml" else _with_prompt(text)
     if not said.table:
