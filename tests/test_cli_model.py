@@ -89,6 +89,18 @@ async def test_a_person_is_asked_before_a_file_goes(nanoloop, folder):
     assert not (folder / "mine.gguf").exists()
 
 
+async def test_what_is_no_sum_is_refused_before_anything_is_fetched(nanoloop, server):
+    _, err = await nanoloop.run("model", "get", server.url(), "--sha256", "abc", code=2)
+    assert "'abc' is no SHA-256 sum" in err
+    assert server.asked == []
+
+
+async def test_a_file_that_did_not_come_is_told_with_what_to_type(nanoloop, server):
+    url = server.url("x.gguf")
+    _, err = await nanoloop.run("model", "get", url, "--sha256", "0" * 64, code=1)
+    assert f"`nanoloop model get {url} --sha256 {'0' * 64}` goes on" in err
+
+
 async def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(nanoloop, server, folder):
     server.stops_after = 200_000
     part = folder / "tiny.gguf.part"

@@ -33,7 +33,9 @@ def fetched(model: Model, settings: Settings) -> Path:
                 partial(fetch, model, settings.models, hub=settings.local.hub, tell=tell)
             )
     except KeyboardInterrupt:
-        _say(f"stopped; what came is kept: `nanoloop model get {model.name}` goes on")
+        _say(
+            f"stopped; what came is kept: `nanoloop model get {model.typed or model.name}` goes on"
+        )
         raise
 
 

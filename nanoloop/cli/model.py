@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
     got.add_argument(
-        "--sha256", metavar="SUM", help="the sum that a file from an address must have"
+        "--sha256", metavar="SUM", type=_sum, help="the sum that a file from an address must have"
     )
     where = actions.add_parser("path", help="print where its file is", parents=[common])
     removed = actions.add_parser("remove", help="remove its file", parents=[common])
@@ -124,6 +125,12 @@ def _row(row: dict[str, Any], wide: int) -> str:
     here = "yes" if row["file"] else part if row["fetched_bytes"] else "no"
     facts = f"{row['parameters'] or '':6}  {row['licence'] or '':10}  {row['about'] or ''}"
     return f"{row['name']:{wide}}  {size(row['size_bytes']):>8}  {here:4}  {facts}".rstrip()
+
+
+def _sum(text: str) -> str:
+    if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
+        raise ArgumentTypeError(f"{text!r} is no SHA-256 sum: those are 64 digits of 0-9 and a-f")
+    return text.lower()
 
 
 def _is_agreed(what: str) -> bool:

@@ -37,6 +37,8 @@ class Model:
     calls_tools: bool = True
     sources: tuple[Source, ...]
     """The first one that has it is taken."""
+    typed: str = ""
+    """What one types to get it, where that is not its name."""
 
     @property
     def file(self) -> str:
@@ -112,5 +114,6 @@ def at(url: str, sha256: str | None = None) -> Model:
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
         raise ModelError(f"{url!r} is no model file: its name has to end with {SUFFIX}")
-    sources = (Url(url=url),)
-    return Model(name=file.removesuffix(SUFFIX), sha256=sha256, sources=sources)
+    source = Url(url=url)
+    typed = f"{source} --sha256 {sha256}" if sha256 else str(source)
+    return Model(name=file.removesuffix(SUFFIX), sha256=sha256, sources=(source,), typed=typed)

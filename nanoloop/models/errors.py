@@ -37,8 +37,9 @@ class NoSuchModel(ModelError):
 class NotFetched(ModelError):
     """No source could give the file; has a line for each."""
 
-    def __init__(self, name: str, reasons: Sequence[str]) -> None:
-        advice = f"`nanoloop model get {name}` goes on where it stopped"
+    def __init__(self, name: str, reasons: Sequence[str], *, typed: str = "") -> None:
+        """`typed` is what to get it by, where that is not its name."""
+        advice = f"`nanoloop model get {typed or name}` goes on where it stopped"
         super().__init__("\n".join((f"model {name} can't be fetched; {advice}", *reasons)))
 
 

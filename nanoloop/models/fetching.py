@@ -71,7 +71,7 @@ async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
             reasons.append(f"{source}: {error}")
     if not part.size:
         part.discard()
-    raise NotFetched(model.name, reasons)
+    raise NotFetched(model.name, reasons, typed=model.typed)
 
 
 def _check(part: Part) -> None:
