@@ -55,6 +55,7 @@ async def test_a_key_is_typed_unseen_and_kept_for_its_owner(nanoloop, file):
             terminal.type("sk-secret\r")
             seen = await terminal.shows("Model")
             terminal.type("\r")
+            await terminal.shows("to choose anew, take api_key and model out of it")
             await terminal.shows("window 0/50")
             terminal.type("\x04")
             assert await ended(process) == 0
@@ -127,9 +128,22 @@ def test_a_server_that_runs_here_is_offered_with_its_models(typed, capsys):
     assert "5  Ollama, which runs here: qwen3:4b, llama3" in capsys.readouterr().out
 
 
-def test_nonsense_is_asked_again(typed):
-    typed += ["0", "99", "-1", "x", "4", "no address", "5", ""]
+def test_nonsense_is_said_to_be_and_asked_again(typed, capsys):
+    typed += ["0", "99", "-1", "x", "5", ""]
     assert ask(Settings(), [OLLAMA])["model"] == "qwen3:4b"
+    assert capsys.readouterr().out.count(" is none of them.") == 4
+
+
+def test_what_is_no_address_is_asked_again_at_its_place(typed, capsys):
+    typed += ["4", "no address", "http://127.0.0.1:9/v1", "", "little"]
+    said = ask(Settings(), [])
+    assert said == {"base_url": "http://127.0.0.1:9/v1", "model": "little"}
+    assert "'no address' is not an address: begin it with" in capsys.readouterr().out
+
+
+async def test_a_model_that_was_named_is_told_what_it_lacks(nanoloop):
+    _, err = await nanoloop.run("chat", "-m", "hi", "--model", "nothing-there", code=3)
+    assert "neither a key nor a server is set for model 'nothing-there'" in err
 
 
 def test_an_empty_key_is_no_choice(typed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from getpass import getpass
 from typing import NamedTuple
@@ -51,10 +50,10 @@ def ask(settings: Settings, servers: Sequence[Server] | None = None) -> Said | N
 def _taken(choices: Sequence[_Choice]) -> Said:
     while True:
         said = input(f"1 to {len(choices)} (Enter is 1, Ctrl-D leaves): ").strip() or "1"
-        with suppress(ValueError):
-            number = int(said)
-            if 1 <= number <= len(choices) and (chosen := choices[number - 1].follow()):
-                return chosen
+        if said not in map(str, range(1, len(choices) + 1)):
+            print(f"{said!r} is none of them.")
+        elif chosen := choices[int(said) - 1].follow():
+            return chosen
 
 
 def _local(model: Model, settings: Settings) -> _Choice:
@@ -83,21 +82,27 @@ def _server(server: Server) -> _Choice:
 
 def _with_key(settings: Settings) -> Said | None:
     if not (key := getpass("Key (not shown): ").strip()):
-        return None
+        return print("No key was typed.")
     return {"api_key": key, "model": _one_of((), settings.model)}
 
 
-def _with_address(settings: Settings) -> Said | None:
-    try:
-        url = http_address(input("Address, such as http://localhost:11434/v1: ").strip())
-    except ValueError as error:
-        return print(error)
+def _with_address(settings: Settings) -> Said:
+    url = _address()
     key = getpass("Key (not shown; Enter where it wants none): ").strip()
     models = models_at(url, key or None)
     if not models:
         print(f"Nothing at {url} lists its models; check the address, or go on.")
     model = _one_of(models, models[0] if models else settings.model)
     return {"base_url": url, "model": model} | ({"api_key": key} if key else {})
+
+
+def _address() -> str:
+    while True:
+        typed = input("Address, such as http://localhost:11434/v1: ").strip()
+        try:
+            return http_address(typed)
+        except ValueError as error:
+            print(f"{typed!r} is {error}")
 
 
 def _one_of(models: Sequence[str], usual: str) -> str:

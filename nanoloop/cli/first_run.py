@@ -22,7 +22,7 @@ from nanoloop.settings.sources import user_folder
 from nanoloop.settings.writing import write
 
 NO_MODEL = """\
-nanoloop: no model is set. On this machine, without a key: nanoloop chat --local
+nanoloop: {}. On this machine, without a key: nanoloop chat --local
 With a key for a hosted one: export OPENAI_API_KEY=... With a server, say your own:
 export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To look first: nanoloop demo
 """
@@ -46,10 +46,16 @@ def settle(args: Namespace, *, can_ask: bool) -> Settings | None:
     settings = load_settings(args)
     found = settings if settings.has_model else _chosen(args, settings) if can_ask else None
     if found is None:
-        sys.stderr.write(NO_MODEL)
+        sys.stderr.write(NO_MODEL.format(_lacking(settings)))
     elif is_local(found.model):
         make_ready(found)
     return found
+
+
+def _lacking(settings: Settings) -> str:
+    if settings.origin("model").kind == "default":
+        return "no model is set"
+    return f"neither a key nor a server is set for model {settings.model!r}"
 
 
 def _chosen(args: Namespace, settings: Settings) -> Settings | None:
@@ -60,7 +66,7 @@ def _chosen(args: Namespace, settings: Settings) -> Settings | None:
         return None
     path = Path(args.config) if args.config else settings.file or _usual_file()
     write(path, said)
-    print(f"Written to {path}\n")
+    print(f"Written to {path}; to choose anew, take {' and '.join(said)} out of it\n")
     return _loaded(args, said)
 
 
