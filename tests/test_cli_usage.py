@@ -39,6 +39,15 @@ async def begun(folder):
     await store.close()
 
 
+async def freed(folder):
+    """One of the chats has no agent."""
+    store = SqliteStore(folder / "sessions.sqlite")
+    session = await store.load("direct:ada")
+    session.agent = None
+    await store.save(session)
+    await store.close()
+
+
 def listed(data, *words):
     return main(["sessions", *words, "--json", "--data", str(data)])
 
@@ -52,6 +61,11 @@ def listed(data, *words):
         (["key~BOB"], ["direct:bob"]),
         (["tokens_in=20"], ["direct:ada"]),
         (["updated_at<2020-01-01"], []),
+        (["updated_at<1d"], []),
+        (["updated_at>1d", "agent!=cook"], ["direct:ada"]),
+        (["agent="], []),
+        (["size>1MB"], []),
+        (["size>10", "size < 0.01 GB", "key~ada"], ["direct:ada"]),
         (["created_at>2020-01-01", "archived=no", "key~ada"], ["direct:ada"]),
     ],
 )
@@ -68,6 +82,7 @@ def test_those_are_listed_that_are_like_that(data, where, names, capsys):
         ("entrys>1", "did you mean 'entries'"),
         ("entries>many", "compared with a whole number"),
         ("updated_at<yesterday", "compared with a date such as"),
+        ("size>1 mile", "compared with a size such as"),
     ],
 )
 def test_what_is_no_condition_is_refused_with_the_way_to_write_it(data, text, said, capsys):
@@ -75,15 +90,30 @@ def test_what_is_no_condition_is_refused_with_the_way_to_write_it(data, text, sa
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit", ["-3", "0", "x"])
+def test_a_list_of_less_than_one_is_refused(data, limit, capsys):
+    assert listed(data, "list", "--limit", limit) == 2
+    assert f"{limit!r} is no whole number from 1 up" in capsys.readouterr().err
+
+
 def test_what_they_take_is_added_up(data, capsys):
     assert listed(data, "usage", "--by", "agent") == 0
     totals = json.loads(capsys.readouterr().out)
-    assert list(totals) == ["assistant", "cook", "all"]
-    assert totals["assistant"]["tokens_in"] == 20
+    assert list(totals["groups"]) == ["assistant", "cook"]
+    assert totals["groups"]["assistant"]["tokens_in"] == 20
     everything = totals["all"]
     assert (everything["sessions"], everything["entries"], everything["tokens_out"]) == (2, 6, 6)
     assert main(["sessions", "usage", "--by", "channel", "--data", str(data)]) == 0
-    assert "direct" in capsys.readouterr().out
+    head, direct, last = capsys.readouterr().out.splitlines()
+    assert (head.split()[0], direct.split()[0], last.split()[0]) == ("CHANNEL", "direct", "TOTAL")
+
+
+def test_those_without_an_agent_are_found_and_named_so(data, capsys):
+    anyio.run(freed, data)
+    assert listed(data, "list", "--where", "agent=") == 0
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == ["direct:ada"]
+    assert listed(data, "usage") == 0
+    assert list(json.loads(capsys.readouterr().out)["groups"]) == ["cook", "no agent"]
 
 
 def test_a_condition_reads_as_it_is_written():

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 
 from nanoloop.cli import Exit, load_settings
-from nanoloop.cli.amounts import duration
+from nanoloop.cli.amounts import duration, whole
 from nanoloop.cli.listing import show_list
 from nanoloop.cli.removal import delete, forget, prune
 from nanoloop.cli.transcript import export, show, stats
@@ -68,7 +69,9 @@ def _add_reading(action: _Action) -> None:
     listed.add_argument("--agent", metavar="NAME", help="answered by this agent")
     listed.add_argument("--older-than", type=duration, metavar="AGE", help="unused for 30d, 12h")
     _add_where(listed)
-    listed.add_argument("--limit", type=int, metavar="N", help="at most so many")
+    listed.add_argument(
+        "--limit", type=partial(whole, least=1), metavar="N", help="at most so many"
+    )
     listed.add_argument("--archived", action="store_true", help="those put away, no others")
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
     used = action("usage", "add up what all conversations have taken", named=False)
@@ -77,7 +80,7 @@ def _add_reading(action: _Action) -> None:
     used.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     shown = action("show", "show a conversation")
     shown.add_argument(
-        "--last", type=int, default=20, metavar="N", help="messages; 0 is all (%(default)s)"
+        "--last", type=whole, default=20, metavar="N", help="messages; 0 is all (%(default)s)"
     )
     counted = action("stats", "count what a conversation is made of")
     counted.add_argument("--json", action="store_true", help="one JSON object, for scripts")
@@ -94,7 +97,8 @@ def _add_where(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="such as entries>100, key~telegram, updated_at<2026-01-31; may be repeated",
+        help="such as entries>100, size>1MB, key~telegram, updated_at<30d (before that), agent= "
+        "(without one); may be repeated",
     )
 
 
@@ -124,7 +128,7 @@ def _add_removing(action: _Action) -> None:
     pruned.add_argument(
         "--older-than", type=duration, required=True, metavar="AGE", help="unused for 30d, 12h"
     )
-    pruned.add_argument("--keep", type=int, default=0, metavar="N", help="spare the newest N")
+    pruned.add_argument("--keep", type=whole, default=0, metavar="N", help="spare the newest N")
     pruned.add_argument(
         "--archived", action="store_true", help="delete, for good, those that were put away"
     )

@@ -13,8 +13,8 @@ from nanoloop.protocols import SessionInfo
 from nanoloop.settings import Settings
 
 GROUPS: dict[str, Callable[[SessionInfo], str]] = {
-    "agent": lambda info: info.agent or "(for all)",
-    "channel": lambda info: (info.key or "").partition(":")[0] or "(none)",
+    "agent": lambda info: info.agent or "no agent",
+    "channel": lambda info: (info.key or "").partition(":")[0] or "no channel",
     "month": lambda info: info.updated_at.strftime("%Y-%m"),
 }
 
@@ -41,23 +41,24 @@ async def usage(args: Namespace, settings: Settings) -> None:
     """Print the totals of each group, and of all."""
     async with opened(settings) as store:
         infos = [info async for info in store.list() if all(c(info) for c in args.where)]
-    totals = totals_of(infos, GROUPS[args.by])
+    totals, everything = totals_of(infos, GROUPS[args.by])
     if args.json:
-        print(json.dumps({name: asdict(total) for name, total in totals.items()}, indent=2))
+        groups = {name: asdict(total) for name, total in totals.items()}
+        print(json.dumps({"groups": groups, "all": asdict(everything)}, indent=2))
     else:
-        print(_table(args.by, totals))
+        print(_table(args.by, {**totals, "TOTAL": everything}))
 
 
 def totals_of(
     infos: Iterable[SessionInfo], group: Callable[[SessionInfo], str]
-) -> dict[str, Total]:
-    """The total of each group in order of their names, and last that of all."""
+) -> tuple[dict[str, Total], Total]:
+    """The total of each group in order of their names, and that of all."""
     totals: dict[str, Total] = {}
     everything = Total()
     for info in infos:
         totals.setdefault(group(info), Total()).add(info)
         everything.add(info)
-    return {**dict(sorted(totals.items())), "all": everything}
+    return dict(sorted(totals.items())), everything
 
 
 def _table(by: str, totals: dict[str, Total]) -> str:
