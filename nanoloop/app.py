@@ -320,6 +320,7 @@ def make_local_provider(settings: Settings, announce: Announce) -> Provider:
         file_of(settings.model, settings.models),
         model=settings.model,
         context_tokens=context_tokens(settings),
+        answer_tokens=settings.local.answer_tokens,
         parallel=settings.local.parallel,
         threads=settings.local.threads,
         options=settings.provider.options,

@@ -114,6 +114,15 @@ class ModelAnswered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCut(Event):
+    """The model had more to say than it was allowed tokens for; the chat got what there is."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded(Event):
     """A model on this machine can be asked from now on."""
 

@@ -13,6 +13,7 @@ import anyio
 from nanoloop.errors import ContextTooLong, EmptyAnswer
 from nanoloop.events import (
     Announce,
+    AnswerCut,
     ContextShrunk,
     ModelAnswered,
     ModelAsked,
@@ -160,6 +161,8 @@ class Turn:
     def _answer(self, reply: Reply, step: int) -> Answer:
         if not reply.text.strip():
             raise EmptyAnswer(_empty_because(reply.finish_reason))
+        if reply.finish_reason == "length":
+            self._announce(AnswerCut(session_id=self._session_id, turn_id=self.id))
         return Answer(
             text=reply.text,
             entries=tuple(_words(reply)),

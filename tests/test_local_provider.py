@@ -4,11 +4,13 @@ import anyio
 import pytest
 
 from nanoloop import AgentLoop, tool
+from nanoloop.app import make_provider
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong, UnknownModel
 from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.local import process as process_module
+from nanoloop.settings import LocalSettings, Settings
 from tests.local_model import (
     FETCHING_SECONDS,
     LONG,
@@ -53,6 +55,16 @@ async def test_a_conversation_is_streamed_and_reads_again_only_what_is_new():
     one, two = seen(loop.events, ModelAnswered)
     assert (one.model, one.tokens_cached) == ("tiny", 0)
     assert two.tokens_cached >= one.tokens_in - 1
+
+
+async def test_an_answer_is_as_long_as_the_settings_let_it_become():
+    local = LocalSettings(answer_tokens=5, context_tokens=2048, threads=1)
+    provider = make_provider(Settings(model=str(model_file()), local=local))
+    try:
+        reply = await provider.chat(messages=said("Tell me a long story."))
+    finally:
+        await provider.close()
+    assert (reply.finish_reason, reply.usage.tokens_out) == ("length", 5)
 
 
 async def test_chats_side_by_side_keep_what_was_read_of_each():

@@ -4,7 +4,7 @@ import pytest
 from nanoloop import Session, tool
 from nanoloop.context import build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
-from nanoloop.events import ContextShrunk, ToolFinished
+from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished
 from nanoloop.protocols import Reply, ToolCall, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.tools.toolbox import Toolbox
@@ -49,6 +49,15 @@ def calls(*numbers, ids=None):
 def turn(*replies, tools=(double,), **options):
     provider = ScriptedProvider(replies)
     return Turn(provider=provider, toolbox=Toolbox(tools), **options), provider
+
+
+@pytest.mark.parametrize(("reason", "cuts"), [("stop", 0), ("length", 1)])
+async def test_an_answer_that_was_cut_off_is_told(reason, cuts):
+    events = []
+    one, _ = turn(Reply(text="and so", finish_reason=reason), announce=events.append)
+    assert (await one.run(Talk())).text == "and so"
+    told = [event for event in events if isinstance(event, AnswerCut)]
+    assert [(event.turn_id, event.level) for event in told] == [(one.id, "warning")] * cuts
 
 
 async def test_an_answer_without_tools_takes_one_step():

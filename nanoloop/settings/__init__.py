@@ -123,6 +123,8 @@ class LocalSettings(Section):
         default=None, examples=[8192]
     )
     """How much one conversation may take of its memory; left out, what suits the model."""
+    answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = 1024
+    """How long an answer may become; a longer one is cut off there, and the log says so."""
     parallel: Annotated[int, Field(ge=1), Unit("answers")] = 2
     """Answers that are written side by side; each takes memory for a context of its own."""
     threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])

@@ -25,8 +25,6 @@ Tools = Sequence[ToolSpec] | None
 ENDS_IN_A_ROW = 3
 """So often its process may end without an answer between; then it is left alone for a while."""
 REST_SECONDS = 60
-ANSWER_TOKENS = 1024
-"""A small model that says the same over and over would go on to the end of its context."""
 
 
 class LocalProvider:
@@ -38,6 +36,7 @@ class LocalProvider:
         *,
         model: str = "",
         context_tokens: int = 8192,
+        answer_tokens: int = 1024,
         parallel: int = 2,
         threads: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -45,7 +44,11 @@ class LocalProvider:
         call_timeout_seconds: float = 900,
         announce: Announce = silent,
     ) -> None:
-        """`context_tokens` is for each of `parallel` conversations that are answered at once."""
+        """`context_tokens` is for each of `parallel` conversations that are answered at once.
+
+        An answer is cut off at `answer_tokens`: a small model that says the same over and over
+        would go on to the end of its context.
+        """
         file = Path(path).expanduser().absolute()
         _check(file)
         self._model = model or file.stem
@@ -58,7 +61,7 @@ class LocalProvider:
             key=secrets.token_hex(),
         )
         client = {
-            "options": {"return_progress": True, "max_tokens": ANSWER_TOKENS, **(options or {})},
+            "options": {"return_progress": True, "max_tokens": answer_tokens, **(options or {})},
             "first_token_timeout_seconds": call_timeout_seconds,
             "call_timeout_seconds": call_timeout_seconds,
         }
