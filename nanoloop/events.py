@@ -382,6 +382,25 @@ class LineSetAside(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionUnreadable(Event):
+    """A stored session makes no sense and was passed over; `nanoloop store check` says what."""
+
+    level: ClassVar[Level] = "error"
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSetAside(Event):
+    """A damaged file of sessions was kept under this name, and a new, empty one was begun.
+
+    `sqlite3 FILE .recover` may get sessions out of it.
+    """
+
+    level: ClassVar[Level] = "error"
+    file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileUnreadable(Event):
     """A file among the sessions could not be looked at, and was passed over."""
 

@@ -1,7 +1,12 @@
 """Sessions move from any store to any other, and are the same there."""
 
+import signal
+import sqlite3
+from contextlib import closing
+
 import anyio
 import pytest
+from redis.asyncio import Redis
 
 from nanoloop.cli import main
 from nanoloop.errors import StoreError
@@ -10,6 +15,8 @@ from nanoloop.stores.checking import check, problems_of
 from nanoloop.stores.copying import Copied, Different, copy, digest
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.sense import SessionDamaged
+from nanoloop.stores.sqlite import SqliteStore
 from tests.test_stores import STORES
 
 
@@ -185,3 +192,138 @@ def test_a_database_is_brought_up_to_date(postgres_url, tmp_path, capsys):
         assert main(["store", "migrate", postgres_url, "--data", str(tmp_path)]) == 0
         assert said in capsys.readouterr().err
     assert main(["store", "migrate", "sqlite:", "--data", str(tmp_path)]) == 0
+
+
+async def filled(file):
+    """A database with three sessions."""
+    store = SqliteStore(file)
+    for name in "abc":
+        await lived(store, name)
+    await store.close()
+
+
+def hurt(file, statement):
+    """Change a database behind the store's back."""
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+_OF_B = "(SELECT number FROM session WHERE id = 'b')"
+HURTS = {
+    "an entry that is a number": f"UPDATE entry SET value = '5' WHERE session = {_OF_B}",
+    "an entry that is a list": f"UPDATE entry SET value = '[1]' WHERE session = {_OF_B}",
+    "an entry of no type": f"UPDATE entry SET value = '{{\"x\":1}}' WHERE session = {_OF_B}",
+    "an entry that is half": f"UPDATE entry SET value = '{{' WHERE session = {_OF_B}",
+    "a head that is a list": "UPDATE session SET head = '[]' WHERE id = 'b'",
+    "a head that is empty": "UPDATE session SET head = '{}' WHERE id = 'b'",
+    "a head that is no JSON": "UPDATE session SET head = 'xx' WHERE id = 'b'",
+    "a time that is none": "UPDATE session SET updated_at = 'abc' WHERE id = 'b'",
+    "a time in the head that is none": "UPDATE session SET head = "
+    "json_set(head, '$.updated_at', 'abc') WHERE id = 'b'",
+    "ranges that are none": "UPDATE session SET head = json_set(head, '$.hidden', json('[1]')) "
+    "WHERE id = 'b'",
+    "a section that is a number": "UPDATE section SET value = '5' "
+    f"WHERE name = 'state' AND session = {_OF_B}",
+    "nobody's section": f"DELETE FROM section WHERE name = 'about' AND session = {_OF_B}",
+}
+
+
+@pytest.mark.parametrize("how", HURTS)
+def test_a_damaged_session_is_named_and_the_others_are_copied(how, tmp_path, capsys):
+    file = tmp_path / "sessions.sqlite"
+    anyio.run(filled, file)
+    hurt(file, HURTS[how])
+    flags = ["--data", str(tmp_path)]
+    assert main(["store", "check", *flags]) == 1
+    said = capsys.readouterr()
+    assert [line[:3] for line in said.out.splitlines()] == ["b: "]
+    assert "store check" not in said.out
+    assert "3 sessions were looked at, 1 are broken" in said.err
+    assert main(["store", "copy", "sqlite:", "jsonl:", *flags]) == 1
+    said = capsys.readouterr().err
+    assert "\nb: " in f"\n{said}"
+    assert "copied 2 sessions" in said
+    assert "1 sessions are damaged: 1 of them were left out" in said
+
+
+@pytest.mark.parametrize("how", HURTS)
+async def test_a_damaged_session_stops_no_list_and_is_a_store_error(how, tmp_path):
+    heard = []
+    file = tmp_path / "sessions.sqlite"
+    await filled(file)
+    hurt(file, HURTS[how])
+    store = SqliteStore(file, announce=heard.append)
+    assert {"a", "c"} <= {info.id async for info in store.list()}
+    assert {event.session_id for event in heard} <= {"b"}
+    with pytest.raises(SessionDamaged, match="'b'"):
+        await store.get("b")
+    await store.close()
+
+
+@pytest.mark.parametrize("value", ["{}", '{"x": 1}', "[1]", "5", "null"])
+async def test_a_damaged_row_of_postgres_is_named(value, request):
+    store = STORES["postgres"](request, utc_now)
+    for name in "ab":
+        await lived(store, name)
+    schema = store._tables._schema
+
+    async def work(server):
+        await server.execute(f"UPDATE {schema}.entry SET content = '{value}' WHERE session = 1")
+        await server.execute(f"UPDATE {schema}.session SET head = '{value}' WHERE number = 2")
+
+    await store._tables._connections.run(work)
+    assert [bool(found.problems) async for found in check(store)] == [True, True]
+    assert [info.id async for info in store.list()] == ["a"]
+    await store.close()
+
+
+@pytest.mark.parametrize("value", ["{}", "xx", "[1]", "5", "null"])
+async def test_a_damaged_value_of_redis_is_named(value, request, redis_url):
+    store = STORES["redis"](request, utc_now)
+    for name in "ab":
+        await lived(store, name)
+    async with Redis.from_url(redis_url) as redis:
+        (session,) = await redis.keys("*:session:b")
+        await redis.hset(session, "head", value)
+        (entries,) = await redis.keys("*:entries:a")
+        await redis.zremrangebyscore(entries, 5, 5)
+        await redis.zadd(entries, {f"5 {value}": 5})
+    assert {f.id: bool(f.problems) async for f in check(store)} == {"a": True, "b": True}
+    assert [info.id async for info in store.list()] == ["a"]
+    await store.close()
+
+
+@pytest.mark.parametrize("how", ["nothing", "first line"])
+def test_a_damaged_file_is_named(how, tmp_path, capsys):
+    anyio.run(begun, tmp_path)
+    file = tmp_path / "sessions" / "a.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"" if how == "nothing" else b"[]\n" + b"".join(lines[1:]))
+    assert main(["store", "check", "--data", str(tmp_path)]) == 1
+    assert "a: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["sqlite:{}/nope/x", "jsonl:{}/nope"])
+@pytest.mark.parametrize("words", [["check"], ["copy"]])
+def test_a_place_that_is_not_there_is_told(place, words, tmp_path, capsys):
+    place = place.format(tmp_path)
+    words = [*words, place] + (["memory:"] if words == ["copy"] else [])
+    assert main(["store", *words, "--data", str(tmp_path)]) == 4
+    assert f"{tmp_path}/nope" in capsys.readouterr().err
+    assert not (tmp_path / "nope").exists()
+
+
+def test_an_interrupted_copy_says_how_far_it_is_and_what_goes_on(tmp_path, capsys, monkeypatch):
+    anyio.run(filled, tmp_path / "sessions.sqlite")
+
+    async def interrupted(*stores, tell, **options):
+        def told(name, done):
+            tell(name, done)
+            signal.raise_signal(signal.SIGINT)
+
+        return await copy(*stores, tell=told, **options)
+
+    monkeypatch.setattr("nanoloop.cli.store.copy", interrupted)
+    assert main(["store", "copy", "sqlite:", "jsonl:", "--data", str(tmp_path)]) == 130
+    assert "stopped after 1 of 3; the same command goes on" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import anyio
@@ -16,12 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from nanoloop.app import make_store
 from nanoloop.cli import Exit, load_settings
 from nanoloop.errors import SettingsError
-from nanoloop.protocols import SessionInfo
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
 from nanoloop.stores.checking import check
-from nanoloop.stores.copying import Copied, copy
-from nanoloop.stores.place import FORMS, store_url
+from nanoloop.stores.copying import Copied, Tell, copy
+from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 
 _PLACE = f"{FORMS}; left out, it is the store of the settings"
@@ -72,6 +71,39 @@ def run(args: Namespace) -> int:
 async def _copy(args: Namespace, settings: Settings) -> int:
     if args.source == args.target:
         raise SettingsError(f"{shown(args.source)} can't be copied to itself: name another store")
+    damaged = set()
+
+    def warn(name: str, what: str) -> None:
+        damaged.add(name)
+        print(f"{name}: {what}", file=sys.stderr)
+
+    async with (
+        _opened(settings, args.source, read_only=True) as source,
+        _opened(settings, args.target) as target,
+    ):
+        if _is_missing(args.source, settings):
+            return Exit.NOT_FOUND
+        total = len([name async for name in source.names()])
+        with _telling(total) as tell:
+            done = await copy(source, target, replace=args.replace, tell=tell, warn=warn)
+    print(
+        f"copied {done.copied} sessions; {done.same} were there already, and the same. All "
+        f"{done.entries} entries and {done.keys} keys are verified",
+        file=sys.stderr,
+    )
+    if damaged:
+        print(
+            f"{len(damaged)} sessions are damaged: {done.left_out} of them were left out, of the "
+            "others all was copied that can be read",
+            file=sys.stderr,
+        )
+    return Exit.FAILED if damaged else Exit.DONE
+
+
+@contextmanager
+def _telling(total: int) -> Iterator[Tell]:
+    """Show how far it is; where it is interrupted, say so."""
+    looked_at = 0
     bar = Progress(
         TextColumn("copying"),
         BarColumn(),
@@ -80,36 +112,45 @@ async def _copy(args: Namespace, settings: Settings) -> int:
         console=Console(stderr=True),
         disable=not sys.stderr.isatty(),
     )
-    async with (
-        _opened(settings, args.source, read_only=True) as source,
-        _opened(settings, args.target) as target,
-    ):
+    task = bar.add_task("", total=total)
+
+    def tell(_: str, done: Copied) -> None:
+        nonlocal looked_at
+        looked_at = done.copied + done.same + done.left_out
+        bar.update(task, completed=looked_at)
+
+    try:
         with bar:
-            total = sum([1 async for _ in source.list()])
-            task = bar.add_task("", total=total)
+            yield tell
+    except anyio.get_cancelled_exc_class():  # somebody pressed Ctrl-C
+        print(f"stopped after {looked_at} of {total}; the same command goes on", file=sys.stderr)
+        raise
 
-            def tell(_: SessionInfo, done: Copied) -> None:
-                bar.update(task, completed=done.copied + done.same)
 
-            done = await copy(source, target, replace=args.replace, tell=tell)
-    print(
-        f"copied {done.copied} sessions; {done.same} were there already, and the same. All "
-        f"{done.entries} entries and {done.keys} keys are verified",
-        file=sys.stderr,
-    )
-    return Exit.DONE
+def _is_missing(url: str | None, settings: Settings) -> bool:
+    """Whether it names a file or folder that isn't there; says so."""
+    try:
+        path = path_of(url or settings.store.url or default_url(settings.data), settings.data)
+    except ValueError:  # no URL at all: whoever opens it says so
+        return False
+    if path is None or path.exists():
+        return False
+    print(f"nanoloop: {path} does not exist: name a store that is there", file=sys.stderr)
+    return True
 
 
 async def _check(args: Namespace, settings: Settings) -> int:
+    if _is_missing(args.place, settings):
+        return Exit.NOT_FOUND
     sessions = broken = 0
     async with _opened(settings, args.place, read_only=True) as store:
         async for found in check(store):
             sessions += 1
             broken += bool(found.problems)
             if args.json:
-                print(json.dumps({"id": found.info.id, "problems": found.problems}))
+                print(json.dumps({"id": found.id, "problems": found.problems}))
             for problem in () if args.json else found.problems:
-                print(f"{found.info.id}: {problem}")
+                print(f"{found.id}: {problem}")
     print(f"{sessions} sessions were looked at, {broken} are broken", file=sys.stderr)
     return Exit.FAILED if broken else Exit.DONE
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nanoloop.errors import NanoloopError
-from nanoloop.protocols import SessionInfo
+from nanoloop.errors import SessionNotFound
 from nanoloop.session.entry import utc_now
-from nanoloop.stores.copying import Movable
+from nanoloop.stores.copying import Movable, taken
+from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.snapshot import Snapshot, window_start
 
 
@@ -17,29 +17,33 @@ from nanoloop.stores.snapshot import Snapshot, window_start
 class Checked:
     """One session, looked at."""
 
-    info: SessionInfo
+    id: str
     problems: tuple[str, ...]
 
 
 async def check(store: Movable) -> AsyncIterator[Checked]:
     """Look at every session whole; nothing is changed."""
-    for info in [info async for info in store.list()]:
+    for name in [name async for name in store.names()]:
         try:
-            snapshot = await store.snapshot(info.id)
-            problems = tuple(problems_of(snapshot))
-        except NanoloopError as error:
-            problems = (str(error),)
-        yield Checked(info=info, problems=problems)
+            found = await taken(store, name)
+        except SessionNotFound:  # deleted or expired
+            continue
+        problems = (found,) if isinstance(found, str) else tuple(problems_of(found))
+        yield Checked(id=name, problems=problems)
 
 
 def problems_of(snapshot: Snapshot) -> Iterator[str]:
     """What doesn't fit together in it."""
-    yield from _in_numbers(snapshot)
-    yield from _in_head(snapshot)
+    yield from snapshot.unreadable
+    if "updated_at" not in snapshot.head:
+        yield "nothing says where it stands: its head is missing"
     try:
         snapshot.to_session(utc_now)
-    except NanoloopError as error:
-        yield str(error)
+        # What its values are is settled: now whether they agree.
+        yield from _in_numbers(snapshot)
+        yield from _in_head(snapshot)
+    except SessionDamaged as damaged:
+        yield damaged.what
 
 
 def _in_numbers(snapshot: Snapshot) -> Iterator[str]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nanoloop.errors import SessionNotFound, StoreError
-from nanoloop.protocols import SessionInfo
 from nanoloop.session.entry import Entry
+from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.snapshot import Snapshot
 
 
 class Movable(Protocol):
     """A store whose sessions can be taken elsewhere as they are."""
 
-    def list(self) -> AsyncIterator[SessionInfo]:
-        """Every session that has not expired."""
+    def names(self) -> AsyncIterator[str]:
+        """The id of every session, expired or not, whatever it looks like inside."""
         ...
 
     async def snapshot(self, session_id: str) -> Snapshot:
@@ -52,10 +52,14 @@ class Copied:
     entries: int = 0
     """In all of these."""
     keys: int = 0
+    left_out: int = 0
+    """Sessions that can't be read."""
 
 
-Tell = Callable[[SessionInfo, Copied], None]
+Tell = Callable[[str, Copied], None]
 """Hears of each session that has been dealt with."""
+Warn = Callable[[str, str], None]
+"""Hears of a session that is damaged, and what is wrong."""
 
 
 class Different(StoreError):
@@ -69,30 +73,59 @@ class Different(StoreError):
 
 
 async def copy(
-    source: Movable, target: Movable, *, replace: bool = False, tell: Tell = lambda *_: None
+    source: Movable,
+    target: Movable,
+    *,
+    replace: bool = False,
+    tell: Tell = lambda *_: None,
+    warn: Warn = lambda *_: None,
 ) -> Copied:
     """Copy every session and key; what is there already, and the same, is left alone.
 
-    Interrupted, it goes on where it was when it is run again. Raises `Different` unless `replace`,
-    and `StoreError` for a session that isn't the same after it was written.
+    One that can't be read is left out; of one that can in part, that is copied. Interrupted, it
+    goes on where it was when it is run again. Raises `Different` unless `replace`, and `StoreError`
+    for a session that isn't the same after it was written.
     """
     done = Copied()
     # All names first: what is written meanwhile must not move the pages under our feet.
-    for info in [info async for info in source.list()]:
+    for name in [name async for name in source.names()]:
         try:
-            snapshot = await source.snapshot(info.id)
-        except SessionNotFound:  # deleted or expired since
+            found = await taken(source, name)
+        except SessionNotFound:  # deleted or expired
             continue
-        if await _has(target, info.id, snapshot, may_differ=replace):
-            done.same += 1
+        for what in [found] if isinstance(found, str) else found.unreadable:
+            warn(name, what)
+        if isinstance(found, str):
+            done.left_out += 1
         else:
-            await target.restore(snapshot, replace=replace)
-            await _verify(target, info.id, snapshot)
-            done.copied += 1
-        done.entries += len(snapshot.entries)
-        tell(info, done)
+            await _copy_one(found, target, done, may_replace=replace)
+        tell(name, done)
     await _copy_keys(source, target, done)
     return done
+
+
+async def taken(source: Movable, name: str) -> Snapshot | str:
+    """All there is of a session, or why it can't be read; raises where nothing can be any more."""
+    try:
+        return await source.snapshot(name)
+    except SessionDamaged as damaged:
+        return damaged.what
+    except StoreError as error:
+        await source.bound("")  # raises where it is not this session, but the store that fails
+        return str(error)
+
+
+async def _copy_one(
+    snapshot: Snapshot, target: Movable, done: Copied, *, may_replace: bool
+) -> None:
+    name = snapshot.name
+    if await _has(target, name, snapshot, may_differ=may_replace):
+        done.same += 1
+    else:
+        await target.restore(snapshot, replace=may_replace)
+        await _verify(target, name, snapshot)
+        done.copied += 1
+    done.entries += len(snapshot.entries)
 
 
 async def _has(target: Movable, name: str, snapshot: Snapshot, *, may_differ: bool) -> bool:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from nanoloop.session.changes import Changes
+from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.stores.encoding import encoded
+from nanoloop.stores.sense import Decode, SessionDamaged, head_of, sections_of
 from nanoloop.stores.snapshot import expiry, message_ids, window_start
 
 
@@ -90,6 +91,20 @@ class Stored:
     """The channels' ids of the newest messages, at least `SEEN_LIMIT` if there are, by number."""
     size: int = 0
 
+    @classmethod
+    def glance(
+        cls, session_id: str, head: Any, about: Any, size: int, decode: Decode
+    ) -> Stored | SessionDamaged:
+        """Who a session is, from its row; one that is damaged stops no list."""
+        try:
+            return cls(
+                head=head_of(session_id, head, decode),
+                sections=sections_of(session_id, [(ABOUT, about)], decode),
+                size=size,
+            )
+        except SessionDamaged as damaged:
+            return damaged
+
 
 class Database(Protocol):
     """Rows of sessions. Each call is atomic, durable when it returns, and raises `StoreError` only.
@@ -138,11 +153,15 @@ class Database(Protocol):
         """Remove those whose time was over before now; returns how many."""
         ...
 
-    def glances(self, *, now: int) -> AsyncIterator[Stored]:
+    def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
         """All that have not expired, without entries, the last changed first, a page at a time.
 
         Of the sections only the one that says who they are is needed.
         """
+        ...
+
+    def names(self) -> AsyncIterator[str]:
+        """The id of every session, expired or not, whatever it looks like inside."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:

@@ -124,6 +124,10 @@ class _Memory:
             if ABOUT in row.sections and not row.has_expired(now):
                 yield row.stored(None)
 
+    async def names(self) -> AsyncIterator[str]:
+        for name in list(self._rows):
+            yield name
+
     async def bind(self, key: str, session_id: str) -> None:
         self._keys[key] = session_id
 

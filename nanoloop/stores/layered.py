@@ -9,6 +9,7 @@ from typing import Any
 
 from nanoloop.session.entry import Entry, copied
 from nanoloop.stores.database import Commit, Database, Stored, newest_seen
+from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 
@@ -76,8 +77,11 @@ class _Layered:
     async def delete_expired(self, *, now: int) -> int:
         return await self._behind.delete_expired(now=now)
 
-    def glances(self, *, now: int) -> AsyncIterator[Stored]:
+    def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
         return self._behind.glances(now=now)
+
+    def names(self) -> AsyncIterator[str]:
+        return self._behind.names()
 
     async def bind(self, key: str, session_id: str) -> None:
         await self._behind.bind(key, session_id)
@@ -113,5 +117,8 @@ class LayeredStore(DatabaseStore):
 
     def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
         super().__init__(
-            _Layered(behind.database, limit=sessions), clock=behind.clock, sealing=behind.sealing
+            _Layered(behind.database, limit=sessions),
+            clock=behind.clock,
+            sealing=behind.sealing,
+            announce=behind.announce,
         )

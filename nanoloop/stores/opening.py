@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, Store
 from nanoloop.stores.layered import LayeredStore
-from nanoloop.stores.place import FILE, FOLDER, parts
+from nanoloop.stores.place import parts, path_of
 from nanoloop.stores.store import DatabaseStore
 
 
@@ -30,29 +30,40 @@ class Opening:
 
     def open(self, url: str) -> Store:
         """The store that this URL names; nothing is touched before it is used."""
-        kind, place = parts(url)
-        return _OPENERS[kind](self, url, place)
+        kind, _ = parts(url)
+        return _OPENERS[kind](self, url)
 
-    def at(self, place: str, default: str) -> Path:
+    def at(self, url: str) -> Path:
         """The path that a URL means."""
-        return Path(place).expanduser() if place else self.data / default
+        path = path_of(url, self.data)
+        assert path is not None  # noqa: S101 - asked for only where it names one
+        return path
+
+    @property
+    def of_a_server(self) -> dict[str, Any]:
+        """What a store on a server is made with."""
+        return {
+            "seal": self.seal,
+            "timeout_seconds": self.timeout_seconds,
+            "announce": self.announce,
+        }
 
     def cached(self, store: DatabaseStore) -> Store:
         """The store with memory in front of it, where that is wanted."""
         return LayeredStore(store, sessions=self.cached_sessions) if self.cached_sessions else store
 
 
-def _memory(_how: Opening, _url: str, _place: str) -> Store:
+def _memory(_how: Opening, _url: str) -> Store:
     from nanoloop.stores.in_memory import InMemoryStore  # noqa: PLC0415 - only what is asked for
 
     return InMemoryStore()
 
 
-def _jsonl(how: Opening, _url: str, place: str) -> Store:
+def _jsonl(how: Opening, url: str) -> Store:
     from nanoloop.stores.jsonl import JsonlStore  # noqa: PLC0415 - as above
 
     return JsonlStore(
-        how.at(place, FOLDER),
+        how.at(url),
         durability=how.durability,
         read_only=how.read_only,
         announce=how.announce,
@@ -60,12 +71,12 @@ def _jsonl(how: Opening, _url: str, place: str) -> Store:
     )
 
 
-def _sqlite(how: Opening, _url: str, place: str) -> Store:
+def _sqlite(how: Opening, url: str) -> Store:
     from nanoloop.stores.sqlite import SqliteStore  # noqa: PLC0415 - as above
 
     return how.cached(
         SqliteStore(
-            how.at(place, FILE),
+            how.at(url),
             durability=how.durability,
             exclusive=not how.read_only,
             read_only=how.read_only,
@@ -75,19 +86,19 @@ def _sqlite(how: Opening, _url: str, place: str) -> Store:
     )
 
 
-def _redis(how: Opening, url: str, _place: str) -> Store:
+def _redis(how: Opening, url: str) -> Store:
     from nanoloop.stores.redis import RedisStore  # noqa: PLC0415 - as above
 
-    return how.cached(RedisStore(url, seal=how.seal, timeout_seconds=how.timeout_seconds))
+    return how.cached(RedisStore(url, **how.of_a_server))
 
 
-def _postgres(how: Opening, url: str, _place: str) -> Store:
+def _postgres(how: Opening, url: str) -> Store:
     from nanoloop.stores.postgres import PostgresStore  # noqa: PLC0415 - as above
 
-    return how.cached(PostgresStore(url, seal=how.seal, timeout_seconds=how.timeout_seconds))
+    return how.cached(PostgresStore(url, **how.of_a_server))
 
 
-_OPENERS: dict[str, Callable[[Opening, str, str], Store]] = {
+_OPENERS: dict[str, Callable[[Opening, str], Store]] = {
     "memory": _memory,
     "jsonl": _jsonl,
     "sqlite": _sqlite,

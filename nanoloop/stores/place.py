@@ -25,6 +25,14 @@ def parts(url: str) -> tuple[str, str]:
     raise ValueError(f"no place for sessions: write {FORMS}")
 
 
+def path_of(url: str, data: Path) -> Path | None:
+    """The file or folder that it names; None where sessions are in neither."""
+    kind, place = parts(url)
+    if kind not in _PATHS:
+        return None
+    return Path(place).expanduser() if place else data / (FOLDER if kind == "jsonl" else FILE)
+
+
 def store_url(url: str) -> str:
     """The URL itself; raises ValueError as `parts`."""
     parts(url)

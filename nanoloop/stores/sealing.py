@@ -15,6 +15,7 @@ from nanoloop.errors import StoreError
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry
+from nanoloop.stores.sense import making_sense
 from nanoloop.stores.snapshot import Snapshot
 
 SEALED = "_sealed"
@@ -61,7 +62,7 @@ class Sealing:
 
     def opened(self, snapshot: Snapshot) -> Snapshot:
         """What a store kept, readable again; raises `StoreError` where no key fits."""
-        name = str(snapshot.sections[ABOUT].get("id"))
+        name = snapshot.name
         head = dict(snapshot.head)
         if head.get("shown"):
             head["shown"] = [self._shown(item, name) for item in head["shown"]]
@@ -76,8 +77,9 @@ class Sealing:
         """One entry, readable again; raises as `opened`."""
         if SEALED not in entry.content:
             return entry
-        said = self._value(entry.content, session_id)
-        return replace(entry, content=said["content"], metadata=said["metadata"])
+        with making_sense(session_id):
+            said = self._value(entry.content, session_id)
+            return replace(entry, content=said["content"], metadata=said["metadata"])
 
     def _shown(self, item: Any, session_id: str) -> Any:
         is_entry = isinstance(item, dict)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from nanoloop.errors import StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.conversation import spent_in
 from nanoloop.session.entry import Entry, copied, from_rfc3339
 from nanoloop.session.seen import MESSAGE_ID
 from nanoloop.session.session import Session
+from nanoloop.stores.sense import making_sense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +27,12 @@ class Snapshot:
     after: int = 0
     seen: Sequence[str] = ()
     """Ids of messages before that, so that a repeated delivery is known."""
+    unreadable: Sequence[str] = ()
+    """What is there of it that could not be read, in words."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
         """A new session object, which shares nothing that changes with any other."""
-        try:
+        with making_sense(self.name):
             return Session.restored(
                 head=self.head,
                 sections=copied(self.sections),
@@ -39,11 +41,11 @@ class Snapshot:
                 seen=self.seen,
                 clock=clock,
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            name = self.sections[ABOUT].get("id")
-            raise StoreError(
-                f"what is stored of session {name!r} makes no sense ({error}): see its file"
-            ) from error
+
+    @property
+    def name(self) -> str:
+        """The session's id."""
+        return str(self.sections[ABOUT]["id"])
 
     def to_changes(self) -> Changes:
         """All of it as one commit, for a store that has nothing of it."""

@@ -11,6 +11,7 @@ import anyio
 from aiofiles.os import wrap
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.events import Announce, SessionUnreadable, silent
 from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, utc_now
@@ -19,6 +20,7 @@ from nanoloop.stores.creation import Creation, first_changes
 from nanoloop.stores.database import Commit, Database, Stored, micros, size_of
 from nanoloop.stores.doubts import Doubts
 from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.sense import SessionDamaged, making_sense
 from nanoloop.stores.snapshot import (
     Snapshot,
     first_revision,
@@ -39,10 +41,12 @@ class DatabaseStore(Creation):
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
         sealing: Sealing | None = None,
+        announce: Announce = silent,
     ) -> None:
         self.database = database
         """What it keeps them in."""
         self.clock = clock
+        self.announce = announce
         self.sealing = sealing or Sealing(seal)
         self._writing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._doubts = Doubts()
@@ -199,7 +203,7 @@ class DatabaseStore(Creation):
 
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
-        name = str(snapshot.sections[ABOUT]["id"])
+        name = snapshot.name
         await self._write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
     async def _restore(self, name: str, snapshot: Snapshot, *, may_replace: bool) -> None:
@@ -214,10 +218,26 @@ class DatabaseStore(Creation):
     # All of them
 
     async def list(self) -> AsyncIterator[SessionInfo]:
-        """Every session that has not expired, the last active first."""
+        """Every session that has not expired, the last active first; a damaged one is reported."""
         async for stored in self._open.glances(now=self._now()):
-            about = self.sealing.glance(stored.sections[ABOUT])
-            yield info_of(stored.head, about, size=stored.size)
+            try:
+                info = self._info(stored)
+            except SessionDamaged as damaged:
+                self.announce(SessionUnreadable(session_id=damaged.session_id))
+            else:
+                yield info
+
+    def _info(self, stored: Stored | SessionDamaged) -> SessionInfo:
+        if isinstance(stored, SessionDamaged):
+            raise stored
+        about = stored.sections[ABOUT]
+        with making_sense(about["id"]):
+            return info_of(stored.head, self.sealing.glance(about), size=stored.size)
+
+    async def names(self) -> AsyncIterator[str]:
+        """The id of every session, expired or not, whatever it looks like inside."""
+        async for name in self._open.names():
+            yield name
 
     async def delete_expired(self) -> int:
         """Remove what expired; returns how many."""

@@ -99,6 +99,7 @@ class History:
         first: Mapping[str, Any] = {}
         sections: dict[str, Any] = {}
         entries: list[Entry] = []
+        unreadable = []
         for line in self._told(self._marked(lines_from(self._fd, 0, self._standing.size))):
             if line.kind == ENTRY:
                 entries.append(line.value)
@@ -106,9 +107,16 @@ class History:
                 sections[line.name] = line.value
             elif line.kind == METADATA and not first:
                 first = line.value
+            elif line.kind == UNREADABLE:
+                unreadable.append(f"the line at byte {line.offset} of its file can't be read")
         sections.setdefault(ABOUT, _salvaged(first, self._id, entries))
         return self._sealing.opened(
-            Snapshot(head=self._standing.head, sections=sections, entries=entries)
+            Snapshot(
+                head=self._standing.head,
+                sections=sections,
+                entries=entries,
+                unreadable=unreadable,
+            )
         )
 
     def between(self, after: int, upto: int | None, limit: int | None) -> list[Entry]:

@@ -28,6 +28,7 @@ from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.set_aside import SetAside, removed_copy
 from nanoloop.stores.jsonl.writing import replace_file, sync_folder
 from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.sense import making_sense
 from nanoloop.stores.snapshot import Snapshot, first_revision, has_expired
 
 
@@ -69,8 +70,9 @@ class Journal:
                 self._path, self.id, durable=self._durable, read_only=self._read_only
             )
         self._file.catch_up()
-        if has_expired(self._file.standing.head, self._clock()):
-            raise SessionNotFound(self.id)
+        with making_sense(self.id):
+            if has_expired(self._file.standing.head, self._clock()):
+                raise SessionNotFound(self.id)
         return self._file
 
     def _forget(self) -> None:
@@ -86,14 +88,15 @@ class Journal:
             fd, standing, marks = os.dup(file.fd), file.standing, file.marks
         unreadable: list[Line] = []
         try:
-            yield History(
-                fd,
-                standing,
-                session_id=self.id,
-                marks=marks,
-                report=unreadable.append,
-                sealing=self._sealing,
-            )
+            with making_sense(self.id):
+                yield History(
+                    fd,
+                    standing,
+                    session_id=self.id,
+                    marks=marks,
+                    report=unreadable.append,
+                    sealing=self._sealing,
+                )
             with self._lock:
                 self._heard += self._unreadable.settle(fd, unreadable)
         finally:

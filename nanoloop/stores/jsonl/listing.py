@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nanoloop.events import Event, FileUnreadable
@@ -11,6 +12,7 @@ from nanoloop.protocols import SessionInfo
 from nanoloop.stores.jsonl.file_names import name_of
 from nanoloop.stores.jsonl.history import glance
 from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.sense import SessionDamaged, making_sense
 
 BATCH = 64
 """Files that one visit of a thread looks at."""
@@ -49,9 +51,21 @@ class Listing:
                 infos.append(self._glance(path))
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError, TypeError, AttributeError) as error:
+            except (OSError, SessionDamaged) as error:
                 self._heard.append(FileUnreadable(file=path.name, error=type(error).__name__))
         return infos
+
+    def names(self, paths: Sequence[Path]) -> list[str]:
+        """The ids that these files belong to, whatever is in them."""
+        return [self._id_of(path) for path in paths]
+
+    def _id_of(self, path: Path) -> str:
+        name = path.name.removesuffix(self._suffix)
+        session_id = name_of(name)
+        if session_id is None:  # the file's name is a shortened one
+            with suppress(OSError, SessionDamaged):
+                return self._glance(path).id
+        return session_id or name
 
     def _glance(self, path: Path) -> SessionInfo:
         name = path.name.removesuffix(self._suffix)
@@ -59,7 +73,8 @@ class Listing:
         try:
             size = os.fstat(fd).st_size
             session_id = name_of(name) or name
-            return glance(fd, size, session_id=session_id, sealing=self._sealing)
+            with making_sense(session_id):
+                return glance(fd, size, session_id=session_id, sealing=self._sealing)
         finally:
             os.close(fd)
 

@@ -11,13 +11,14 @@ from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Event, LogRepaired
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.stores.jsonl.commit import Commit, commit_of, summary_text
-from nanoloop.stores.jsonl.first_line import renewed
+from nanoloop.stores.jsonl.first_line import FORMAT, renewed
 from nanoloop.stores.jsonl.history import about_of
 from nanoloop.stores.jsonl.lines import METADATA
 from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.reading import PROBE, line_at, read_tail
 from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
 from nanoloop.stores.jsonl.writing import write_all
+from nanoloop.stores.sense import making_sense
 
 
 class LogFile:
@@ -34,8 +35,10 @@ class LogFile:
         except FileNotFoundError:
             raise SessionNotFound(session_id) from None
         try:
-            self._look()
-            self._check_id()
+            with making_sense(session_id):
+                self._look()
+                self._check_format()
+                self._check_id()
         except BaseException:
             self.close()
             raise
@@ -53,7 +56,8 @@ class LogFile:
         """See what others added; what this one failed to write is no addition."""
         known = self.standing.size + self.standing.torn
         if not self.is_dirty and os.fstat(self.fd).st_size != known:
-            self._look()
+            with making_sense(self._id):
+                self._look()
 
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
@@ -62,6 +66,15 @@ class LogFile:
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
+
+    def _check_format(self) -> None:
+        first = line_at(self.fd, 0, self.standing.size)
+        found = first.value.get("format") if first and first.kind == METADATA else None
+        if isinstance(found, int) and found > FORMAT:
+            raise StoreError(
+                f"{self._path} is of format {found}, and this version knows {FORMAT}: install a "
+                "newer nanoloop, or choose another folder"
+            )
 
     def _check_id(self) -> None:
         theirs = about_of(self.fd, self.standing, session_id=self._id).get("id")

@@ -14,7 +14,6 @@ from aiofiles.os import wrap
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, SessionInfo
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation
@@ -139,7 +138,7 @@ class JsonlStore(Creation):
 
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
-        name = str(snapshot.sections[ABOUT]["id"])
+        name = snapshot.name
         await self._write(name, lambda journal: journal.restore(snapshot, may_replace=replace))
 
     # All of them
@@ -151,6 +150,14 @@ class JsonlStore(Creation):
             for info in sorted(infos, key=lambda info: info.updated_at, reverse=True):
                 if not self._is_over(info):
                     yield info
+
+    async def names(self) -> AsyncIterator[str]:
+        """The id of every session, expired or not, whatever is in its file."""
+        self._check_open()
+        listing = Listing(self._folder, suffix=SUFFIX, sealing=self._sealing)
+        for paths in await self._in_thread(listing.batches):
+            for name in await self._in_thread(listing.names, paths):
+                yield name
 
     async def delete_expired(self) -> int:
         """Remove what expired; returns how many."""

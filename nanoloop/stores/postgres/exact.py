@@ -38,7 +38,7 @@ def packed_entry(entry: Entry, text: bytes) -> str:
 def unpacked(text: str) -> Any:
     """The value again."""
     value = json.loads(text)
-    return json.loads(value[EXACT]) if EXACT in value else value
+    return json.loads(value[EXACT]) if isinstance(value, dict) and EXACT in value else value
 
 
 def _twice(text: bytes, levels: int) -> str:

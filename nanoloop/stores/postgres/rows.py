@@ -8,10 +8,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry
+from nanoloop.stores import sense
 from nanoloop.stores.database import Commit, Stored, text_of
 from nanoloop.stores.postgres.exact import packed, packed_entry, plain, unpacked, unplain
+from nanoloop.stores.sense import SessionDamaged, head_of, sections_of
 
 if TYPE_CHECKING:
     from asyncpg import Record
@@ -65,29 +66,27 @@ def rewritten(commit: Commit) -> tuple[Any, ...]:
     )
 
 
-def stored(row: Record, entries: Iterable[Record] | None = None) -> Stored:
+def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None) -> Stored:
     """A session from a row of `window`; its entries may come from rows of their own."""
     pairs = zip(row["seqs"] or (), row["contents"] or (), strict=True)
+    sections = zip(row["names"] or (), row["values"] or (), strict=True)
     return Stored(
-        head=unpacked(row["head"]),
-        sections=dict(zip(row["names"] or (), map(unpacked, row["values"] or ()), strict=True)),
-        entries=[_entry(*pair) for pair in pairs] if entries is None else entries_of(entries),
+        head=head_of(session_id, row["head"], unpacked),
+        sections=sections_of(session_id, sections, unpacked),
+        entries=sense.entries_of(session_id, pairs, unpacked)
+        if entries is None
+        else entries_of(session_id, entries),
         seen=dict(zip(row["seen_seqs"] or (), map(unplain, row["seen_ids"] or ()), strict=True)),
         size=row["size"],
     )
 
 
-def glance(row: Record) -> Stored:
+def glance(row: Record) -> Stored | SessionDamaged:
     """A session from a row of `glances`."""
-    return Stored(
-        head=unpacked(row["head"]), sections={ABOUT: unpacked(row["value"])}, size=row["size"]
-    )
+    return Stored.glance(unplain(row["id"]), row["head"], row["value"], row["size"], unpacked)
 
 
-def entries_of(rows: Iterable[Record]) -> list[Entry]:
+def entries_of(session_id: str, rows: Iterable[Record]) -> list[Entry]:
     """Entries from rows of `between`."""
-    return [_entry(row["seq"], row["content"]) for row in rows]
-
-
-def _entry(seq: int, content: str) -> Entry:
-    return Entry.from_dict(unpacked(content), seq=seq)
+    pairs = ((row["seq"], row["content"]) for row in rows)
+    return sense.entries_of(session_id, pairs, unpacked)

@@ -100,11 +100,12 @@ SELECT count(*) FROM gone
 SELECT number FROM {schema}.session
 WHERE (expires_at IS NULL OR expires_at >= $1) ORDER BY updated_at DESC, number
 """
+    names: str = "SELECT id FROM {schema}.session ORDER BY number"
     glances: str = """
-SELECT head, size, value
+SELECT id, head, size, value
 FROM unnest($2::bigint[]) WITH ORDINALITY AS page (number, place)
 JOIN {schema}.session USING (number)
-JOIN {schema}.section ON section.session = number AND section.name = $3
+LEFT JOIN {schema}.section ON section.session = number AND section.name = $3
 WHERE (expires_at IS NULL OR expires_at >= $1)
 ORDER BY place
 """

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from anyio.to_thread import run_sync
 
+from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
@@ -20,6 +21,7 @@ from nanoloop.stores.postgres.connections import Connections
 from nanoloop.stores.postgres.exact import plain, unpacked, unplain
 from nanoloop.stores.postgres.migration import migrate, prepare
 from nanoloop.stores.postgres.statements import Statements
+from nanoloop.stores.sense import SessionDamaged, head_of
 from nanoloop.stores.store import DatabaseStore
 
 if TYPE_CHECKING:
@@ -114,13 +116,13 @@ class _Tables:
         text = await self._connections.run(
             lambda s: s.fetchval(self._sql.head, plain(session_id)),
         )
-        return None if text is None else unpacked(text)
+        return None if text is None else head_of(session_id, text, unpacked)
 
     async def window(self, session_id: str) -> Stored | None:
         row = await self._connections.run(
             lambda s: s.fetchrow(self._sql.window, plain(session_id), None)
         )
-        return None if row is None else rows.stored(row)
+        return None if row is None else rows.stored(session_id, row)
 
     async def whole(self, session_id: str) -> Stored | None:
         name = plain(session_id)
@@ -132,7 +134,7 @@ class _Tables:
                 return row, await server.fetch(self._sql.between, name, 0, _NONE, None)
 
         row, entries = await self._connections.run(work)
-        return None if row is None else await run_sync(rows.stored, row, entries)
+        return None if row is None else await run_sync(rows.stored, session_id, row, entries)
 
     async def between(
         self, session_id: str, *, after: int, upto: int | None, limit: int | None
@@ -140,11 +142,14 @@ class _Tables:
         last = _NONE if upto is None else upto
         bounds = (max(-1, min(bound, _NONE)) for bound in (after, last))
         arguments = (plain(session_id), *bounds, limit)
-        return rows.entries_of(
-            await self._connections.run(lambda s: s.fetch(self._sql.between, *arguments))
-        )
+        found = await self._connections.run(lambda s: s.fetch(self._sql.between, *arguments))
+        return rows.entries_of(session_id, found)
 
-    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+    async def names(self) -> AsyncIterator[str]:
+        for row in await self._connections.run(lambda s: s.fetch(self._sql.names)):
+            yield unplain(row["id"])
+
+    async def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
         # All of them first: the order moves with every commit, and none may slip through.
         newest = await self._connections.run(lambda s: s.fetch(self._sql.newest, rows.moment(now)))
         numbers = [row["number"] for row in newest]
@@ -191,6 +196,7 @@ class PostgresStore(DatabaseStore):
         schema: str = "nanoloop",
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
+        announce: Announce = silent,
         pool_size: int = 10,
         timeout_seconds: float = 10,
     ) -> None:
@@ -201,7 +207,7 @@ class PostgresStore(DatabaseStore):
             pool_size=pool_size,
             timeout_seconds=timeout_seconds,
         )
-        super().__init__(self._tables, clock=clock, seal=seal)
+        super().__init__(self._tables, clock=clock, seal=seal, announce=announce)
 
     async def migrate(self) -> str:
         """Make the tables, or bring older ones up to date; says what was done."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
@@ -19,6 +20,13 @@ from nanoloop.stores.redis.keys import SHARDS, Keys, as_bytes, as_text
 from nanoloop.stores.redis.layout import Layout
 from nanoloop.stores.redis.scripts import BETWEEN, COMMIT, NAMES, READ, REMOVE, Argument, Call
 from nanoloop.stores.redis.server import Server
+from nanoloop.stores.sense import (
+    SessionDamaged,
+    entries_of,
+    head_of,
+    making_sense,
+    sections_of,
+)
 from nanoloop.stores.snapshot import expiry
 from nanoloop.stores.store import DatabaseStore
 
@@ -79,7 +87,7 @@ class _Rows:
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         (head,) = await self._ask(("HGET", self._keys.of(session_id)[0], "head"))
-        return None if head is None else json.loads(head)
+        return None if head is None else head_of(session_id, head, json.loads)
 
     async def window(self, session_id: str) -> Stored | None:
         found = await self._read(session_id, "window")
@@ -98,13 +106,14 @@ class _Rows:
         if row is None:
             return None
         head, sections, seen, size, lines, past = row
-        stored = Stored(
-            head=json.loads(head),
-            sections=json.loads(sections),
-            entries=_entries(lines),
-            seen={int(seq): name for seq, name in json.loads(seen).items()},
-            size=int(size),
-        )
+        with making_sense(session_id):
+            stored = Stored(
+                head=head_of(session_id, head, json.loads),
+                sections=sections_of(session_id, json.loads(sections).items(), _as_it_is),
+                entries=_entries(session_id, lines),
+                seen={int(seq): name for seq, name in json.loads(seen).items()},
+                size=int(size),
+            )
         return stored, past
 
     async def _all(self, session_id: str, past: bytes, *, upto: int) -> list[Entry] | None:
@@ -131,7 +140,7 @@ class _Rows:
         ((lines, past),) = await self._ask(
             BETWEEN(self._keys.of(session_id)[:2], after, upto, limit)
         )
-        return _entries(lines), past
+        return _entries(session_id, lines), past
 
     async def delete(self, session_id: str) -> None:
         await self._ask(REMOVE(self._keys.of(session_id), as_bytes(session_id), ""))
@@ -147,11 +156,16 @@ class _Rows:
             removed += sum(await self._ask(*calls))
         return removed
 
-    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+    async def names(self) -> AsyncIterator[str]:
+        for name in await self._names():
+            yield name
+
+    async def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
         for page in _pages(await self._names()):
-            for row in await self._ask(*map(self._glance, page)):
-                stored = _glanced(*row)
-                if stored is not None and not _has_expired(stored.head, now):
+            rows = await self._ask(*map(self._glance, page))
+            for name, row in zip(page, rows, strict=True):
+                stored = _glanced(name, *row)
+                if stored is not None and not _has_expired(stored, now):
                     yield stored
 
     async def _names(self) -> list[str]:
@@ -187,9 +201,14 @@ def _lines(numbered: Iterable[tuple[int, bytes]]) -> bytes:
     return b"\n".join(b"%d %s" % each for each in numbered)
 
 
-def _entries(lines: bytes) -> list[Entry]:
+def _entries(session_id: str, lines: bytes) -> list[Entry]:
     parted = (line.partition(b" ") for line in lines.split(b"\n") if line)
-    return [Entry.from_dict(json.loads(text), seq=int(seq)) for seq, _, text in parted]
+    with making_sense(session_id):
+        return entries_of(session_id, ((int(n), text) for n, _, text in parted), json.loads)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def _fields(commit: Commit) -> Iterable[Argument]:
@@ -202,15 +221,17 @@ def _expired(expiring: bytes, now: int) -> Call:
     return ("ZRANGE", expiring, "-inf", f"({now}", "BYSCORE")
 
 
-def _glanced(head: bytes | None, about: bytes | None, size: bytes | None) -> Stored | None:
+def _glanced(
+    session_id: str, head: bytes | None, about: bytes | None, size: bytes | None
+) -> Stored | SessionDamaged | None:
     """A session; None where it was removed while the others were looked at."""
-    if head is None or about is None or size is None:
+    if head is None:
         return None
-    return Stored(head=json.loads(head), sections={ABOUT: json.loads(about)}, size=int(size))
+    return Stored.glance(session_id, head, about, int(size or 0), json.loads)
 
 
-def _has_expired(head: Mapping[str, Any], now: int) -> bool:
-    moment = expiry(head)
+def _has_expired(stored: Stored | SessionDamaged, now: int) -> bool:
+    moment = None if isinstance(stored, SessionDamaged) else expiry(stored.head)
     return moment is not None and micros(moment) < now
 
 
@@ -229,10 +250,11 @@ class RedisStore(DatabaseStore):
         timeout_seconds: float = 10,
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
+        announce: Announce = silent,
     ) -> None:
         """Nothing is asked before the first call.
 
         A call is tried again while the server is away, and fails after `timeout_seconds` in all.
         """
         server = Server(url, timeout_seconds=timeout_seconds)
-        super().__init__(_Rows(server, Keys(prefix)), clock=clock, seal=seal)
+        super().__init__(_Rows(server, Keys(prefix)), clock=clock, seal=seal, announce=announce)

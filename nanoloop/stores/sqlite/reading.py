@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any
 
-from nanoloop.errors import StoreError
 from nanoloop.session.changes import ABOUT
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.seen import SEEN_LIMIT
-from nanoloop.stores.database import Stored
+from nanoloop.stores.database import Stored, micros
+from nanoloop.stores.sense import (
+    SessionDamaged,
+    entries_of,
+    head_of,
+    making_sense,
+    sections_of,
+)
 from nanoloop.stores.sqlite.writing import as_bytes
 
 EVER = 1 << 62
 """Above every number of an entry."""
 
-_SESSION = "SELECT number, head, shown_from, size FROM session WHERE id = ?"
+_SESSION = "SELECT number, head, shown_from, size, rev, updated_at FROM session WHERE id = ?"
 _SECTIONS = "SELECT name, value FROM section WHERE session = ?"
 _ENTRIES = """
     SELECT seq, value FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?
@@ -30,44 +36,47 @@ _LIVING = """
     ORDER BY updated_at DESC, number DESC
 """
 _GLANCES = """
-    SELECT head, size, section.value FROM json_each(?) AS wanted
-    JOIN session ON number = wanted.value JOIN section ON session = number AND name = ?
+    SELECT session.id, head, section.value, size FROM json_each(?) AS wanted
+    JOIN session ON number = wanted.value LEFT JOIN section ON session = number AND name = ?
     ORDER BY wanted.key
 """
+_NAMES = "SELECT id FROM session ORDER BY number"
 _BINDINGS = "SELECT number, key, session FROM binding WHERE number > ? ORDER BY number LIMIT ?"
 
 
-def head(connection: Connection, session_id: str) -> dict[str, Any] | None:
+def head(connection: Connection, session_id: str) -> Mapping[str, Any] | None:
     """As `Database.head`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
-    return None if row is None else _decoded(row[1])
+    return None if row is None else head_of(session_id, row[1], json.loads)
 
 
 def window(connection: Connection, session_id: str) -> Stored | None:
     """As `Database.window`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
-    return None if row is None else _stored(connection, *row)
+    return None if row is None else _stored(connection, session_id, row, start=row[2])
 
 
 def whole(connection: Connection, session_id: str) -> Stored | None:
     """As `Database.whole`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
-    if row is None:
-        return None
-    number, head, _, size = row
-    return _stored(connection, number, head, 0, size)
+    return None if row is None else _stored(connection, session_id, row, start=0)
 
 
-def _stored(connection: Connection, number: int, head: bytes, start: int, size: int) -> Stored:
+def _stored(connection: Connection, session_id: str, row: tuple[Any, ...], *, start: int) -> Stored:
+    number, head, _, size, *columns = row
     sections = connection.execute(_SECTIONS, (number,))
     heard = connection.execute(_HEARD, (number, SEEN_LIMIT)).fetchall()
-    return Stored(
-        head=_decoded(head),
-        sections={name.decode(): _decoded(value) for name, value in sections},
-        entries=_entries(connection.execute(_ENTRIES, (number, start - 1, EVER, -1))),
-        seen={seq: _text(name) for seq, name in reversed(heard)},
-        size=size,
-    )
+    with making_sense(session_id):
+        stored = Stored(
+            head=head_of(session_id, head, json.loads),
+            sections=sections_of(session_id, ((n.decode(), v) for n, v in sections), json.loads),
+            entries=_entries(session_id, connection, number, start - 1, EVER, -1),
+            seen={int(seq): _text(name) for seq, name in reversed(heard)},
+            size=int(size),
+        )
+        if columns != [stored.head["rev"], micros(from_rfc3339(stored.head["updated_at"]))]:
+            raise SessionDamaged(session_id, "its row and its head differ in what they say")
+    return stored
 
 
 def between(
@@ -78,7 +87,7 @@ def between(
     if row is None:
         return []
     bounds = (after, EVER if upto is None else upto, -1 if limit is None else limit)
-    return _entries(connection.execute(_ENTRIES, (row[0], *bounds)))
+    return _entries(session_id, connection, row[0], *bounds)
 
 
 def living(connection: Connection, now: int) -> list[int]:
@@ -86,13 +95,18 @@ def living(connection: Connection, now: int) -> list[int]:
     return [number for (number,) in connection.execute(_LIVING, (now,))]
 
 
-def glances(connection: Connection, numbers: Sequence[int]) -> list[Stored]:
+def glances(connection: Connection, numbers: Sequence[int]) -> list[Stored | SessionDamaged]:
     """What these rows tell of who the sessions are; one that is gone is passed over."""
     rows = connection.execute(_GLANCES, (json.dumps(numbers), ABOUT))
     return [
-        Stored(head=_decoded(head), sections={ABOUT: _decoded(about)}, size=size)
-        for head, size, about in rows
+        Stored.glance(_text(name), head, about, size, json.loads)
+        for name, head, about, size in rows
     ]
+
+
+def names(connection: Connection) -> list[str]:
+    """The ids of all sessions."""
+    return [_text(name) for (name,) in connection.execute(_NAMES)]
 
 
 def bound(connection: Connection, key: str) -> str | None:
@@ -109,19 +123,8 @@ def bindings(connection: Connection, after: int, limit: int) -> list[tuple[int, 
     return [(number, _text(key), _text(session_id)) for number, key, session_id in rows]
 
 
-def _entries(rows: Iterable[tuple[int, bytes]]) -> list[Entry]:
-    return [Entry.from_dict(_decoded(value), seq=seq) for seq, value in rows]
-
-
-def _decoded(text: bytes) -> dict[str, Any]:
-    try:
-        value: dict[str, Any] = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(
-            f"what is stored of a session can't be read ({error}): `nanoloop store check` says "
-            "which sessions are damaged"
-        ) from error
-    return value
+def _entries(session_id: str, connection: Connection, *which: Any) -> list[Entry]:
+    return entries_of(session_id, connection.execute(_ENTRIES, which), json.loads)
 
 
 def _text(data: bytes) -> str:

@@ -21,6 +21,7 @@ from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.database import Commit, Stored
 from nanoloop.stores.process_lock import ProcessLock
+from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.sqlite import reading, writing
 from nanoloop.stores.sqlite.damage import primary_code
 from nanoloop.stores.sqlite.file import SessionFile
@@ -92,7 +93,11 @@ class _Sqlite:
             count += removed
         return count
 
-    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+    async def names(self) -> AsyncIterator[str]:
+        for name in await self._read(reading.names):
+            yield name
+
+    async def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
         # All rows first: what is written meanwhile must not move the pages under our feet.
         numbers = await self._read(reading.living, now)
         for start in range(0, len(numbers), PAGE):
@@ -183,4 +188,4 @@ class SqliteStore(DatabaseStore):
         lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
         file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
         database = _Sqlite(file, announce=announce)
-        super().__init__(database, clock=clock, seal=seal)
+        super().__init__(database, clock=clock, seal=seal, announce=announce)
