@@ -1,15 +1,18 @@
 """Whatever happens to a file, what was acknowledged is there and the next message can be stored."""
 
+import errno
 import json
 import os
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from nanoloop.errors import SessionExists, StoreError
 from nanoloop.events import FileUnreadable, LineSetAside, LogRepaired
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -365,3 +368,42 @@ async def test_entries_are_found_in_a_file_whose_places_no_longer_hold(tmp_path)
         found = await store.entries("s", after=2)
         await store.close()
         assert [entry.content["text"] for entry in found] == ["m2", "m3", "m4", "m5"]
+
+
+async def test_a_file_of_a_newer_format_is_refused_and_left_alone(store, file):
+    await said(store, "one")
+    await store.close()
+    file.write_bytes(file.read_bytes().replace(b'"format":1,', b'"format":99,', 1))
+    before = file.read_bytes()
+    later = JsonlStore(file.parent)
+    with pytest.raises(StoreError, match=r"s.jsonl is of format 99.*newer nanoloop"):
+        await later.load("s")
+    with pytest.raises(StoreError, match="format 99"):
+        await later.create(id="s", replace=True)
+    assert file.read_bytes() == before
+    await later.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EROFS, "Read-only file system: choose a place that may be written in"),
+        (errno.ENOSPC, "No space left on device: free some space"),
+        (errno.EEXIST, "a file is where a folder should be"),
+        (errno.ENOENT, "no such folder can be made there"),
+        (errno.EIO, "check the disk"),
+    ],
+)
+@pytest.mark.parametrize("kind", [JsonlStore, SqliteStore])
+async def test_a_disk_that_refuses_is_told_with_the_step_that_helps(
+    kind, number, advice, tmp_path, monkeypatch
+):
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    opened = kind(tmp_path / "new" / "there")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(StoreError, match=advice):
+            await opened.create(id="s")
+    await opened.close()

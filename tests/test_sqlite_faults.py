@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from nanoloop.errors import StoreError
-from nanoloop.events import FileUnreadable
+from nanoloop.events import DatabaseSetAside
 from nanoloop.stores.sqlite import SqliteStore
 
 
@@ -120,10 +120,24 @@ class TestDamage:
         bad = file.read_bytes()
         await said(store, "anew")
         (event,) = heard
-        assert isinstance(event, FileUnreadable)
+        assert isinstance(event, DatabaseSetAside)
         assert event.file.startswith("sessions.sqlite.corrupt-2")
         assert file.with_name(event.file).read_bytes() == bad
         assert await texts_of(store) == ["anew"]
+
+    @pytest.mark.parametrize("name", ["sessions.sqlite", "notes.txt"])
+    async def test_a_file_that_is_only_read_is_left_and_what_becomes_of_it_is_said(
+        self, tmp_path, name
+    ):
+        file = tmp_path / name
+        file.write_bytes(b"\xaa" * 9_000)
+        store = SqliteStore(file, read_only=True)
+        said = "sets it aside as sessions.sqlite.corrupt-DATE" if "sql" in name else "no database"
+        with pytest.raises(StoreError, match=said) as raised:
+            await store.load("s")
+        assert "saved before" not in str(raised.value)
+        assert file.read_bytes() == b"\xaa" * 9_000
+        await store.close()
 
     async def test_its_log_goes_with_it_and_no_earlier_one_is_written_over(
         self, store, file, heard
@@ -155,7 +169,7 @@ class TestDamage:
         await store.close()
         damage(file, at=4096 * 60)
         store = SqliteStore(file, announce=heard.append)
-        with pytest.raises(StoreError, match=r"sessions.sqlite failed: .*`nanoloop store check`"):
+        with pytest.raises(StoreError, match=r"sessions.sqlite failed: .*`nanoloop store copy`"):
             await store.get("s")
         assert await texts_of(store, "t") == ["whole"]
         assert heard == []
@@ -186,7 +200,7 @@ class TestHeld:
         (tmp_path / "file").write_text("")
         wrong = {
             tmp_path: "is a folder: choose a file in it",
-            tmp_path / "file" / "sessions.sqlite": "choose a place that may be written in",
+            tmp_path / "file" / "sessions.sqlite": "a file is where a folder should be",
         }
         for path, words in wrong.items():
             store = SqliteStore(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation
+from nanoloop.stores.disk import refusal
 from nanoloop.stores.jsonl.bindings import Bindings
 from nanoloop.stores.jsonl.file_names import file_name
 from nanoloop.stores.jsonl.journal import Journal
@@ -30,12 +31,6 @@ SUFFIX = ".jsonl"
 LOCK = ".lock"
 KEYS = "keys"
 """The folder of bindings, in the folder of sessions."""
-
-_ADVICE: Mapping[type[OSError], str] = {
-    FileExistsError: "choose a folder",
-    NotADirectoryError: "choose a folder",
-    PermissionError: "choose a folder that may be written in",
-}
 
 Durability = Literal["flush", "fsync"]
 T = TypeVar("T")
@@ -257,8 +252,7 @@ class JsonlStore(Creation):
             result: T = await wrap(work)(*args)
         except OSError as error:
             raise StoreError(
-                f"the store in {self._folder} failed: {error.strerror or error}: "
-                f"{_ADVICE.get(type(error), 'free some space or check the disk')}; "
+                f"the store in {self._folder} failed: {refusal(error)}; "
                 "what was saved before still is"
             ) from error
         return result

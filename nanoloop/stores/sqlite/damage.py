@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from nanoloop.errors import StoreError
-from nanoloop.events import Event, FileUnreadable
+from nanoloop.events import DatabaseSetAside, Event
 
 MAGIC = b"SQLite format 3\0"
 """What every database begins with."""
@@ -28,6 +28,14 @@ def primary_code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
+def is_ours(path: Path) -> bool:
+    """Whether it is or was a database: what never was one is not moved."""
+    if path.suffix in SUFFIXES:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) -> list[Event]:
     """Give a damaged database another name; raises `StoreError` for what never was one.
 
@@ -39,7 +47,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
     except FileNotFoundError:
         return []
     try:
-        if os.pread(fd, len(MAGIC), 0) != MAGIC and path.suffix not in SUFFIXES:
+        if not is_ours(path):
             raise StoreError(f"{path} is no database: choose another file") from error
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_ino != inode or path.stat().st_ino != inode:
@@ -50,7 +58,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
                 path.with_name(path.name + suffix).replace(target.with_name(target.name + suffix))
     finally:
         os.close(fd)
-    return [FileUnreadable(file=target.name, error=type(error).__name__)]
+    return [DatabaseSetAside(file=target.name)]
 
 
 def _free(path: Path, now: datetime) -> Path:

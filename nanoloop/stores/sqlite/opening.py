@@ -15,7 +15,7 @@ from typing import Literal
 from nanoloop.errors import StoreError
 from nanoloop.events import Event
 from nanoloop.stores.sqlite import schema
-from nanoloop.stores.sqlite.damage import is_damage, primary_code, put_aside
+from nanoloop.stores.sqlite.damage import is_damage, is_ours, primary_code, put_aside
 
 PAUSE_SECONDS = 0.01
 
@@ -67,6 +67,25 @@ class Opening:
         """Raise for a damaged or foreign file: one that can write would tidy up even there."""
         with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
             schema.format_of(connection, str(self.path))
+
+    def told_damage(self, error: sqlite3.DatabaseError) -> StoreError:
+        """What is to be said of a damaged file, and what becomes of it."""
+        failed = f"the store in {self.path} failed: {error}"
+        try:
+            self._look()
+        except sqlite3.DatabaseError as first:
+            if not is_damage(first):
+                return StoreError(f"{failed}: look at the file")
+            if not is_ours(self.path):
+                return StoreError(f"{self.path} is no database: choose another file")
+            return StoreError(
+                f"{failed}: the file is damaged and is left as it is; the next start for writing "
+                f"sets it aside as {self.path.name}.corrupt-DATE and begins a new one"
+            )
+        return StoreError(
+            f"{failed}: a part of the file is damaged: take what is whole to another store with "
+            "`nanoloop store copy`"
+        )
 
     def _make(self) -> int:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -20,10 +20,11 @@ from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.database import Commit, Stored
+from nanoloop.stores.disk import refusal
 from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.sqlite import reading, writing
-from nanoloop.stores.sqlite.damage import primary_code
+from nanoloop.stores.sqlite.damage import is_damage, primary_code
 from nanoloop.stores.sqlite.file import SessionFile
 from nanoloop.stores.sqlite.opening import Opening
 from nanoloop.stores.sqlite.queue import Write, WriteQueue
@@ -39,11 +40,7 @@ _ADVICE: Mapping[int, str] = {
     sqlite3.SQLITE_READONLY: "choose a place that may be written in",
     sqlite3.SQLITE_CANTOPEN: "choose a place that may be written in",
     sqlite3.SQLITE_PERM: "choose a place that may be written in",
-    sqlite3.SQLITE_CORRUPT: "copy the file, and see with `nanoloop store check` what is whole",
-    sqlite3.SQLITE_NOTADB: "choose another file",
 }
-
-_WRONG_PLACE = (PermissionError, FileExistsError, NotADirectoryError)
 
 T = TypeVar("T")
 
@@ -143,22 +140,21 @@ class _Sqlite:
         try:
             result: T = await wrap(work)(*args, **kwargs)
         except sqlite3.Error as error:
-            raise self._refused(str(error), _ADVICE.get(primary_code(error))) from error
+            if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+                raise await wrap(self._file.opening.told_damage)(error) from error
+            advice = _ADVICE.get(primary_code(error), "check the disk")
+            raise self._refused(f"{error}: {advice}") from error
         except OSError as error:
-            advice = (
-                _ADVICE.get(sqlite3.SQLITE_CANTOPEN) if isinstance(error, _WRONG_PLACE) else None
-            )
-            raise self._refused(error.strerror or str(error), advice) from error
+            raise self._refused(refusal(error)) from error
         finally:
             heard = self._file.opening.heard
             while heard:
                 self._announce(heard.pop(0))
         return result
 
-    def _refused(self, what: str, advice: str | None) -> StoreError:
+    def _refused(self, what: str) -> StoreError:
         return StoreError(
-            f"the store in {self._file.path} failed: {what}: {advice or 'check the disk'}; "
-            "what was saved before still is"
+            f"the store in {self._file.path} failed: {what}; what was saved before still is"
         )
 
 
