@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal
 from nanoloop.protocols import ARCHIVED, SessionInfo
@@ -105,7 +106,7 @@ def _known_agent(desk: Desk, name: str | None) -> str | None:
         return name
     near = agents.nearest(name)
     advice = f"did you mean {near}?" if near else "/api/me lists who there is"
-    raise Refusal(422, f"there is no such agent: {advice}")
+    raise Refusal(422, f"there is no agent {quoted(name)}: {advice}")
 
 
 async def show(call: Call) -> Response:

@@ -16,6 +16,7 @@ from nanoloop.channels.web.admission import admitted
 from nanoloop.channels.web.body import read_body
 from nanoloop.channels.web.callers import EVERYONE, Caller
 from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.malformed import problem_of, quoted
 from nanoloop.channels.web.refusal import Refusal, try_later
 from nanoloop.errors import (
     BusFull,
@@ -97,13 +98,13 @@ class Operation:
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:  # noqa: BLE001 - what is none of ours is raised again
-                return _refusal_of(error).response()
+                return _refusal_of(error, request.path_params).response()
 
         return Route(self.path, served, methods=[self.method])
 
     async def _call(self, request: Request, desk: Desk) -> Call:
         caller = admitted(request, desk, is_public=self.is_public, is_counted=self.is_counted)
-        query = _checked(self.query.model_validate, request.query_params) if self.query else None
+        query = _checked(self.query, dict(request.query_params)) if self.query else None
         body: Any = None
         if self.uploads:
             body = await read_body(request, desk.limits.upload_bytes, desk.limits.body_seconds)
@@ -116,28 +117,23 @@ class Operation:
         if kind not in {"application/json", ""}:
             raise Refusal(415, f"the body is {kind[:100]}: send application/json")
         data = await read_body(request, desk.limits.message_bytes, desk.limits.body_seconds)
-        return _checked(body.model_validate_json, data or b"{}")
+        return _checked(body, data or b"{}")
 
 
-def _checked(validate: Callable[[Any], BaseModel], value: Any) -> BaseModel:
+def _checked(model: type[BaseModel], said: bytes | dict[str, str]) -> BaseModel:
     try:
-        return validate(dict(value) if isinstance(value, Mapping) else value)
+        if isinstance(said, bytes):
+            return model.model_validate_json(said)
+        return model.model_validate(said)
     except ValidationError as error:
-        raise Refusal(422, _sentence(error)) from None
+        raise Refusal(422, problem_of(error, model)[1]) from None
 
 
-def _sentence(error: ValidationError) -> str:
-    """What is wrong first; never what was sent."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
-
-
-def _refusal_of(error: Exception) -> Refusal:
+def _refusal_of(error: Exception, asked: Mapping[str, Any]) -> Refusal:
     """The refusal that an error of ours is; any other goes on as it is."""
     match error:
         case SessionNotFound() | InvalidSessionId():
-            return Refusal(404, "there is no such session")
+            return Refusal(404, f"there is no session {quoted(asked.get('session', ''))}")
         case SessionError() | StoreConflict():
             return Refusal(409, str(error))
         case BusFull():

@@ -15,6 +15,7 @@ from nanoloop.channels.web.callers import Caller
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.history import shown_attachment, typed
+from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal, try_later
 from nanoloop.commands.command import BUSY
@@ -66,7 +67,8 @@ async def _attached(desk: Desk, caller: Caller, attachment_id: str) -> Attachmen
     kept = await desk.attachments.about(attachment_id)
     data = await desk.attachments.data(attachment_id) if kept is not None else None
     if kept is None or data is None or not caller.sees(kept.owner):
-        raise Refusal(422, "attachments: upload it first, and send the id that comes back")
+        advice = "upload it first, and send the id that comes back"
+        raise Refusal(422, f"attachments: there is no file {quoted(attachment_id)}: {advice}")
     text = data.decode("utf-8", "replace") if kept.kind == "file" else None
     return Attachment(
         kind=kept.kind,

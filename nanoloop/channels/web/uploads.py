@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from nanoloop.channels.web.attachments import SCHEME, NoRoom, mime_type_of
 from nanoloop.channels.web.history import shown_attachment
+from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation
 from nanoloop.channels.web.refusal import Refusal
 
@@ -52,7 +53,7 @@ async def download(call: Call) -> Response:
     kept = await call.desk.attachments.about(attachment_id)
     data = await call.desk.attachments.data(attachment_id)
     if kept is None or data is None or not call.who.sees(kept.owner):
-        raise Refusal(404, "there is no such file")
+        raise Refusal(404, f"there is no file {quoted(attachment_id)}")
     how = "inline" if kept.kind == "image" else "attachment"
     name = quote(kept.name, safe="")
     return Response(

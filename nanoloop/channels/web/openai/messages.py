@@ -7,6 +7,7 @@ import binascii
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.openai.refusing import Unfit, unfit
 
 Message = dict[str, Any]
@@ -24,7 +25,7 @@ def _checked(message: Mapping[str, Any], where: str) -> Message:
     role = message.get("role")
     take = _ROLES.get(role) if isinstance(role, str) else None
     if take is None:
-        raise unfit(f"{where}.role", f"one of {', '.join(sorted(_ROLES))}")
+        raise unfit(f"{where}.role", f"one of {', '.join(sorted(_ROLES))}, not {quoted(role)}")
     taken = take(message, where)
     name = message.get("name")
     return {**taken, "name": name} if isinstance(name, str) and role != "tool" else taken

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from nanoloop.agents import Agent
 from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.openai.operation import ClientOperation
 from nanoloop.channels.web.openai.refusing import Unfit
 from nanoloop.channels.web.operation import Call, Operation
@@ -36,7 +37,9 @@ def agent_of(desk: Desk, model: str) -> Agent:
         return agents.default
     near = agents.nearest(model)
     advice = f"did you mean {near}?" if near else "/v1/models lists the agents"
-    raise Unfit(404, f"there is no such model: {advice}", code="model_not_found", param="model")
+    raise Unfit(
+        404, f"there is no model {quoted(model)}: {advice}", code="model_not_found", param="model"
+    )
 
 
 def _shown(name: str) -> dict[str, Any]:

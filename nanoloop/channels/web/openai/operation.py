@@ -13,6 +13,7 @@ from starlette.routing import Route
 from nanoloop.channels.web.admission import admitted
 from nanoloop.channels.web.body import read_body
 from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.malformed import problem_of
 from nanoloop.channels.web.openai.refusing import Unfit, error_response, refusal_of
 from nanoloop.channels.web.operation import ROUTE, Call, Operation
 from nanoloop.channels.web.refusal import Refusal
@@ -55,7 +56,5 @@ def _checked(body: type[BaseModel], data: bytes) -> BaseModel:
     try:
         return body.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"])) or None
-    sentence = f"{where}: {first['msg']}" if where else str(first["msg"])
-    raise Unfit(400, sentence, param=where, code="invalid_value")
+        where, sentence = problem_of(error, body)
+    raise Unfit(400, sentence, param=where or None, code="invalid_value")

@@ -76,7 +76,7 @@ class ChatRequest(BaseModel):
     def check(self) -> None:
         """Raise a refusal for what can't be done."""
         if self.n not in {None, 1}:
-            raise unfit("n", "there is one answer to a question")
+            raise unfit("n", f"there is one answer to a question, not {self.n}")
         extra = self.model_extra or {}
         if extra.get("modalities") not in (None, ["text"]):
             raise unfit("modalities", "only text is answered")
