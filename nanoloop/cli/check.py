@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 import anyio
@@ -23,6 +27,8 @@ from nanoloop.errors import NanoloopError
 from nanoloop.events import silent
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.settings import Settings
+from nanoloop.stores.disk import refusal
+from nanoloop.stores.place import default_url, path_of, shown
 from nanoloop.telemetry import Telemetry
 
 CONNECT_SECONDS = 30.0
@@ -46,7 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Look at all of it; 0 only if all is well."""
-    return anyio.run(_check, load_settings(args))
+    settings = load_settings(args)
+    code = anyio.run(_check, settings)
+    return code if settings.has_model else Exit.NOT_CONFIGURED
 
 
 async def _check(settings: Settings) -> Exit:
@@ -70,7 +78,8 @@ async def look(settings: Settings) -> AsyncIterator[Found]:
 
 async def _model(settings: Settings) -> Found:
     if not settings.has_model:
-        return Found("model", is_well=False, says=NO_MODEL.removeprefix("nanoloop: ").strip())
+        says = NO_MODEL.format("no model is set, or neither a key nor a server for it")
+        return Found("model", is_well=False, says=says.removeprefix("nanoloop: ").strip())
     if is_local(settings.model):
         path = file_of(settings.model, settings.models)
         says = str(path) if path.exists() else f"{path} is missing: `nanoloop model list`"
@@ -88,12 +97,30 @@ async def _model(settings: Settings) -> Found:
 
 
 async def _store(settings: Settings) -> Found:
+    url = settings.store.url or default_url(settings.data)
+    where = shown(url, settings.data)
     try:
         async with opened(settings) as store:
             count = len([info async for info in store.list()])
-    except (NanoloopError, OSError) as error:
+        _try_to_write(path_of(url, settings.data))
+    except NanoloopError as error:
         return Found("store", is_well=False, says=str(error))
-    return Found("store", is_well=True, says=f"{count} sessions in {settings.data}")
+    except OSError as error:
+        return Found("store", is_well=False, says=f"{where}: {refusal(error)}")
+    return Found("store", is_well=True, says=f"{count} sessions in {where}")
+
+
+def _try_to_write(path: Path | None) -> None:
+    """Raise `OSError` where sessions could not be written there; nothing is left behind."""
+    if path is None:  # a server
+        return
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if there == path and path.is_file():
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        there = path.parent
+    with TemporaryFile(dir=there):
+        """It may be made."""
 
 
 async def _channels(settings: Settings) -> AsyncIterator[Found]:

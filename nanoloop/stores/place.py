@@ -33,6 +33,19 @@ def path_of(url: str, data: Path) -> Path | None:
     return Path(place).expanduser() if place else data / (FOLDER if kind == "jsonl" else FILE)
 
 
+# Strict: of a URL whose password has an @, ? or / unescaped, a part would pass for its host.
+_WHERE = re.compile(r"//(?:[^@/?#]*@)?(?P<where>[^@?#]*)(?:\?[^@]*)?")
+
+
+def shown(url: str, data: Path) -> str:
+    """Where that is, for people: a path, or a server without its user, password and options."""
+    kind, place = parts(url)
+    if kind == "memory":
+        return kind
+    found = _WHERE.fullmatch(place)
+    return str(path_of(url, data) or f"{kind}://{found['where'] if found else '…'}")
+
+
 def store_url(url: str) -> str:
     """The URL itself; raises ValueError as `parts`."""
     parts(url)
