@@ -77,6 +77,16 @@ async def test_a_page_reads_along_and_writes_on(web):
     ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_model_does_not_hear_of_is_named(web, stream):
+    asked = {"model": "assistant", "messages": [user("one")], "user": "ann", "stream": stream}
+    create = web.openai.chat.completions.with_raw_response.create
+    plain = await create(**asked, response_format={"type": "text"})
+    assert "x-nanoloop-ignored" not in plain.headers
+    fine = await create(**asked, temperature=0.2, max_tokens=5, tool_choice="auto")
+    assert fine.headers["x-nanoloop-ignored"] == "max_tokens, temperature"
+
+
 async def test_tools_of_the_agent_run_on_the_server(tmp_path):
     sum_up = calling("calculator", '{"expression": "6*7"}', usage=Usage(tokens_in=5, tokens_out=1))
     answer = Reply(text="It is 42.", usage=Usage(tokens_in=9, tokens_out=4, tokens_cached=5))

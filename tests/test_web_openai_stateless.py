@@ -224,6 +224,17 @@ async def test_options_are_passed_on_where_they_are_taken(tmp_path):
         assert web.provider.options == wanted
 
 
+@pytest.mark.parametrize(
+    ("provider", "named"), [(Optional(), None), (ScriptedProvider(), "temperature")]
+)
+async def test_options_that_no_model_hears_of_are_named(tmp_path, provider, named):
+    async with asking(tmp_path, provider=provider) as web:
+        raw = await web.openai.chat.completions.with_raw_response.create(
+            model="assistant", messages=[user("one")], temperature=0.2
+        )
+    assert raw.headers.get("x-nanoloop-ignored") == named
+
+
 async def test_a_form_that_the_model_can_not_keep_to_is_refused(web):
     with pytest.raises(openai.BadRequestError) as refused:
         await ask(web.openai, "one", response_format={"type": "json_object"})

@@ -22,6 +22,7 @@ from nanoloop.channels.web import (
 )
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai import completions, models
+from nanoloop.channels.web.openai.naming import HEADER, IGNORED
 from nanoloop.channels.web.openapi import describing
 from nanoloop.channels.web.page import page_routes
 from nanoloop.channels.web.refusal import error_response
@@ -51,7 +52,7 @@ def _cors(desk: Desk) -> Middleware:
         allow_origins=sorted(desk.origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["*"],  # OpenAI's own clients send some of theirs
-        expose_headers=["X-Nanoloop-Session", "Retry-After"],
+        expose_headers=[HEADER, IGNORED, "Retry-After"],
     )
 
 

@@ -13,7 +13,7 @@ from nanoloop.channels.web.openai.form import Form
 from nanoloop.channels.web.openai.in_session import InSession
 from nanoloop.channels.web.openai.messages import Message, checked_messages
 from nanoloop.channels.web.openai.models import agent_of
-from nanoloop.channels.web.openai.naming import HEADER, named_session, session_name
+from nanoloop.channels.web.openai.naming import HEADER, IGNORED, named_session, session_name
 from nanoloop.channels.web.openai.operation import ClientOperation
 from nanoloop.channels.web.openai.question import Question
 from nanoloop.channels.web.openai.refusing import unfit
@@ -22,6 +22,7 @@ from nanoloop.channels.web.openai.said import new_in
 from nanoloop.channels.web.openai.stateless import Asked, Stateless
 from nanoloop.channels.web.openai.tools import client_tools
 from nanoloop.channels.web.operation import Call, Operation
+from nanoloop.channels.web.pictures import WithOptions
 from nanoloop.channels.web.talking import inbound
 from nanoloop.protocols import Provider
 
@@ -35,7 +36,7 @@ async def complete(call: Call) -> ASGIApp:
     agent = agent_of(call.desk, asked.model)
     form = Form(model=asked.model, with_usage=asked.wants_usage)
     messages = checked_messages(asked.messages)
-    name, headers = session_name(call), {}
+    name, headers = session_name(call), _ignored(call, agent)
     question: Question
     if name is None:
         question = _sent_along(call, agent, messages, form.id)
@@ -50,6 +51,13 @@ async def complete(call: Call) -> ASGIApp:
         path=PATH,
         headers=headers,
     )
+
+
+def _ignored(call: Call, agent: Agent) -> dict[str, str]:
+    """The header that names the options which nobody hears of, where there are some."""
+    is_heeded = session_name(call) is None and _fitted(call, agent) is not None
+    names = [] if is_heeded else call.body.options().keys() - {"response_format"}
+    return {IGNORED: ", ".join(sorted(names))} if names else {}
 
 
 async def _in_session(call: Call, name: str, messages: Sequence[Message]) -> InSession:
@@ -79,11 +87,18 @@ def _provider(call: Call, agent: Agent) -> Provider:
     """Who is asked, with the request's options where options are taken."""
     asked: ChatRequest = call.body
     provider = agent.provider or call.desk.shop.provider
-    fitted = getattr(provider, "with_options", None)
+    fitted = _fitted(call, agent)
     if fitted is None and asked.wants_form:
         raise unfit("response_format", "the model here answers with text only")
     options = asked.options()
     return provider if fitted is None or not options else fitted(options)
+
+
+def _fitted(call: Call, agent: Agent) -> WithOptions | None:
+    """What makes a provider with further options of the agent's, if it takes any."""
+    provider = agent.provider or call.desk.shop.provider
+    fitted: WithOptions | None = getattr(provider, "with_options", None)
+    return fitted
 
 
 OPERATIONS: Sequence[Operation] = (

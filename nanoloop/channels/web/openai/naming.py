@@ -12,6 +12,8 @@ from nanoloop.session.ids import checked_id, id_for_key
 from nanoloop.session.session import Session
 
 HEADER = "X-Nanoloop-Session"
+IGNORED = "X-Nanoloop-Ignored"
+"""Names what a request says of the model that the model does not hear of."""
 NAME_LIMIT = 500
 
 

@@ -26,7 +26,10 @@ PASSED = frozenset(
         "verbosity",
     }
 )
-"""What the model hears of, where everything is sent along and its provider takes options."""
+"""What the model hears of, where everything is sent along and its provider takes options.
+
+Else, above all in a session, it does not, and a header of the response names them.
+"""
 REFUSED: Mapping[str, str] = {
     "audio": "only text is answered",
     "function_call": "use tool_choice",
