@@ -398,6 +398,8 @@ class DatabaseSetAside(Event):
 
     level: ClassVar[Level] = "error"
     file: str
+    reason: str
+    """A sentence for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,7 @@ class TestDamage:
         (event,) = heard
         assert isinstance(event, DatabaseSetAside)
         assert event.file.startswith("sessions.sqlite.corrupt-2")
+        assert f"it is kept as {event.file}, and a new one was begun" in event.reason
         assert file.with_name(event.file).read_bytes() == bad
         assert await texts_of(store) == ["anew"]
 

@@ -58,7 +58,8 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
                 path.with_name(path.name + suffix).replace(target.with_name(target.name + suffix))
     finally:
         os.close(fd)
-    return [DatabaseSetAside(file=target.name)]
+    reason = f"{path} was damaged ({error}): it is kept as {target.name}, and a new one was begun"
+    return [DatabaseSetAside(file=target.name, reason=reason)]
 
 
 def _free(path: Path, now: datetime) -> Path:
