@@ -1,0 +1,151 @@
+"""What config/ has for running nanoloop as a service fits nanoloop."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nanoloop.cli import COMMANDS, main
+from nanoloop.loop import FLUSH_SECONDS
+from nanoloop.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+CONFIG = ROOT / "config"
+EXAMPLES = sorted(CONFIG.glob("*.example.toml"))
+EXAMPLE_OF = {path.name.split(".")[0]: path for path in EXAMPLES}
+KEY = {"OPENAI_API_KEY": "for the tests"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def lines(name):
+    text = (CONFIG / name).read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+@pytest.fixture
+def unit():
+    """The unit's settings by name, each with all its values."""
+    found = {}
+    for name, value in (line.split("=", 1) for line in lines("nanoloop.service") if "=" in line):
+        found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.fixture
+def steps():
+    """The Dockerfile's instructions by name, each with all it is given."""
+    found = {}
+    for name, rest in (line.split(" ", 1) for line in lines("Dockerfile")):
+        found.setdefault(name, []).append(rest)
+    return found
+
+
+@pytest.fixture
+def services():
+    return yaml.safe_load((CONFIG / "compose.yaml").read_text())["services"]
+
+
+@pytest.fixture
+def shutdown_seconds(tmp_path):
+    loop = Settings.load(env=KEY, cwd=tmp_path).loop
+    return loop.shutdown_turns_seconds + loop.shutdown_summaries_seconds + FLUSH_SECONDS
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
+    text = (CONFIG / "nanoloop.service").read_text()
+    copy = tmp_path / "nanoloop.service"
+    copy.write_text(text.replace("ExecStart=/opt/nanoloop/bin/nanoloop", "ExecStart=/bin/true"))
+    verify = ["systemd-analyze", "verify", "--man=no", copy]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if copy.name in line]
+    assert (done.returncode, said) == (0, [])
+
+
+def test_the_unit_starts_and_reloads_nanoloop_as_nobody_in_particular(unit, capsys):
+    (start,) = map(shlex.split, unit["ExecStart"])
+    assert start[0].endswith("/nanoloop")
+    assert main([*start[1:], "--help"]) == 0
+    assert "nanoloop run" in capsys.readouterr().out
+    assert unit["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert (unit["DynamicUser"], unit["ProtectSystem"]) == (["yes"], ["strict"])
+
+
+def test_what_the_unit_sets_are_settings_within_the_folder_it_may_write_to(unit, tmp_path):
+    env = dict(variable.split("=", 1) for variable in unit["Environment"])
+    settings = Settings.load(env=KEY | env, cwd=tmp_path)
+    own = Path("/var/lib") / unit["StateDirectory"][0]
+    assert (settings.data, settings.models) == (own, own / "models")
+
+
+def test_a_service_has_time_to_finish_what_it_does(unit, services, shutdown_seconds):
+    assert int(unit["TimeoutStopSec"][0]) > shutdown_seconds
+    assert int(services["bot"]["stop_grace_period"].removesuffix("s")) > shutdown_seconds
+
+
+def test_the_image_copies_what_is_there_and_holds_to_what_was_tested(steps):
+    copied = [source for step in steps["COPY"] for source in step.split()[:-1]]
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    assert {"nanoloop", "pyproject.toml", PROJECT["readme"]} <= {*copied}
+    assert "--constraint config/constraints.txt" in steps["RUN"][0]
+    assert "config/constraints.txt" in copied
+
+
+def test_the_image_is_of_a_python_that_is_new_enough_and_from_nowhere_in_particular(steps):
+    (base,) = steps["FROM"]
+    found = re.fullmatch(r"python:(\d+\.\d+)-slim", base)
+    assert PROJECT["requires-python"] == f">={found[1]}"
+
+
+def test_the_image_has_only_extras_that_exist(steps):
+    extras = steps["ARG"][0].removeprefix("EXTRAS=").split(",")
+    assert {*extras} <= PROJECT["optional-dependencies"].keys()
+
+
+def test_the_image_runs_nanoloop_as_a_plain_user_who_keeps_all_in_the_volume(steps, tmp_path):
+    env = dict(variable.split("=") for variable in steps["ENV"][0].split())
+    assert str(Settings.load(env=KEY | env, cwd=tmp_path).data) == steps["VOLUME"][0]
+    assert steps["USER"] == ["nanoloop"]
+    assert json.loads(steps["ENTRYPOINT"][0]) == ["nanoloop"]
+    assert json.loads(steps["CMD"][0])[0] in COMMANDS
+    assert re.search(r'CMD \["nanoloop", "(\w+)"\]', steps["HEALTHCHECK"][0])[1] in COMMANDS
+
+
+def test_compose_builds_the_image_and_gives_it_its_folder_and_settings(services, steps):
+    bot = services["bot"]
+    assert (CONFIG / bot["build"]["context"] / bot["build"]["dockerfile"]).exists()
+    kept, settings = bot["volumes"]
+    assert kept.split(":")[1] == steps["VOLUME"][0]
+    assert settings.split(":")[1] == f"{steps['WORKDIR'][-1]}/nanoloop.toml"
+
+
+def test_the_databases_that_compose_may_start_are_stores(services, tmp_path):
+    text = (CONFIG / "compose.yaml").read_text()
+    urls = re.findall(r"NANOLOOP_STORE__URL=(\S+)", text)
+    assert [url.rpartition("@")[2].split("/")[-2] for url in urls] == ["postgres", "redis"]
+    for url in urls:
+        Settings.load(env=KEY | {"NANOLOOP_STORE__URL": url}, cwd=tmp_path)
+    assert services.keys() == {"bot", "postgres", "redis"}
+    assert all(services[name]["profiles"] == [name] for name in ("postgres", "redis"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=EXAMPLE_OF)
+def test_an_example_of_settings_loads(path, tmp_path):
+    Settings.load(config=path, env=KEY, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=EXAMPLE_OF)
+def test_every_setting_an_example_shows_can_be_switched_on(path, tmp_path):
+    shown = re.sub(r"^#(?=\[|\w+ = )", "", path.read_text(), flags=re.MULTILINE)
+    (tmp_path / "nanoloop.toml").write_text(shown)
+    Settings.load(env=KEY, cwd=tmp_path)
+
+
+def test_every_platform_has_an_example():
+    assert {"telegram", "matrix", "discord", "slack", "nanoloop"} <= EXAMPLE_OF.keys()
