@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from urllib.request import getproxies
 
 import httpx2
+from anyio import to_thread
 
 SIZE = 8
 """Calls at once by one pool; further ones go by the next."""
@@ -27,7 +28,9 @@ class Pools(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send it by the first pool that has room."""
-        index = self._free()
+        if self._ssl is None:  # one for all; it takes long to make, and others wait for the loop
+            self._ssl = await to_thread.run_sync(httpx2.create_ssl_context)
+        index = self._free(self._ssl)
         self._busy[index] += 1
         try:
             response = await self._pools[index].handle_async_request(request)
@@ -38,14 +41,12 @@ class Pools(httpx2.AsyncBaseTransport):
         response.stream = _Counted(response.stream, lambda: self._done(index))
         return response
 
-    def _free(self) -> int:
+    def _free(self, verify: ssl.SSLContext) -> int:
         for index, busy in enumerate(self._busy):
             if busy < SIZE:
                 return index
-        if self._ssl is None:  # one for all: it takes long to make
-            self._ssl = httpx2.create_ssl_context()
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=SIZE)
-        self._pools.append(httpx2.AsyncHTTPTransport(verify=self._ssl, limits=limits))
+        self._pools.append(httpx2.AsyncHTTPTransport(verify=verify, limits=limits))
         self._busy.append(0)
         return len(self._pools) - 1
 
