@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from ssl import SSLContext
 from urllib.request import getproxies
 
 import httpx2
@@ -18,45 +19,57 @@ def small_pools() -> Pools | None:
     return None if {"http", "https", "all"} & getproxies().keys() else Pools()
 
 
+@dataclass(slots=True)
+class _Pool:
+    """One of them, and the calls it has now."""
+
+    scheme: str
+    transport: httpx2.AsyncHTTPTransport
+    calls: int = 0
+
+    def done(self) -> None:
+        """One call less."""
+        self.calls -= 1
+
+
 class Pools(httpx2.AsyncBaseTransport):
     """Grows by a pool whenever all that there are have as many calls as they should."""
 
     def __init__(self) -> None:
-        self._pools: list[httpx2.AsyncHTTPTransport] = []
-        self._busy: list[int] = []
-        self._ssl: ssl.SSLContext | None = None
+        self._pools: list[_Pool] = []
+        self._verify: SSLContext | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send it by the first pool that has room."""
-        if self._ssl is None:  # one for all; it takes long to make, and others wait for the loop
-            self._ssl = await to_thread.run_sync(httpx2.create_ssl_context)
-        index = self._free(self._ssl)
-        self._busy[index] += 1
+        pool = await self._free(request.url.scheme)
+        pool.calls += 1
         try:
-            response = await self._pools[index].handle_async_request(request)
+            response = await pool.transport.handle_async_request(request)
         except BaseException:
-            self._busy[index] -= 1
+            pool.done()
             raise
         assert isinstance(response.stream, httpx2.AsyncByteStream)  # noqa: S101 - of an async pool
-        response.stream = _Counted(response.stream, lambda: self._done(index))
+        response.stream = _Counted(response.stream, pool.done)
         return response
 
-    def _free(self, verify: ssl.SSLContext) -> int:
-        for index, busy in enumerate(self._busy):
-            if busy < SIZE:
-                return index
+    async def _free(self, scheme: str) -> _Pool:
+        verify: SSLContext | bool = False  # plain connections know nothing of certificates
+        if scheme == "https":
+            if self._verify is None:  # it takes long to make, and others wait for this loop
+                self._verify = await to_thread.run_sync(httpx2.create_ssl_context)
+            verify = self._verify
+        for pool in self._pools:
+            if pool.scheme == scheme and pool.calls < SIZE:
+                return pool
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=SIZE)
-        self._pools.append(httpx2.AsyncHTTPTransport(verify=verify, limits=limits))
-        self._busy.append(0)
-        return len(self._pools) - 1
-
-    def _done(self, index: int) -> None:
-        self._busy[index] -= 1
+        made = _Pool(scheme, httpx2.AsyncHTTPTransport(verify=verify, limits=limits))
+        self._pools.append(made)
+        return made
 
     async def aclose(self) -> None:
         """Let go of all connections."""
         for pool in self._pools:
-            await pool.aclose()
+            await pool.transport.aclose()
 
 
 class _Counted(httpx2.AsyncByteStream):
@@ -71,6 +84,7 @@ class _Counted(httpx2.AsyncByteStream):
             yield part
 
     async def aclose(self) -> None:
+        """Close it, and give the call's place back."""
         try:
             await self._stream.aclose()
         finally:
