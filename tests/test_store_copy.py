@@ -304,6 +304,26 @@ def test_a_damaged_file_is_named(how, tmp_path, capsys):
     assert "a: " in capsys.readouterr().out
 
 
+_BAD = {
+    "a range": (b'"hidden":[[', b'"hidden":["x",['),
+    "a time": (b'"updated_at":"', b'"updated_at":"x'),
+    "a section": (b'"name":"state","value":{', b'"name":"state","value":5,"was":{'),
+    "an entry": (b'"type":"message"', b'"type":["message"]'),
+}
+
+
+@pytest.mark.parametrize("how", _BAD)
+def test_a_file_with_values_that_make_no_sense_is_named_and_stops_no_copy(how, tmp_path, capsys):
+    anyio.run(begun, tmp_path)
+    file = tmp_path / "sessions" / "a.jsonl"
+    assert _BAD[how][0] in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(*_BAD[how]))
+    assert main(["store", "check", "--data", str(tmp_path)]) == 1
+    assert "a: " in capsys.readouterr().out
+    assert main(["store", "copy", "jsonl:", "sqlite:", "--data", str(tmp_path)]) == 1
+    assert "1 sessions are damaged" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("place", ["sqlite:{}/nope/x", "jsonl:{}/nope"])
 @pytest.mark.parametrize("words", [["check"], ["copy"]])
 def test_a_place_that_is_not_there_is_told(place, words, tmp_path, capsys):

@@ -20,6 +20,11 @@ Decode = Callable[[Any], Any]
 """From what a row has to the value that was stored."""
 
 
+def as_it_is(value: Any) -> Any:
+    """Decode nothing: it was done."""
+    return value
+
+
 class SessionDamaged(StoreError):
     """What is stored of a session is not what was written."""
 

@@ -22,6 +22,7 @@ from nanoloop.stores.jsonl.reading import (
 )
 from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
 from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.sense import as_it_is, sections_of
 from nanoloop.stores.snapshot import Snapshot, info_of, is_visible, message_ids, window_start
 
 Report = Callable[[Line], None]
@@ -113,7 +114,7 @@ class History:
         return self._sealing.opened(
             Snapshot(
                 head=self._standing.head,
-                sections=sections,
+                sections=sections_of(self._id, sections.items(), as_it_is),
                 entries=entries,
                 unreadable=unreadable,
             )

@@ -18,7 +18,7 @@ from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.reading import PROBE, line_at, read_tail
 from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
 from nanoloop.stores.jsonl.writing import write_all
-from nanoloop.stores.sense import making_sense
+from nanoloop.stores.sense import as_it_is, head_of, making_sense
 
 
 class LogFile:
@@ -62,7 +62,7 @@ class LogFile:
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
         self.standing: Standing = standing_of(tail)
-        head, at = self.standing.head, self.standing.at
+        head, at = head_of(self._id, self.standing.head, as_it_is), self.standing.at
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))

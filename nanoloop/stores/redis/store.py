@@ -22,6 +22,7 @@ from nanoloop.stores.redis.scripts import BETWEEN, COMMIT, NAMES, READ, REMOVE, 
 from nanoloop.stores.redis.server import Server
 from nanoloop.stores.sense import (
     SessionDamaged,
+    as_it_is,
     entries_of,
     head_of,
     making_sense,
@@ -109,7 +110,7 @@ class _Rows:
         with making_sense(session_id):
             stored = Stored(
                 head=head_of(session_id, head, json.loads),
-                sections=sections_of(session_id, json.loads(sections).items(), _as_it_is),
+                sections=sections_of(session_id, json.loads(sections).items(), as_it_is),
                 entries=_entries(session_id, lines),
                 seen={int(seq): name for seq, name in json.loads(seen).items()},
                 size=int(size),
@@ -205,10 +206,6 @@ def _entries(session_id: str, lines: bytes) -> list[Entry]:
     parted = (line.partition(b" ") for line in lines.split(b"\n") if line)
     with making_sense(session_id):
         return entries_of(session_id, ((int(n), text) for n, _, text in parted), json.loads)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _fields(commit: Commit) -> Iterable[Argument]:
