@@ -347,3 +347,24 @@ def test_an_interrupted_copy_says_how_far_it_is_and_what_goes_on(tmp_path, capsy
     monkeypatch.setattr("nanoloop.cli.store.copy", interrupted)
     assert main(["store", "copy", "sqlite:", "jsonl:", "--data", str(tmp_path)]) == 130
     assert "stopped after 1 of 3; the same command goes on" in capsys.readouterr().err
+
+
+async def test_a_session_on_a_damaged_page_is_left_out_and_a_store_that_is_away_ends_it():
+    source, target = InMemoryStore(), InMemoryStore()
+    for name in "ab":
+        await lived(source, name)
+    read = source.snapshot
+
+    async def fails(name):
+        if name != "b":
+            raise StoreError("a part of the file is damaged")
+        return await read(name)
+
+    source.snapshot = fails
+    heard = []
+    done = await copy(source, target, warn=lambda *said: heard.append(said))
+    assert (done.copied, done.left_out) == (1, 1)
+    assert heard == [("a", "a part of the file is damaged")]
+    source.bound = fails
+    with pytest.raises(StoreError, match="damaged"):
+        await copy(source, InMemoryStore())
