@@ -51,14 +51,15 @@ def open_umask():
 
 
 @pytest.mark.usefixtures("open_umask")
-async def test_what_is_kept_is_for_its_owners_eyes_only(tmp_path):
+@pytest.mark.parametrize(("url", "place"), [("sqlite:", "sessions.sqlite"), ("jsonl:", "sessions")])
+async def test_what_is_kept_is_for_its_owners_eyes_only(tmp_path, url, place):
     data = tmp_path / "data"
-    async with serving(data) as web:
+    async with serving(data, settings={"store": {"url": url}}) as web:
         session = await web.begin()
         await answered(web, session, await uploaded(web, PNG))
         await web.call("GET", "/readyz", status=200)
         kept = {path: path.stat().st_mode & 0o077 for path in (data, *data.rglob("*"))}
-    assert {"recall.sqlite", "sessions.sqlite", "attachments"} <= {path.name for path in kept}
+    assert {"recall.sqlite", place, "attachments"} <= {path.name for path in kept}
     assert [path for path, others in kept.items() if others] == []
 
 

@@ -18,6 +18,7 @@ from nanoloop.cli import Exit
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
+from nanoloop.stores.folder import make_folder
 from nanoloop.telemetry import Telemetry
 
 CHANNEL = "terminal"
@@ -96,7 +97,7 @@ def _exit_code(app: App, *, failed: bool = False) -> int:
 @contextmanager
 def _log_file(folder: Path) -> Iterator[TextIO]:
     """Where the log goes while a prompt has the screen; for its owner's eyes, of bounded size."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / "nanoloop.log"
     if path.exists() and path.stat().st_size > _LOG_BYTES:
         path.replace(path.with_suffix(".log.1"))

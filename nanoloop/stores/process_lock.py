@@ -15,6 +15,7 @@ from typing import Any
 
 from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
+from nanoloop.stores.folder import make_folder
 
 
 class ProcessLock:
@@ -38,7 +39,7 @@ class ProcessLock:
         with self._guard:
             if self._fd is not None:
                 return
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 self._lock(fd)

@@ -13,6 +13,7 @@ from pathlib import Path
 from anyio.to_thread import run_sync
 
 from nanoloop.protocols import Seal
+from nanoloop.stores.folder import make_folder
 
 SCHEME = "attachment:"
 """How a reference to one begins."""
@@ -106,7 +107,7 @@ class Attachments:
         return data if self._seal is None else self._seal.open(data.decode())
 
     def _write(self, kept: Kept, data: bytes) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder)
         if not (self._folder / f"{kept.id}.data").exists():
             self._take_room(len(data))
             self._put(f"{kept.id}.data", data)

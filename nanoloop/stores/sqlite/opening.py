@@ -14,6 +14,7 @@ from typing import Literal
 
 from nanoloop.errors import StoreError
 from nanoloop.events import Event
+from nanoloop.stores.folder import make_folder
 from nanoloop.stores.sqlite import schema
 from nanoloop.stores.sqlite.damage import is_damage, is_ours, primary_code, put_aside
 
@@ -88,7 +89,7 @@ class Opening:
         )
 
     def _make(self) -> int:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with suppress(FileExistsError):  # nobody else's to read, whatever SQLite would make it
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
         return self.inode
