@@ -110,7 +110,9 @@ def test_the_image_has_only_extras_that_exist(steps):
 
 def test_the_image_runs_nanoloop_as_a_plain_user_who_keeps_all_in_the_volume(steps, tmp_path):
     env = dict(variable.split("=") for variable in steps["ENV"][0].split())
-    assert str(Settings.load(env=KEY | env, cwd=tmp_path).data) == steps["VOLUME"][0]
+    settings = Settings.load(env=KEY | env, cwd=tmp_path)
+    assert str(settings.data) == steps["VOLUME"][0]
+    assert settings.models.is_relative_to(settings.data)
     assert steps["USER"] == ["nanoloop"]
     assert json.loads(steps["ENTRYPOINT"][0]) == ["nanoloop"]
     assert json.loads(steps["CMD"][0])[0] in COMMANDS
