@@ -1,8 +1,8 @@
 import anyio
 import pytest
 
-from nanoloop.bus.in_process import BUSY, InProcessBus
-from nanoloop.errors import BusFull
+from nanoloop.bus.in_process import BUSY, SHORTEST_REST_SECONDS, InProcessBus
+from nanoloop.errors import BusFull, SendLater
 from nanoloop.events import SendFailed, TextStreamed
 from nanoloop.messages import Inbound, Outbound
 
@@ -165,3 +165,22 @@ async def test_a_closed_bus_takes_nothing_and_ends_its_deliveries():
         bus.close()
         with pytest.raises(BusFull):
             bus.put_nowait(said("late"))
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.001])
+async def test_a_channel_that_names_no_time_to_wait_is_left_alone_a_little_all_the_same(seconds):
+    chats, rests = Chats(), []
+
+    async def send(_):
+        if not rests:
+            raise SendLater("busy", seconds=seconds)
+
+    async def sleep(rest):
+        rests.append(rest)
+
+    chats.send = send
+    async with InProcessBus(sleep=sleep) as bus:
+        bus.attach(chats)
+        await bus.publish(answer("one"))
+        await bus.flush()
+    assert rests == [SHORTEST_REST_SECONDS]

@@ -22,6 +22,8 @@ BUSY = "I have too much to do right now and did not take your message. Please se
 
 LONGEST_REST_SECONDS = 60.0
 """How long a chat that can't be reached is left alone at most."""
+SHORTEST_REST_SECONDS = 0.1
+"""How long it is left alone at least, whatever the channel says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +226,7 @@ class InProcessBus:
     async def _rest(self, chat: tuple[str, str], error: Exception, tries: int) -> None:
         known = error.seconds if isinstance(error, SendLater) else None
         backoff = min(LONGEST_REST_SECONDS, 2.0 ** min(tries - 1, 10)) * uniform(0.5, 1)  # noqa: S311
-        seconds = backoff if known is None else known
+        seconds = backoff if known is None else max(SHORTEST_REST_SECONDS, known)
         reason = error.reason if isinstance(error, SendLater) else "it took too long"
         self._announce(
             SendPostponed(
