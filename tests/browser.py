@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
-from nanoloop.app import App, make_web
+from nanoloop.app import App
+from nanoloop.parts.serving import make_web
 from nanoloop.protocols import Provider, Reply
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry

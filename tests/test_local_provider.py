@@ -4,11 +4,11 @@ import anyio
 import pytest
 
 from nanoloop import AgentLoop, tool
-from nanoloop.app import make_provider
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong, UnknownModel
 from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.parts.models import make_provider
 from nanoloop.providers.local import process as process_module
 from nanoloop.settings import LocalSettings, Settings
 from tests.local_model import (

@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from nanoloop import Agent, AgentLoop
-from nanoloop.app import make_recall
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
+from nanoloop.parts.loop import make_recall
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import RecallSettings, Settings, StoreSettings

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from nanoloop.app import make_agents
 from nanoloop.errors import SettingsError
+from nanoloop.parts.agents import make_agents
 from nanoloop.settings import Settings
 
 

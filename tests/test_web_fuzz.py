@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode, openapi
 
-from nanoloop.app import App, make_web
+from nanoloop.app import App
 from nanoloop.channels.web.openapi import document
 from nanoloop.channels.web.site import OPERATIONS
+from nanoloop.parts.serving import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

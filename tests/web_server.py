@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import httpx2
 
-from nanoloop.app import App, make_web
+from nanoloop.app import App
+from nanoloop.parts.serving import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

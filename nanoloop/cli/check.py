@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import anyio
 
-from nanoloop.app import make_attachments, make_provider
 from nanoloop.channels.platform.channel import PlatformChannel
 from nanoloop.channels.platform.errors import Refused
 from nanoloop.channels.platform.making import OURS, make_channel, wanted
@@ -26,6 +25,8 @@ from nanoloop.cli.name import opened
 from nanoloop.errors import NanoloopError
 from nanoloop.events import silent
 from nanoloop.models.naming import file_of, is_local
+from nanoloop.parts.models import make_provider
+from nanoloop.parts.storage import make_attachments
 from nanoloop.settings import Settings
 from nanoloop.stores.disk import refusal
 from nanoloop.stores.place import default_url, path_of, shown

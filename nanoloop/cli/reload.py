@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any
 
-from nanoloop.app import App, make_agents
+from nanoloop.app import App
 from nanoloop.channels.platform.channel import PlatformChannel
 from nanoloop.channels.platform.making import rules_of, wanted
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.cli.config import values
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded
+from nanoloop.parts.agents import make_agents
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 

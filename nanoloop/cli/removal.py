@@ -10,7 +10,6 @@ from contextlib import suppress
 
 import anyio
 
-from nanoloop.app import recall_file
 from nanoloop.cli import Exit
 from nanoloop.cli.listing import older, table
 from nanoloop.cli.name import find, opened
@@ -19,6 +18,7 @@ from nanoloop.commands.erasing import numbers
 from nanoloop.errors import SessionError, SettingsError
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
+from nanoloop.parts.storage import recall_file
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings

@@ -13,12 +13,13 @@ from typing import TextIO, cast
 
 import anyio
 
-from nanoloop.app import App, make_channels, make_web
+from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.channels.states import States
 from nanoloop.cli import Exit, load_settings, loop_options
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.cli.reload import Reload
+from nanoloop.parts.serving import make_channels, make_web
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

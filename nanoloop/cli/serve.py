@@ -9,10 +9,11 @@ from typing import Any
 
 import anyio
 
-from nanoloop.app import App, make_web
+from nanoloop.app import App
 from nanoloop.cli import Exit, loop_options
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settle
+from nanoloop.parts.serving import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 

@@ -13,9 +13,9 @@ import anyio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from nanoloop.app import make_store
 from nanoloop.cli import Exit, load_settings
 from nanoloop.errors import SettingsError
+from nanoloop.parts.storage import make_store
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
 from nanoloop.stores.checking import check
