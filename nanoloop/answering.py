@@ -172,7 +172,7 @@ class Answering:
         elif not await self.holds.is_repeated(key, session, message):
             exchange = self._exchange(session, message)
             await exchange.hear()
-        await delivery.ack()
+        await delivery.ack(owed=exchange is not None)
         return exchange
 
     async def _with_burst(self, key: str, exchange: Exchange) -> Exchange:

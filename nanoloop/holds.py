@@ -80,14 +80,16 @@ class Holds:
         """Make it durable and acknowledge it; None where it asks for no turn of its own."""
         message = delivery.message
         session = await self._sessions.current(key, agent=message.agent)
-        held = None
+        held, is_owed = None, True
         if message.edits or message.deletes:
             await self._amend(key, session, message)
-        elif not await self.is_repeated(key, session, message):
+        elif await self.is_repeated(key, session, message):
+            is_owed = False
+        else:
             entry = user_entry(message)
             await self._hold_in(session, entry)
             held = Held(session.id, entry.id, message)
-        await delivery.ack()
+        await delivery.ack(owed=is_owed)
         return held
 
     async def _hold_in(self, session: Session, entry: Entry) -> None:

@@ -211,7 +211,7 @@ class AgentLoop:
         try:
             self._asides.put_nowait(key, delivery)
         except LaneFull:  # it has been told often enough
-            await delivery.ack()
+            await delivery.ack(owed=False)
 
     async def _answer_aside(self, key: str, delivery: Delivery) -> None:
         """Answer a command, or say that the lane is full."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Literal, Protocol
 
 
 def _now() -> datetime:
@@ -83,10 +82,18 @@ class Outbound:
     """Its own name, the same when it is sent again: a platform that knows such shows it once."""
 
 
+class Ack(Protocol):
+    """Tells the bus that a message is durable elsewhere, or was refused."""
+
+    async def __call__(self, *, owed: bool = True) -> None:
+        """It may be forgotten; not `owed` where its chat hears nothing of it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """A message taken from the bus; it is only gone from there once it is acknowledged."""
 
     message: Inbound
-    ack: Callable[[], Awaitable[None]]
+    ack: Ack
     """Call it when the message is durable elsewhere, or was refused and its sender told."""

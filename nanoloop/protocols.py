@@ -269,8 +269,11 @@ class Bus(Protocol):
         """Messages to answer, each gone only when acknowledged; ends when the bus is closed."""
         ...
 
-    async def hand_in(self, message: Inbound) -> None:
-        """Take a message in, and return once it is durable or was refused; as `put_nowait`."""
+    async def hand_in(self, message: Inbound) -> bool:
+        """Take a message in, and return once it is durable or was refused; as `put_nowait`.
+
+        Whether its chat hears of it; it does not where it was only heard again.
+        """
         ...
 
     async def publish(

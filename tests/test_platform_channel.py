@@ -15,6 +15,7 @@ from nanoloop.channels.web.attachments import Attachments
 from nanoloop.events import (
     FileLeftOut,
     HearingFailed,
+    MessageRepeated,
     NobodyMayTalk,
     SenderRefused,
     SendFailed,
@@ -410,6 +411,31 @@ async def test_typing_ends_with_the_answer(chats, tmp_path):
         assert not bot.channel._typist._waiting.get(CHAT)
 
 
+async def test_nothing_is_typed_where_a_message_was_only_heard_again(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path):
+        await chats.say(CHAT, "one")
+        await says(chats, CHAT, "You said: one")
+    async with Bot(chats.platform(), tmp_path) as bot:
+        await chats.repeat()
+        await comes_to(lambda: number(happened(bot, MessageRepeated)), 1)
+        await anyio.wait_all_tasks_blocked()
+        assert not bot.channel._typist._waiting
+
+
+async def test_a_question_heard_again_ends_no_typing_for_itself_and_others(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, provider=ScriptedProvider(held=True)) as bot:
+        await chats.say(CHAT, "one")
+        await bot.provider.asked()
+        await chats.say(CHAT, "two")
+        await chats.repeat()
+        await comes_to(lambda: number(happened(bot, MessageRepeated)), 1)
+        await anyio.wait_all_tasks_blocked()
+        assert len(bot.channel._typist._waiting[CHAT]) == 2
+        bot.provider.release()
+        await says(chats, CHAT, "You said: one", "You said: two")
+        assert not bot.channel._typist._waiting.get(CHAT)
+
+
 # What goes on the bus
 
 
@@ -421,7 +447,7 @@ async def test_what_the_rules_say_goes_with_each_message(chats, tmp_path):
 
         async def noting(message):
             taken.append(message)
-            await hand_in(message)
+            return await hand_in(message)
 
         bot.loop.bus.hand_in = noting
         await chats.say("group", "@bot hello", thread="t1")

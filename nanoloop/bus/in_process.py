@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import uniform
 from typing import Self
@@ -39,6 +39,14 @@ class _Item:
         return (isinstance(error, SendLater) or is_slow) and isinstance(self.says, Outbound)
 
 
+@dataclass(slots=True)
+class _Settled:
+    """What came of a message that was handed in."""
+
+    event: anyio.Event = field(default_factory=anyio.Event)
+    is_owed: bool = True
+
+
 class InProcessBus:
     """Channels on one side, one consumer on the other."""
 
@@ -58,7 +66,7 @@ class InProcessBus:
         self._announce = announce
         self._unacknowledged: dict[int, Inbound] = {}
         self._untaken: deque[int] = deque()
-        self._durable: dict[int, anyio.Event] = {}
+        self._settled: dict[int, _Settled] = {}
         self._count = 0
         self._is_closed = False
         self._arrived = anyio.Event()
@@ -88,11 +96,15 @@ class InProcessBus:
         self._untaken.append(self._count)
         self._arrived.set()
 
-    async def hand_in(self, message: Inbound) -> None:
-        """Take a message in, and return once it is durable or was refused; as `put_nowait`."""
+    async def hand_in(self, message: Inbound) -> bool:
+        """Take a message in, and return once it is durable or was refused; as `put_nowait`.
+
+        Whether its chat hears of it; it does not where it was only heard again.
+        """
         self.put_nowait(message)
-        durable = self._durable[self._count] = anyio.Event()
-        await durable.wait()
+        settled = self._settled[self._count] = _Settled()
+        await settled.event.wait()
+        return settled.is_owed
 
     def _refuse(self, message: Inbound) -> None:
         busy = Outbound(
@@ -130,11 +142,12 @@ class InProcessBus:
                 message=self._unacknowledged[number], ack=partial(self._acknowledge, number)
             )
 
-    async def _acknowledge(self, number: int) -> None:
+    async def _acknowledge(self, number: int, *, owed: bool = True) -> None:
         self._unacknowledged.pop(number, None)
         self._room.set()
-        if (durable := self._durable.pop(number, None)) is not None:
-            durable.set()
+        if (settled := self._settled.pop(number, None)) is not None:
+            settled.is_owed = owed
+            settled.event.set()
 
     def close(self) -> None:
         """Take nothing more in."""

@@ -164,9 +164,9 @@ class Bus(InProcessBus):
             yield Delivery(message=delivery.message, ack=self._telling(delivery))
 
     def _telling(self, delivery):
-        async def ack():
+        async def ack(*, owed=True):
             self._death.passed("before ack")
-            await delivery.ack()
+            await delivery.ack(owed=owed)
             tell("ack", delivery.message.message_id)
 
         return ack

@@ -124,6 +124,7 @@ class PlatformChannel:
             drafts=self._drafts,
             files=self._files,
             waits=self._wait_for,
+            drop=self._typist.drop,
             announce=self._announce,
         )
 

@@ -51,6 +51,7 @@ class Intake:
         drafts: Drafts,
         files: Files,
         waits: Callable[[str, str], None],
+        drop: Callable[[str, str], None],
         announce: Announce,
     ) -> None:
         self._name = name
@@ -61,6 +62,7 @@ class Intake:
         self._drafts = drafts
         self._files = files
         self._waits = waits
+        self._drop = drop
         self._announce = announce
         self._overheard = Overheard()
         self._is_deaf = False
@@ -134,11 +136,14 @@ class Intake:
     async def _hand_in(self, message: Inbound) -> None:
         if self._is_deaf:
             await anyio.sleep_forever()
+        question, is_owed = (message.chat, message.message_id or ""), False
         is_asked = command(message.text) is None and not (message.edits or message.deletes)
-        if is_asked and message.message_id is not None:
-            self._waits(message.chat, message.message_id)
+        if is_asked:
+            self._waits(*question)
         with suppress(BusFull):  # then the chat was told
-            await self._bus.hand_in(message)
+            is_owed = await self._bus.hand_in(message)
+        if is_asked and not is_owed:
+            self._drop(*question)
 
     async def _inbound(self, heard: Heard, *, is_command: bool) -> Inbound:
         rules = self._rules()

@@ -37,7 +37,17 @@ class Typist:
         waiting = self._waiting.get(chat, [])
         if question in waiting:
             del waiting[: waiting.index(question) + 1]
-        if not waiting and (scope := self._scopes.get(chat)):
+        self._end(chat)
+
+    def drop(self, chat: str, question: str) -> None:
+        """This question gets no answer; others may, itself if it was asked before."""
+        waiting = self._waiting.get(chat, [])
+        if question in waiting:
+            del waiting[~waiting[::-1].index(question)]
+        self._end(chat)
+
+    def _end(self, chat: str) -> None:
+        if not self._waiting.get(chat) and (scope := self._scopes.get(chat)):
             scope.cancel()
 
     async def _type(self, chat: str, scope: anyio.CancelScope, seconds: float) -> None:
