@@ -21,6 +21,7 @@ from nanoloop.events import (
     LoopStarted,
 )
 from nanoloop.session.entry import rfc3339
+from nanoloop.stores.folder import make_folder
 from nanoloop.stores.jsonl.writing import replace_file
 
 FILE = "status.json"
@@ -105,7 +106,7 @@ class States:
 
     def _write(self) -> None:
         with suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._file.parent)
             said = json.dumps(self._running, default=asdict)
             replace_file(self._file, said.encode(), durable=False)
 

@@ -47,6 +47,9 @@ RUN = 16
 """So many characters in a row that were sent as well are taken for message text."""
 TRY_AGAIN = "try again in a moment"
 
+ADDRESS = "the address (base_url in the settings, or OPENAI_BASE_URL)"
+"""What to look at where something else than the model's server answers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -131,7 +134,7 @@ def _unknown_model(asked: Asked) -> UnknownModel:
 def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
     if status in (404, 405) or (status is not None and 300 <= status < 400):  # noqa: PLR2004
         return NoConnection(
-            f"{asked.where} has no chat completions ({status}): check OPENAI_BASE_URL, "
+            f"{asked.where} has no chat completions ({status}): check {ADDRESS}, "
             "which often ends in /v1"
         )
     facts = ": ".join(filter(None, (str(status or ""), _fit_to_show(asked, words))))
@@ -183,7 +186,7 @@ def no_connection(asked: Asked, cause: str) -> NoConnection:
             "SSL_CERT_FILE to your own authority"
         )
     return NoConnection(
-        f"nothing answers at {asked.where}: check that the server runs, and OPENAI_BASE_URL"
+        f"nothing answers at {asked.where}: check that the server runs, and {ADDRESS}"
     )
 
 
@@ -196,7 +199,6 @@ def no_answer(asked: Asked, body: bytes) -> BadAnswer:
     """The error for a body that is no answer."""
     if body.lstrip()[:1] == b"<":
         return BadAnswer(
-            f"{asked.where} sent a web page and no answer: check OPENAI_BASE_URL, "
-            "which often ends in /v1"
+            f"{asked.where} sent a web page and no answer: check {ADDRESS}, which often ends in /v1"
         )
     return BadAnswer(f"{asked.where} sent something that is no answer: {TRY_AGAIN}")

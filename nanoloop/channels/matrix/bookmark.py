@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nanoloop.stores.folder import make_folder
+
 
 class Bookmark:
     """The place where the next reading begins."""
@@ -49,7 +51,7 @@ class Bookmark:
             "told": self.told,
         }
         beside = self._file.with_suffix(".new")
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._file.parent)
         beside.write_text(json.dumps(known), encoding="utf-8")
         beside.replace(self._file)
 

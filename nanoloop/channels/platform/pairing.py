@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanoloop.stores.folder import make_folder
+
 CODE_SECONDS = 3600
 """How long a code can be approved."""
 AGAIN_SECONDS = 600
@@ -138,7 +140,7 @@ class Pairing:
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
             if self._file is not None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self._file.parent)
                 self._file.touch(mode=0o600)
             self._database = sqlite3.connect(
                 self._file or ":memory:", timeout=5, isolation_level=None, check_same_thread=False

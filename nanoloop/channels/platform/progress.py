@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from nanoloop.channels.platform.platform import Text
+from nanoloop.stores.folder import make_folder
 
 REMEMBERED = 2000
 """Answers that are remembered as half posted, and as posted, each."""
@@ -57,7 +58,7 @@ class Progress:
         self._done: OrderedDict[str, None] = OrderedDict()
         self._lines = 0
         if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(file.parent)
             if file.exists():
                 self._load(file)
 

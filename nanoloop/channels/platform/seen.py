@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nanoloop.channels.platform.platform import Place
+from nanoloop.stores.folder import make_folder
 
 PLACES = 500
 """Places that are asked about after a gap: those that were heard last."""
@@ -61,7 +62,7 @@ class Seen:
     def _open(self) -> sqlite3.Connection:
         if self._database is None:
             if self._file is not None:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self._file.parent)
                 self._file.touch(mode=0o600)
             self._database = sqlite3.connect(
                 self._file or ":memory:", timeout=5, isolation_level=None

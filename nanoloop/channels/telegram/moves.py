@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nanoloop.stores.folder import make_folder
+
 
 class Moves:
     """Knows both ids of each, also after a restart where a file is given.
@@ -27,7 +29,7 @@ class Moves:
             return
         self._new[old], self._old[new] = new, old
         if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._file.parent)
             beside = self._file.with_suffix(".new")
             beside.write_text(json.dumps(self._new), encoding="utf-8")
             beside.replace(self._file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nanoloop.stores.folder import make_folder
 from nanoloop.stores.jsonl.file_names import file_name
 from nanoloop.stores.jsonl.writing import replace_file
 
@@ -18,7 +19,7 @@ class Bindings:
 
     def bind(self, key: str, session_id: str) -> None:
         """From now on this key means that session."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         text = json.dumps({"key": key, "session": session_id})
         replace_file(self._path(key), text.encode(), durable=self._durable)
 
