@@ -45,6 +45,7 @@ class Irc(Platform):
                     await self._obey(line, connected)
                     if line[1] in ("PRIVMSG", "NOTICE"):
                         group.start_soon(hear, self._heard(*line))
+            await anyio.aclose_forcefully(self._stream)  # before: what is posted now must fail
             for pong in self._pongs.values():
                 pong.set()  # it won't come any more
 

@@ -13,8 +13,8 @@ from examples.irc_channel import make, words
 from nanoloop.errors import SettingsError
 from nanoloop.events import ChannelLost
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels import Bot, ChannelSuite, Shown, comes_to
-from nanoloop.testing.channels.stage import says
+from nanoloop.testing.channels import Bot, ChannelSuite, Shown, comes_to, day
+from nanoloop.testing.channels.stage import Stage, says
 from tests.conftest import running
 from tests.servers.ngircd import OPERATOR, PASSWORD, Ngircd
 
@@ -72,9 +72,10 @@ class Person:
         return self.heard[begin:]
 
 
-class IrcStage:
+class IrcStage(Stage):
     """Ann, Bob and the bot on a server; who speaks to the bot waits until it is there."""
 
+    group = ""
     skills = frozenset({"bots", "cut", "group", "token"})
 
     def __init__(self, port, number, group):
@@ -155,6 +156,12 @@ async def test_what_comes_with_several_lines_stays_one_message(stage, tmp_path):
     async with Bot(stage.platform(), tmp_path, provider=provider):
         await stage.say(chat, "go", sender=ann)
         await says(stage, chat, "one\n  two: ž")
+
+
+async def test_after_a_day_of_traffic_and_cut_connections_the_ledger_is_clean(stage, tmp_path):
+    ledger = await day(stage, tmp_path, messages=200, chats=5, restarts=0)
+    assert ledger.is_clean, ledger
+    assert ledger.faults
 
 
 async def test_a_nick_that_is_taken_is_tried_again(stage, tmp_path):
