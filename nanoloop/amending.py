@@ -28,7 +28,14 @@ async def change(session: Session, message: Inbound, *, store: Store) -> None:
         if not session.has_seen(name):
             return
         session.add_entry(amendment(message))
+    _know(session, message)
     await store.save(session)
+
+
+def _know(session: Session, message: Inbound) -> None:
+    """Let it be known when it is heard again, as soon as what it changed is durable."""
+    if message.message_id is not None:
+        session.know([message.message_id])
 
 
 async def asked_anew(
@@ -40,6 +47,7 @@ async def asked_anew(
 ) -> Exchange | None:
     """The question that was being answered as it is now, durable; None where it is taken back."""
     session, asked = exchange.session, exchange.message
+    _know(session, message)
     question = _taken_back(exchange, message)
     if question is None:  # what was done for it, or told to it, must not be forgotten
         await exchange.interrupt(amendment(message), goes_on=not message.deletes)

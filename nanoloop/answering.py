@@ -167,12 +167,13 @@ class Answering:
 
     async def _heard_first(self, key: str, delivery: Delivery, session: Session) -> Exchange | None:
         message, exchange = delivery.message, None
-        if amended_by(message):  # it could not be kept when it came
+        is_repeated = await self.holds.is_repeated(key, session, message)
+        if amended_by(message) and not is_repeated:  # it could not be kept when it came
             await change(session, message, store=self._sessions.store)
-        elif not await self.holds.is_repeated(key, session, message):
+        elif not is_repeated:
             exchange = self._exchange(session, message)
             await exchange.hear()
-        await delivery.ack(owed=exchange is not None)
+        await delivery.ack(owed=not is_repeated)
         return exchange
 
     async def _with_burst(self, key: str, exchange: Exchange) -> Exchange:

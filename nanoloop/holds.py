@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
+from nanoloop.amending import amended_by
 from nanoloop.errors import NanoloopError, SessionNotFound
 from nanoloop.events import Announce, MessageRepeated
 from nanoloop.intake import inbound_of, user_entry
@@ -81,10 +82,10 @@ class Holds:
         message = delivery.message
         session = await self._sessions.current(key, agent=message.agent)
         held, is_owed = None, True
-        if message.edits or message.deletes:
-            await self._amend(key, session, message)
-        elif await self.is_repeated(key, session, message):
+        if await self.is_repeated(key, session, message):
             is_owed = False
+        elif amended_by(message):
+            await self._amend(key, session, message)
         else:
             entry = user_entry(message)
             await self._hold_in(session, entry)
@@ -102,9 +103,11 @@ class Holds:
 
     async def is_repeated(self, key: str, session: Session, message: Inbound) -> bool:
         """Whether this chat said so before; then what it said is durable when this returns."""
-        if message.message_id is None or not session.has_seen(message.message_id):
+        name = message.message_id
+        # A change may come under the name of what it changes.
+        if name is None or name == amended_by(message) or not session.has_seen(name):
             return False
-        self._announce(MessageRepeated(key=key, message_id=message.message_id))
+        self._announce(MessageRepeated(key=key, message_id=name))
         # The first one may be on its way to the store still.
         await self._sessions.store.save(session)
         return True

@@ -185,3 +185,56 @@ async def test_a_question_changes_though_all_before_it_has_left_the_window(store
         provider.release()
         assert (await loop.chat.until(3))[2] == "3"
     assert "three, really" in str(provider.calls[3].messages[-1])
+
+
+async def test_a_change_that_is_heard_again_is_told_to_the_model_once(store):  # noqa: F811 - a fixture
+    provider = ScriptedProvider(["1", "2"])
+    edit, delete = said("one, really", "e1", edits="one"), said("", "d1", deletes="two")
+    async with running(provider, store) as loop:
+        for name in ("one", "two"):
+            loop.bus.put_nowait(said(name))
+        await loop.chat.until(2)
+        for amendment in (edit, delete, edit, delete):
+            await loop.bus.hand_in(amendment)
+    async with running(provider, store) as loop:  # also after a restart
+        for amendment in (edit, delete):
+            assert not await loop.bus.hand_in(amendment)
+    told = str(await log_of(store))
+    assert [told.count("one, really"), told.count("took back")] == [1, 1]
+
+
+async def test_an_older_change_that_is_heard_again_undoes_no_newer_one(store):  # noqa: F811 - a fixture
+    provider = ScriptedProvider(["1", "2"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("two"))
+        for text, name in (("B", "e1"), ("C", "e2"), ("B", "e1")):
+            await loop.bus.hand_in(said(text, name, edits="two"))
+        provider.release()
+        await loop.chat.until(2)
+    assert await log_of(store) == ["one", "1", "C", "2"]
+
+
+async def test_a_question_is_asked_anew_once_though_its_change_is_heard_again(store):  # noqa: F811 - a fixture
+    provider = ScriptedProvider(["never", "1"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("one, really", "e1", edits="one"))
+        await provider.asked(2)
+        await loop.bus.hand_in(said("one, really", "e1", edits="one"))
+        provider.release()
+        assert await loop.chat.until(1) == ["1"]
+    assert len(provider.calls) == 2
+    assert await log_of(store) == ["one, really", "1"]
+
+
+async def test_a_change_under_the_name_of_its_message_is_taken_each_time(store):  # noqa: F811 - a fixture
+    provider = ScriptedProvider(["1"])
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.until(1)
+        for text in ("B", "C"):
+            await loop.bus.hand_in(said(text, "one", edits="one"))
+    assert "says now: C" in str(await log_of(store))

@@ -12,6 +12,7 @@ from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, Store
 from nanoloop.events import SessionsCounted
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
+from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.session.session import Session
 from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
@@ -411,6 +412,18 @@ class TestOwed:
         assert all(back.has_seen(name) for name in ("m1", "m2", "m3", "m4"))
         info = (await infos(store))[0]
         assert (info.waiting, info.unsent) == (2, 1)
+
+    async def test_what_was_heard_last_is_known_however_long_the_log_is(self, store):
+        session = await store.create(id="s")
+        for number in range(SEEN_LIMIT):
+            metadata = {"message_id": f"m{number}"}
+            session.add_entry(Entry.message("user", "hi", metadata=metadata))
+        session.know(["e1"])
+        session.trim_if_needed(2, 1)
+        await store.save(session)
+        back = await store.load("s")
+        assert back.has_seen("e1")
+        assert back.has_seen(f"m{SEEN_LIMIT - 1}")
 
     async def test_a_message_takes_its_turn_in_one_commit(self, store):
         session = await store.create(id="s")

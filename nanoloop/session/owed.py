@@ -10,7 +10,7 @@ from nanoloop.session.changes import HEARD, WAITING
 from nanoloop.session.conversation import Conversation
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import Log
-from nanoloop.session.seen import MESSAGE_ID
+from nanoloop.session.seen import MESSAGE_ID, NOTED_LIMIT
 
 
 class Owed(Conversation):
@@ -62,9 +62,10 @@ class Owed(Conversation):
         self._touch(WAITING, by_user=by_user)
 
     def know(self, message_ids: Iterable[str]) -> None:
-        """Remember messages that were heard in an earlier conversation of this chat."""
+        """Remember messages of this chat that are no entries here."""
         with self._lock:
-            self._heard = tuple(message_ids)
+            known = {**dict.fromkeys(self._heard), **dict.fromkeys(message_ids)}
+            self._heard = tuple(known)[-NOTED_LIMIT:]
             self._touch(HEARD)
             for name in self._heard:
                 self._seen.add(name)
@@ -113,7 +114,7 @@ class Owed(Conversation):
         self._heard = tuple(map(str, sections.get(HEARD) or ()))
 
     def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
-        super()._restore_log(log, head_last, (*self._heard, *seen))
+        super()._restore_log(log, head_last, (*seen, *self._heard))
         # One whose turn had come when a commit was torn is in the log already.
         there = {entry.id for entry in log.entries}
         self._waiting = tuple(entry for entry in self._waiting if entry.id not in there)

@@ -9,6 +9,8 @@ MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
 SEEN_LIMIT = 512
 """Message ids that a session in memory remembers."""
+NOTED_LIMIT = 200
+"""The most of them that are in no entry of its log."""
 
 
 class Seen:
