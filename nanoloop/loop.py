@@ -66,7 +66,7 @@ class AgentLoop:
         handover: bool = False,
         handover_limit: int = 200,
         summary_model: str | None = None,
-        max_concurrent_turns: int = 256,
+        max_concurrent_turns: int = 512,
         lane_limit: int = 20,
         open_sessions: int = 1000,
         with_time: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import sys
@@ -69,7 +70,9 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     states = States(settings.data)
     app.telemetry.listeners.append(states.hear)
     try:
-        await app.run()
+        # What is loaded stays: looking through it for garbage now and then would hold up every chat.
+    gc.freeze()
+    await app.run()
     finally:
         states.end()
 

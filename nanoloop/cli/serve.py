@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
@@ -58,4 +59,6 @@ async def _serve(settings: Settings) -> None:
     app.add(web)
     if sys.stderr.isatty():
         print(f"nanoloop serves {address}; its data is in {settings.data}", file=sys.stderr)
+    # What is loaded stays: looking through it for garbage now and then would hold up every chat.
+    gc.freeze()
     await app.run()

@@ -71,7 +71,7 @@ class BusSettings(Section):
 class LoopSettings(Section):
     """Who is answered when, and how the loop ends."""
 
-    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = 256
+    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = 512
     """Turns that run side by side; 1 answers strictly one message after the other."""
     lane_limit: Messages = 20
     """Messages of one chat that may wait for their turn; further ones get a busy answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ async def opened(place: dict[str, Any]) -> AsyncIterator[Turn]:
     store = store_in(place)
     for messages in place.get("histories", []):
         await with_history(store, f"{Whole.name}:history{messages}", messages)
+    gc.freeze()  # as `nanoloop run` does
     async with running(provider, store, agent=Agent(prompt=PROMPT)) as loop:
         channel = Whole(loop.bus)
 
