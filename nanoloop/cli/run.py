@@ -69,10 +69,10 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         app.on_hangup = Reload(app, settings, channels=channels, load=load)
     states = States(settings.data)
     app.telemetry.listeners.append(states.hear)
-    try:
-        # What is loaded stays: looking through it for garbage now and then would hold up every chat.
+    # What is loaded stays: looking through it for garbage now and then would hold up every chat.
     gc.freeze()
-    await app.run()
+    try:
+        await app.run()
     finally:
         states.end()
 
