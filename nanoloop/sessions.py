@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from nanoloop.errors import SessionError, SessionExists, SessionNotFound, StoreConflict
+from nanoloop.errors import SessionError, SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.events import Announce, SessionReset, SessionStarted, silent
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import Entry, rfc3339
@@ -87,23 +87,24 @@ class Sessions:
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
         )
-        await self._hand_on(old_id, created)
         self._hold(created)
         await self.switch(key, created.id)
         self._announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
         return created
 
-    async def _hand_on(self, old_id: str, created: Session) -> None:
-        """Let the new one know what this chat's last messages were: none is answered twice."""
-        with suppress(SessionNotFound):
+    async def _hand_on(self, old_id: str, session: Session) -> None:
+        """Let the next one know what this chat's last messages were: none is answered twice."""
+        heard: tuple[str, ...] = ()
+        with suppress(SessionNotFound, StoreError):  # a damaged one can be left too
             heard = (await self.open(old_id)).heard[-HANDED_ON:]
-            if heard:
-                created.know(heard)
-                await self.store.save(created)
+        if not all(map(session.has_seen, heard)):
+            session.know(heard)
+            await self.store.save(session)
 
     async def switch(self, key: str, session_id: str) -> Session:
         """Give this chat another session; raises `SessionNotFound`."""
         session = await self.open(session_id)
+        await self._hand_on(await self.current_id(key), session)
         await self.store.bind(key, session_id)
         self._note(key, session_id)
         return session

@@ -125,6 +125,17 @@ async def test_after_new_a_repeated_message_is_still_known(store):
         assert (await loop.chat.until(3))[2] == "2"
 
 
+async def test_after_switch_a_repeated_message_is_still_known(store):
+    async with running(ScriptedProvider(["1", "2", "3"]), store) as loop:
+        for text in ("one", "/new", "two", "/switch 1"):
+            loop.bus.put_nowait(said(text))
+            await loop.chat.until(len(loop.chat.sent) + 1)
+    async with running(ScriptedProvider(["3"]), store) as loop:  # also after a restart
+        assert not await loop.bus.hand_in(said("two"))
+        loop.bus.put_nowait(said("three"))
+        assert await loop.chat.until(1) == ["3"]
+
+
 async def test_what_waits_when_a_chat_begins_anew_is_answered_once(store):
     provider = ScriptedProvider(["1", "2"], held=True)
     async with running(provider, store) as loop:
