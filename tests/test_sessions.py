@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanoloop.errors import SessionError, SessionExists, StoreConflict
+from nanoloop.errors import SessionError, SessionExists, StoreConflict, StoreError
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
@@ -89,3 +89,19 @@ async def test_after_a_conflict_an_undo_leaves_no_false_session_open(sessions):
     again = await sessions.open("k")
     assert again is not fresh
     assert len(again.messages) == 6
+
+
+async def test_a_chat_can_leave_a_session_that_can_not_be_read(sessions):
+    await talked(sessions)
+    await talked(sessions, "other")
+    load = sessions.store.load
+
+    async def damaged(session_id):
+        if session_id == "k":
+            raise StoreError("damaged")
+        return await load(session_id)
+
+    sessions.store.load = damaged
+    sessions.forget("k")
+    assert (await sessions.switch("k", "other")).id == "other"
+    assert await sessions.current_id("k") == "other"
