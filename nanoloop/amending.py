@@ -8,17 +8,12 @@ from uuid import uuid4
 
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.exchange import Exchange
-from nanoloop.intake import amendment
+from nanoloop.intake import amended_by, amendment
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.owed import reworded
 from nanoloop.session.session import Session
-
-
-def amended_by(message: Inbound) -> str | None:
-    """The id of the message that this one changes or takes back; None for any other."""
-    return message.edits or message.deletes
 
 
 async def change(session: Session, message: Inbound, *, store: Store) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from nanoloop.amending import amended_by, asked_anew, change
+from nanoloop.amending import asked_anew, change
 from nanoloop.errors import NanoloopError, ProviderError, StoreConflict, place_of
 from nanoloop.events import Announce, TurnFailed, UnansweredFound
 from nanoloop.exchange import Exchange
 from nanoloop.holds import Held, Holds, Left
-from nanoloop.intake import inbound_of
+from nanoloop.intake import amended_by, inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus

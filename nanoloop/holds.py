@@ -7,10 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
-from nanoloop.amending import amended_by
 from nanoloop.errors import NanoloopError, SessionNotFound
 from nanoloop.events import Announce, MessageRepeated
-from nanoloop.intake import inbound_of, user_entry
+from nanoloop.intake import amended_by, inbound_of, user_entry
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.session.entry import Entry

@@ -28,6 +28,11 @@ def user_entry(message: Inbound) -> Entry:
     return Entry.message("user", _content(message), metadata=metadata)
 
 
+def amended_by(message: Inbound) -> str | None:
+    """The id of the message that this one changes or takes back; None for any other."""
+    return message.edits or message.deletes
+
+
 def amendment(message: Inbound) -> Entry:
     """What the model is told of a message that was changed after it was answered."""
     told = "took back an earlier message"
