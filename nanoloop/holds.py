@@ -54,8 +54,11 @@ class Holds:
         self._lanes: Lanes[str, Delivery] = Lanes(self._hold, limit=limit, name="hold")
         self.put_nowait = self._lanes.put_nowait
         self.is_busy = self._lanes.is_busy
-        self.waiting = self._lanes.waiting
         self.idle = self._lanes.idle
+
+    def waiting(self, key: str) -> int:
+        """Messages of this chat that are not in its lane yet, the one being kept among them."""
+        return self._lanes.waiting(key) + self._lanes.is_busy(key)
 
     async def __aenter__(self) -> Self:
         await self._lanes.__aenter__()
@@ -136,7 +139,7 @@ class Holds:
         if item.session_id != session.id:
             with suppress(NanoloopError):  # then the next start sees that it had its turn
                 old = await self._sessions.open(item.session_id)
-                old.take_held(item.entry_id)
+                old.let_go_held(item.entry_id)
                 await self._sessions.store.save(old)
 
 

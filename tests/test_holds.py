@@ -11,6 +11,8 @@ from nanoloop.bus.in_process import InProcessBus
 from nanoloop.errors import SendLater
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 
@@ -285,3 +287,14 @@ async def test_what_steers_is_told_to_the_turn_that_is_going_on():
         assert await loop.chat.until(1) == ["both"]
     assert provider.calls[1].messages[-1]["content"] == "and two"
     assert not (await store.get("test:a")).waiting
+
+
+def test_a_message_whose_turn_comes_is_in_one_place_or_the_other_at_every_instant():
+    session = Session(id="s")
+    session.hold(Entry.message("user", "later"))
+    held = session.take_held(session.waiting[0].id)
+    # A commit of another thread may be made just here.
+    assert session.changes().sections["waiting"] == [held.to_dict()]
+    session.add_entry(held)
+    changes = session.changes()
+    assert (changes.sections["waiting"], len(changes.entries)) == ([], 1)

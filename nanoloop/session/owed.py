@@ -37,15 +37,23 @@ class Owed(Conversation):
         """Be as if that message had never come, so that it may come again."""
         with self._lock:
             self._seen.remove(entry.metadata.get(MESSAGE_ID))
-            self.take_held(entry.id)
+            self.let_go_held(entry.id)
 
     def take_held(self, entry_id: str) -> Entry | None:
-        """That message, which waits no more; None where it does not."""
+        """That message, for its turn: once it is added to the log it waits no more; or None."""
+        return next((entry for entry in self._waiting if entry.id == entry_id), None)
+
+    def let_go_held(self, entry_id: str) -> None:
+        """Let that message wait no more; it has its turn elsewhere."""
         with self._lock:
-            held = next((entry for entry in self._waiting if entry.id == entry_id), None)
-            if held is not None:
+            if self.take_held(entry_id) is not None:
                 self._wait(tuple(entry for entry in self._waiting if entry.id != entry_id))
-            return held
+
+    def _append(self, entry: Entry) -> Entry:
+        # In one piece: a commit meanwhile, of another thread, has it in one place or the other.
+        with self._lock:
+            self.let_go_held(entry.id)
+            return super()._append(entry)
 
     def amend_held(self, message_id: str, text: str | None) -> bool:
         """Give a waiting message other words, or with None take it back; False if none waits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from math import inf
 from threading import RLock
@@ -161,6 +162,10 @@ class Record:
     def revision(self) -> int:
         """Moves with every commit of its store; a new session begins anywhere."""
         return self._ledger.revision
+
+    def at_once(self) -> AbstractContextManager[Any]:
+        """For `with`: what is changed within is in one commit, or in none yet."""
+        return self._lock
 
     def changes(self) -> Changes | None:
         """What is not durable yet, as of now; None when everything is."""
