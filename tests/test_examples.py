@@ -14,8 +14,8 @@ SHOWN = {
     "custom_store.py": "stored: 4 messages in ['direct:ada']",
     "summary_seen.py": "answered, while the summary waits: True",
 }
-SERVED = {"irc_channel.py"}
-"""Shown on a real server, by tests/test_example_irc.py."""
+SERVED = {"irc_channel.py", "speech.py"}
+"""Shown on a server, by tests/test_example_irc.py and tests/test_transcriber.py."""
 
 
 @pytest.mark.parametrize("name", SHOWN)

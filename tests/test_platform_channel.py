@@ -11,6 +11,7 @@ from nanoloop.channels.platform.files import kept_in
 from nanoloop.channels.platform.platform import Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.platform.transcriber import Transcriber
 from nanoloop.channels.web.attachments import Attachments
 from nanoloop.events import (
     FileLeftOut,
@@ -89,7 +90,8 @@ async def test_a_voice_note_is_transcribed_by_the_hook(chats, tmp_path):
         return f"he says {data.decode()}"
 
     provider = ScriptedProvider(otherwise="heard")
-    async with Bot(chats.platform(), tmp_path, provider=provider, transcribe=transcribe):
+    transcriber = Transcriber(transcribe)
+    async with Bot(chats.platform(), tmp_path, provider=provider, transcriber=transcriber):
         await chats.say(CHAT, "", files={"note.ogg": b"hello"})
         await says(chats, CHAT, "heard")
     assert "he says hello" in asked(provider)

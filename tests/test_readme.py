@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,16 @@ def the_events():
     return "\n".join(f"- {level}: {', '.join(by_level[level])}" for level in levels)
 
 
-def the_bot():
-    return f"```python\n{(ROOT / 'examples/bot.py').read_text().strip()}\n```"
+def the_example(name):
+    return f"```python\n{(ROOT / 'examples' / name).read_text().strip()}\n```"
 
 
-PARTS = {"map": the_map, "events": the_events, "bot": the_bot}
+PARTS = {
+    "map": the_map,
+    "events": the_events,
+    "bot": partial(the_example, "bot.py"),
+    "speech": partial(the_example, "speech.py"),
+}
 
 
 def part(text, name):

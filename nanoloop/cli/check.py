@@ -26,6 +26,7 @@ from nanoloop.errors import NanoloopError
 from nanoloop.events import silent
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.parts.models import make_provider
+from nanoloop.parts.serving import make_transcriber
 from nanoloop.parts.storage import make_attachments
 from nanoloop.settings import Settings
 from nanoloop.stores.disk import refusal
@@ -145,6 +146,7 @@ async def _connected(name: str, settings: Settings) -> Found:
     own = dict(wanted(settings))[name]
     attachments = make_attachments(settings)
     try:
+        make_transcriber(settings)  # or the daemon won't start
         channel = make_channel(
             name, own, folder=settings.data, attachments=attachments, announce=silent
         )

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.parts.functions import function_of
 from nanoloop.parts.storage import make_attachments
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
@@ -13,6 +14,7 @@ from nanoloop.settings.problems import Problem, Refused
 
 if TYPE_CHECKING:
     from nanoloop.app import App
+    from nanoloop.channels.platform.transcriber import Transcriber
     from nanoloop.channels.web.callers import Token
     from nanoloop.channels.web.channel import WebChannel
 
@@ -66,18 +68,39 @@ def make_web(settings: Settings, app: App) -> WebChannel:
     return channel
 
 
-def make_channels(settings: Settings, app: App) -> list[Channel]:
-    """The chat platforms that these settings want, for `app.add`; raises `SettingsError`."""
+def make_channels(
+    settings: Settings, app: App, *, transcriber: Transcriber | None = None
+) -> list[Channel]:
+    """The chat platforms that these settings want, for `app.add`; raises `SettingsError`.
+
+    `transcriber` tells what voice messages say, in place of what the settings name.
+    """
     # Only who serves one needs what serves them.
     from nanoloop.channels.platform.making import make_channel, wanted  # noqa: PLC0415 - as above
 
     attachments = make_attachments(settings)
+    transcriber = transcriber or make_transcriber(settings)
     return [
         make_channel(
-            name, own, folder=settings.data, attachments=attachments, announce=app.telemetry
+            name,
+            own,
+            folder=settings.data,
+            attachments=attachments,
+            transcriber=transcriber,
+            announce=app.telemetry,
         )
         for name, own in wanted(settings)
     ]
+
+
+def make_transcriber(settings: Settings) -> Transcriber | None:
+    """What tells the words of voice messages, where there is such; raises `SettingsError`."""
+    from nanoloop.channels.platform.transcriber import Transcriber  # noqa: PLC0415 - as above
+
+    function = function_of(settings, "channels.transcribe")
+    if function is None:
+        return None
+    return Transcriber(function, seconds=settings.channels.transcribe_timeout_seconds)
 
 
 def make_tokens(settings: Settings) -> list[Token]:

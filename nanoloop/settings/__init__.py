@@ -29,7 +29,7 @@ from nanoloop.settings.channels import (
     TelegramSettings,
 )
 from nanoloop.settings.keys import Unit
-from nanoloop.settings.problems import Refused, conflicts, http_address
+from nanoloop.settings.problems import Refused, conflicts, function_name, http_address
 from nanoloop.settings.section import Folder, Messages, Names, Seconds, Section
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
 from nanoloop.stores.place import store_url
@@ -229,6 +229,12 @@ class WebSettings(Section):
 class ChannelSettings(Section):
     """The ways in and out for chats, a table each."""
 
+    transcribe: Annotated[str, AfterValidator(function_name)] | None = Field(
+        default=None, examples=["speech:words_of"]
+    )
+    """Your function that tells what is said in a voice message, as `package.module:function`."""
+    transcribe_timeout_seconds: Seconds = 60
+    """How long it may take; the model is then told that the voice message could not be read."""
     terminal: TerminalSettings = TerminalSettings()
     web: WebSettings = WebSettings()
     telegram: TelegramSettings = TelegramSettings()

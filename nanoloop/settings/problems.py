@@ -179,6 +179,13 @@ def http_address(value: str) -> str:
     return value.rstrip("/")
 
 
+def function_name(value: str) -> str:
+    """The name itself; refuses one that no function could have."""
+    if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
+        raise ValueError("no name of a function: write it as package.module:function")
+    return value
+
+
 def conflicts(settings: Settings) -> list[Problem]:
     """What does not go together."""
     found = [_too_high(settings, low, high, or_equal=True) for low, high in _LESS_THAN]

@@ -12,12 +12,13 @@ from nanoloop.channels.platform.connection import Connection, State
 from nanoloop.channels.platform.door import Door
 from nanoloop.channels.platform.drafts import Drafts
 from nanoloop.channels.platform.enclosures import Fetch
-from nanoloop.channels.platform.files import Files, Keep, Transcribe
+from nanoloop.channels.platform.files import Files, Keep
 from nanoloop.channels.platform.intake import Intake
 from nanoloop.channels.platform.pairing import Pairing
 from nanoloop.channels.platform.platform import Platform
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.platform.transcriber import Transcriber
 from nanoloop.channels.platform.typist import Typist
 from nanoloop.events import Announce, TextStreamed, silent
 from nanoloop.messages import Outbound
@@ -38,14 +39,15 @@ class PlatformChannel:
         folder: Path | None = None,
         agent: str | None = None,
         keep: Keep | None = None,
-        transcribe: Transcribe | None = None,
+        transcriber: Transcriber | None = None,
         fetch: Fetch | None = None,
         announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """With a `folder`, the data folder, pairings and half-sent answers outlast the process.
 
-        `keep` keeps files that come in, `fetch` finds those that an answer names.
+        `keep` keeps files that come in, `fetch` finds those that an answer names; `transcriber`
+        tells what is said in voice messages.
         """
         self.platform = platform
         self.name = platform.name
@@ -65,7 +67,7 @@ class PlatformChannel:
             channel=self.name,
             limit_bytes=platform.limits.file_bytes,
             keep=keep,
-            transcribe=transcribe,
+            transcriber=transcriber,
             announce=announce,
         )
         self._agent = agent

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
 import anyio
 
 from nanoloop.channels.platform.platform import File
+from nanoloop.channels.platform.transcriber import Transcriber
 from nanoloop.channels.web.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.events import Announce, FileLeftOut
 from nanoloop.messages import Attachment
 
 FETCH_SECONDS = 60.0
+NOT_KEPT = "(it could not be kept)"
+NOT_READ = "(this voice message could not be read)"
 
 
 class Keep(Protocol):
@@ -22,10 +24,6 @@ class Keep(Protocol):
     async def __call__(self, file: File, data: bytes) -> Attachment:
         """The attachment that stands for it, durable when this returns; may raise."""
         ...
-
-
-Transcribe = Callable[[File, bytes], Awaitable[str | None]]
-"""What is said in a voice note; None where it can't be told."""
 
 
 def kept_in(attachments: Attachments, *, owner: str) -> Keep:
@@ -59,13 +57,13 @@ class Files:
         channel: str,
         limit_bytes: int,
         keep: Keep | None = None,
-        transcribe: Transcribe | None = None,
+        transcriber: Transcriber | None = None,
         announce: Announce,
     ) -> None:
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._keep = keep
-        self._transcribe = transcribe
+        self._transcriber = transcriber
         self._announce = announce
 
     async def attachment(self, file: File) -> Attachment:
@@ -77,25 +75,44 @@ class Files:
             mime_type=file.mime_type or None,
             size=file.size,
         )
-        if self._keep is None and self._transcribe is None:
+        if self._keep is None and self._transcriber is None:
             return known
         try:
-            return await self._kept(file, known)
+            data = await self._fetched(file)
         except Exception as error:  # noqa: BLE001 - the message counts more than its file
-            return self._without(known, type(error).__name__)
+            return replace(known, text=self._left_out(error, NOT_KEPT))
+        kept = await self._kept(file, data, known)
+        if file.kind != "audio" or self._transcriber is None:
+            return kept
+        return replace(kept, text=await self._words(self._transcriber, file, data))
 
-    async def _kept(self, file: File, known: Attachment) -> Attachment:
+    async def _fetched(self, file: File) -> bytes:
         if file.size is not None and file.size > self._limit_bytes:
-            return self._without(known, "too large")
+            raise _TooLarge
         with anyio.fail_after(FETCH_SECONDS):
             data = await file.fetch()
         if len(data) > self._limit_bytes:
-            return self._without(known, "too large")
-        kept = known if self._keep is None else await self._keep(file, data)
-        if self._transcribe is None or file.kind != "audio":
-            return kept
-        return replace(kept, text=await self._transcribe(file, data))
+            raise _TooLarge
+        return data
 
-    def _without(self, known: Attachment, reason: str) -> Attachment:
+    async def _kept(self, file: File, data: bytes, known: Attachment) -> Attachment:
+        try:
+            return known if self._keep is None else await self._keep(file, data)
+        except Exception as error:  # noqa: BLE001 - as above
+            return replace(known, text=self._left_out(error, NOT_KEPT))
+
+    async def _words(self, transcriber: Transcriber, file: File, data: bytes) -> str:
+        try:
+            return (await transcriber.words(file, data))[:TEXT_SHOWN]
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._left_out(error, NOT_READ)
+
+    def _left_out(self, error: Exception, words: str) -> str:
+        """What the model reads instead of it."""
+        reason = "too large" if isinstance(error, _TooLarge) else type(error).__name__
         self._announce(FileLeftOut(channel=self._channel, reason=reason))
-        return replace(known, text="(it could not be kept)")
+        return words
+
+
+class _TooLarge(Exception):
+    pass

@@ -14,6 +14,7 @@ from nanoloop.channels.platform.enclosures import fetched_from
 from nanoloop.channels.platform.files import kept_in
 from nanoloop.channels.platform.platform import Platform
 from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.platform.transcriber import Transcriber
 from nanoloop.channels.web.attachments import Attachments
 from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.events import Announce
@@ -44,7 +45,13 @@ def wanted(settings: Settings) -> Iterator[tuple[str, PlatformSettings]]:
 
 
 def make_channel(
-    name: str, own: PlatformSettings, *, folder: Path, attachments: Attachments, announce: Announce
+    name: str,
+    own: PlatformSettings,
+    *,
+    folder: Path,
+    attachments: Attachments,
+    transcriber: Transcriber | None = None,
+    announce: Announce,
 ) -> Channel:
     """The channel of that name; its library is loaded only now. Raises `SettingsError`."""
     make, given = _ours(name) if name in OURS else _other(name), getattr(own, "options", own)
@@ -57,6 +64,7 @@ def make_channel(
         folder=folder,
         agent=own.agent,
         keep=kept_in(attachments, owner=f"{name}:"),
+        transcriber=transcriber,
         fetch=fetched_from(attachments),
         announce=announce,
     )
