@@ -2,6 +2,7 @@
 
 NanoloopError
 ├── SettingsError            a setting is unknown, malformed or contradicts another
+│   └── Refused              (settings/problems.py) all that is wrong with them, a line each
 ├── SessionError
 │   ├── SessionNotFound      (also a KeyError)
 │   ├── SessionExists
@@ -9,11 +10,16 @@ NanoloopError
 │   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          another process owns the folder
-│   └── StoreConflict        another writer committed first
+│   ├── StoreConflict        another writer committed first
+│   ├── SessionDamaged       what is stored of it is not what was written
+│   └── SessionDiffers       a copy would replace another session of that name
 ├── IndexUnusable            nothing can be recalled; all else goes on
 ├── BusFull                  the sender has to try again
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the same is sent again
+├── Refused, FormatRefused, TooLong, MessageGone
+│                            (channels/platform/errors.py) what a platform says went wrong
+├── ModelError               (models/errors.py) a model file can't be had
 ├── ToolError                (data for the model, never an end of the turn)
 │   ├── UnknownTool
 │   ├── BadArguments
@@ -110,6 +116,28 @@ class StoreConflict(StoreError):
         super().__init__(
             f"session {session_id!r} is at revision {theirs}, not {mine}: another writer "
             "committed first; load it again"
+        )
+
+
+class SessionDamaged(StoreError):
+    """What is stored of a session is not what was written."""
+
+    def __init__(self, session_id: str, what: str) -> None:
+        super().__init__(
+            f"what is stored of session {session_id!r} makes no sense ({what}): `nanoloop store "
+            "check` names all that are damaged, `nanoloop store copy` takes the others elsewhere"
+        )
+        self.session_id = session_id
+        self.what = what
+
+
+class SessionDiffers(StoreError):
+    """A session of that name is there already, and is another one."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session {session_id!r} is in the target already and differs: --replace puts this one "
+            "in its place, or delete it there first; what was copied so far stays"
         )
 
 

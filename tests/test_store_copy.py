@@ -9,13 +9,12 @@ import pytest
 from redis.asyncio import Redis
 
 from nanoloop.cli import main
-from nanoloop.errors import StoreError
+from nanoloop.errors import SessionDamaged, SessionDiffers, StoreError
 from nanoloop.session.entry import utc_now
 from nanoloop.stores.checking import check, problems_of
-from nanoloop.stores.copying import Copied, Different, copy, digest
+from nanoloop.stores.copying import Copied, copy, digest
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
-from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.sqlite import SqliteStore
 from tests.test_stores import STORES
 
@@ -103,7 +102,7 @@ async def test_one_that_differs_is_refused_and_left_alone(stores):
     other = await target.create(id="a")
     other.add_message("user", "mine")
     await target.save(other)
-    with pytest.raises(Different, match="--replace"):
+    with pytest.raises(SessionDiffers, match="--replace"):
         await copy(source, target)
     assert [e.content["text"] for e in (await target.get("a")).window] == ["mine"]
     await copy(source, target, replace=True)

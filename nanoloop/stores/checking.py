@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nanoloop.errors import SessionNotFound
+from nanoloop.errors import SessionDamaged, SessionNotFound
 from nanoloop.session.entry import utc_now
 from nanoloop.stores.copying import Movable, taken
-from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.snapshot import Snapshot, window_start
 
 

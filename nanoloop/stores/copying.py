@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from nanoloop.errors import SessionNotFound, StoreError
+from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
 from nanoloop.session.entry import Entry
-from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.snapshot import Snapshot
 
 
@@ -62,16 +61,6 @@ Warn = Callable[[str, str], None]
 """Hears of a session that is damaged, and what is wrong."""
 
 
-class Different(StoreError):
-    """A session of that name is there already, and is another one."""
-
-    def __init__(self, session_id: str) -> None:
-        super().__init__(
-            f"session {session_id!r} is in the target already and differs: --replace puts this one "
-            "in its place, or delete it there first; what was copied so far stays"
-        )
-
-
 async def copy(
     source: Movable,
     target: Movable,
@@ -83,8 +72,8 @@ async def copy(
     """Copy every session and key; what is there already, and the same, is left alone.
 
     One that can't be read is left out; of one that can in part, that is copied. Interrupted, it
-    goes on where it was when it is run again. Raises `Different` unless `replace`, and `StoreError`
-    for a session that isn't the same after it was written.
+    goes on where it was when it is run again. Raises `SessionDiffers` unless `replace`, and
+    `StoreError` for a session that isn't the same after it was written.
     """
     done = Copied()
     # All names first: what is written meanwhile must not move the pages under our feet.
@@ -135,7 +124,7 @@ async def _has(target: Movable, name: str, snapshot: Snapshot, *, may_differ: bo
         return False
     is_same = digest(theirs) == digest(snapshot)
     if not is_same and not may_differ:
-        raise Different(name)
+        raise SessionDiffers(name)
     return is_same
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.stores.encoding import encoded
-from nanoloop.stores.sense import Decode, SessionDamaged, head_of, sections_of
+from nanoloop.stores.sense import Decode, head_of, sections_of
 from nanoloop.stores.snapshot import expiry, message_ids, window_start
 
 

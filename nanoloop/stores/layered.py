@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.session.entry import Entry, copied
 from nanoloop.stores.database import Commit, Database, Stored, newest_seen
-from nanoloop.stores.sense import SessionDamaged
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 

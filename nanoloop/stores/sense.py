@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nanoloop.errors import NanoloopError, StoreError
+from nanoloop.errors import NanoloopError, SessionDamaged
 from nanoloop.session.changes import ABOUT, HEARD, WAITING
 from nanoloop.session.entry import Entry, from_rfc3339
 
@@ -23,18 +23,6 @@ Decode = Callable[[Any], Any]
 def as_it_is(value: Any) -> Any:
     """Decode nothing: it was done."""
     return value
-
-
-class SessionDamaged(StoreError):
-    """What is stored of a session is not what was written."""
-
-    def __init__(self, session_id: str, what: str) -> None:
-        super().__init__(
-            f"what is stored of session {session_id!r} makes no sense ({what}): `nanoloop store "
-            "check` names all that are damaged, `nanoloop store copy` takes the others elsewhere"
-        )
-        self.session_id = session_id
-        self.what = what
 
 
 @contextmanager

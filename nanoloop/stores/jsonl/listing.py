@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.events import Event, FileUnreadable
 from nanoloop.protocols import SessionInfo
 from nanoloop.stores.jsonl.file_names import name_of
 from nanoloop.stores.jsonl.history import glance
 from nanoloop.stores.sealing import Sealing
-from nanoloop.stores.sense import SessionDamaged, making_sense
+from nanoloop.stores.sense import making_sense
 
 BATCH = 64
 """Files that one visit of a thread looks at."""

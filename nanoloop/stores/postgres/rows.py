@@ -8,11 +8,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.session.entry import Entry
 from nanoloop.stores import sense
 from nanoloop.stores.database import Commit, Stored, text_of
 from nanoloop.stores.postgres.exact import packed, packed_entry, plain, unpacked, unplain
-from nanoloop.stores.sense import SessionDamaged, head_of, sections_of
+from nanoloop.stores.sense import head_of, sections_of
 
 if TYPE_CHECKING:
     from asyncpg import Record

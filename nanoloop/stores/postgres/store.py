@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from anyio.to_thread import run_sync
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT
@@ -21,7 +22,7 @@ from nanoloop.stores.postgres.connections import Connections
 from nanoloop.stores.postgres.exact import plain, unpacked, unplain
 from nanoloop.stores.postgres.migration import migrate, prepare
 from nanoloop.stores.postgres.statements import Statements
-from nanoloop.stores.sense import SessionDamaged, head_of
+from nanoloop.stores.sense import head_of
 from nanoloop.stores.store import DatabaseStore
 
 if TYPE_CHECKING:

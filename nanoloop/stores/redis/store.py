@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT
@@ -21,7 +22,6 @@ from nanoloop.stores.redis.layout import Layout
 from nanoloop.stores.redis.scripts import BETWEEN, COMMIT, NAMES, READ, REMOVE, Argument, Call
 from nanoloop.stores.redis.server import Server
 from nanoloop.stores.sense import (
-    SessionDamaged,
     as_it_is,
     entries_of,
     head_of,

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from sqlite3 import Connection
 from typing import Any
 
+from nanoloop.errors import SessionDamaged
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.seen import SEEN_LIMIT
 from nanoloop.stores.database import Stored, micros
 from nanoloop.stores.sense import (
-    SessionDamaged,
     entries_of,
     head_of,
     making_sense,
