@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import replace as changed
 from datetime import datetime
+from weakref import WeakValueDictionary
 
 import anyio
 from aiofiles.os import wrap
@@ -24,7 +25,6 @@ from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation, first_changes
 from nanoloop.stores.database import Commit, Database, Stored, micros, size_of
 from nanoloop.stores.doubts import Doubts
-from nanoloop.stores.order import Order
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.sense import making_sense
 from nanoloop.stores.snapshot import (
@@ -54,7 +54,7 @@ class DatabaseStore(Creation):
         self.clock = clock
         self.announce = announce
         self.sealing = sealing or Sealing(seal)
-        self._order = Order()
+        self._writing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._doubts = Doubts()
         self._closed = anyio.Event()
 
@@ -114,17 +114,18 @@ class DatabaseStore(Creation):
             await self.revision(session.id)
             return
         commit = self._commit_of(session.id, changes)
-        # Before it is tried: a task that is cancelled, or another event loop, hears of no answer.
-        self._doubts.note(session, changes, commit)
         try:
             await self._committed(commit)
         except StoreConflict:
-            if not await self._doubts.settle(session, changes, self._open):
+            if not await self._doubts.settle(session, self._open):
                 raise
             await self._commit(session)  # what is new since the one that was written
+        except StoreError:
+            self._doubts.note(session, changes, commit)
+            raise
         else:
+            self._doubts.forget(session)
             session.committed(changes)
-            self._doubts.forget(session, changes)
 
     def _commit_of(
         self,
@@ -295,4 +296,7 @@ class DatabaseStore(Creation):
 
     async def _write(self, session_id: str, work: Callable[[], Awaitable[None]]) -> None:
         """One at a time for each session: what is new in an object is committed once."""
-XX
+        lock = self._writing.setdefault(session_id, anyio.Lock(fast_acquire=True))
+        async with lock:
+            with anyio.CancelScope(shield=True):  # what has begun is finished, and heard of
+                await work()
