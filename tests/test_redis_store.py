@@ -5,13 +5,8 @@ import sys
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from importlib import import_module
-from ipaddress import ip_address
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from redis.asyncio import Redis
 from redis.crc import key_slot
 
@@ -20,6 +15,7 @@ from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.copying import copy
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.redis import RedisStore, layout
+from tests.certificates import certified
 from tests.servers.proxy import faulty
 from tests.servers.server import free_port
 
@@ -257,21 +253,6 @@ async def test_a_socket_file_will_do(redis_server, tmp_path):
     async with opened(f"unix://{redis_server.folder}/redis.sock") as store:
         await grown(store, 3)
         assert (await store.load("s")).entry_count == 3
-
-
-def certified(folder):
-    """A key and a certificate for 127.0.0.1 that vouches for itself, as files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "redis")])
-    now = utc_now()
-    certificate = x509.CertificateBuilder(
-        name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1)
-    )
-    here = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    signed = certificate.add_extension(here, critical=False).sign(key, hashes.SHA256())
-    plain = (PrivateFormat.PKCS8, NoEncryption())
-    (folder / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, *plain))
-    (folder / "cert.pem").write_bytes(signed.public_bytes(Encoding.PEM))
 
 
 async def test_a_line_may_be_encrypted(redis_server, tmp_path):

@@ -1,30 +1,25 @@
-"""Any server that speaks OpenAI's chat completions; the only file that imports the SDK."""
+"""Any server that speaks OpenAI's chat completions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from typing import Any
 
 import anyio
 import httpx2
-import openai
 
 from nanoloop.errors import ProviderError, ProviderTimeout, SettingsError
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers import answer, failures
 from nanoloop.providers.by_loop import ByLoop
+from nanoloop.providers.endpoint import Endpoint, Refused
 from nanoloop.providers.failures import Asked
-from nanoloop.providers.pools import small_pools
 from nanoloop.providers.wire import request_bytes
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
-NO_KEY = "none"
-"""What a server that wants no key is sent."""
-HEADERS: Mapping[str, str | openai.Omit] = {
+HEADERS: Mapping[str, str] = {
     "Accept": "application/json, text/event-stream",
     "Content-Type": "application/json",
     "User-Agent": "nanoloop",
@@ -32,18 +27,6 @@ HEADERS: Mapping[str, str | openai.Omit] = {
 OWN = {"messages", "model", "stream", "tools"}
 """What a request says that no option may."""
 CLOSE_SECONDS = 1
-CONNECTIONS = httpx2.Limits(max_connections=1000, max_keepalive_connections=100)
-
-_patience: ContextVar[anyio.CancelScope | None] = ContextVar("patience", default=None)
-"""The scope that ends a stream whose first piece is late."""
-
-
-class _Client(openai.AsyncOpenAI):
-    """The SDK's client, with these headers and no others from the environment."""
-
-    @property
-    def default_headers(self) -> dict[str, str | openai.Omit]:
-        return {**HEADERS}
 
 
 class OpenAIProvider:
@@ -68,23 +51,14 @@ class OpenAIProvider:
         self._options = _clean_options(options)
         self._first_token_timeout_seconds = first_token_timeout_seconds
         self._call_timeout_seconds = call_timeout_seconds
-        self._clients = ByLoop(partial(self._connect, connect_timeout_seconds, max_retries))
-
-    def _connect(self, connect_timeout_seconds: float, max_retries: int) -> _Client:
-        http = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(None, connect=connect_timeout_seconds),
-            limits=CONNECTIONS,
-            transport=small_pools(),
-            event_hooks={"request": [self._begin_attempt], "response": [self._end_attempt]},
-        )
-        url = httpx2.URL(self._url)
-        return _Client(
-            api_key=self._key or NO_KEY,
-            admin_api_key="",
-            base_url=url.copy_with(query=None, fragment=None),
-            default_query=dict(url.params),
-            max_retries=max_retries,
-            http_client=http,
+        self._endpoints = ByLoop(
+            partial(
+                Endpoint,
+                _completions(self._url),
+                headers={**HEADERS, **_authorization(self._key)},
+                connect_timeout_seconds=connect_timeout_seconds,
+                max_retries=max_retries,
+            )
         )
 
     async def chat(
@@ -108,9 +82,9 @@ class OpenAIProvider:
         with anyio.move_on_after(self._call_timeout_seconds):
             try:
                 return await (self._stream(asked, on_text) if on_text else self._whole(asked))
-            except (openai.OpenAIError, httpx2.HTTPError, answer.ServerSaid) as error:
+            except (Refused, httpx2.HTTPError, answer.ServerSaid) as error:
                 failure = _failure(asked, error)
-            # Raised outside of `except`: what the SDK raised quotes the server, and no traceback
+            # Raised outside of `except`: what was raised there quotes the server, and no traceback
             # may lead there.
             raise failure
         raise ProviderTimeout(
@@ -126,7 +100,7 @@ class OpenAIProvider:
 
     async def close(self) -> None:
         """Let go of connections; closing twice is fine."""
-        await self._clients.close()
+        await self._endpoints.close()
 
     def _asked(self, model: str, body: bytes) -> Asked:
         secrets = (self._key, *failures.url_secrets(self._url))
@@ -138,25 +112,24 @@ class OpenAIProvider:
             body=body,
         )
 
-    async def _post(self, body: bytes, *, stream: bool) -> httpx2.Response:
-        # Not `chat.completions.create`, which checks each message again: ten times as slow.
-        if self._clients.is_closed:
+    @property
+    def _endpoint(self) -> Endpoint:
+        if self._endpoints.is_closed:
             raise ProviderError("this provider is closed: make a new one")
-        return await self._clients.here().post(
-            "/chat/completions", content=body, cast_to=httpx2.Response, stream=stream
-        )
+        return self._endpoints.here()
 
     async def _whole(self, asked: Asked) -> Reply:
-        response = await self._post(asked.body, stream=False)
+        response = await self._endpoint.post(asked.body)
         return answer.whole(asked, response.content)[0]
 
     async def _stream(self, asked: Asked, on_text: OnText) -> Reply:
         with anyio.CancelScope() as patience:
-            mark = _patience.set(patience)
-            try:
-                response = await self._post(asked.body, stream=True)
-            finally:
-                _patience.reset(mark)
+            response = await self._endpoint.post(
+                asked.body,
+                stream=True,
+                patience=patience,
+                patience_seconds=self._first_token_timeout_seconds,
+            )
             try:
                 return await answer.read(asked, response, on_text, patience)
             finally:
@@ -167,35 +140,16 @@ class OpenAIProvider:
             "try again, or raise first_token_timeout_seconds"
         )
 
-    async def _begin_attempt(self, _: httpx2.Request) -> None:
-        if patience := _patience.get():
-            patience.deadline = anyio.current_time() + self._first_token_timeout_seconds
-
-    async def _end_attempt(self, response: httpx2.Response) -> None:
-        if response.is_success:
-            return
-        if patience := _patience.get():
-            # The wait before the next attempt is as long as the server asks.
-            patience.deadline = math.inf
-        if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
-            await response.aread()
-            if failures.out_of_credit(429, answer.decoded(response.content)):
-                response.headers["x-should-retry"] = "false"
-
 
 def _failure(asked: Asked, error: Exception) -> ProviderError:
-    if isinstance(error, openai.APIStatusError):
+    if isinstance(error, Refused):
         return failures.refusal(
-            asked,
-            status=error.status_code,
-            said=error.body,
-            retry_after=error.response.headers.get("retry-after"),
+            asked, status=error.status, said=error.said, retry_after=error.retry_after
         )
     if isinstance(error, answer.ServerSaid):
         return failures.refusal(asked, status=_status_in(error.said), said=error.said)
-    cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
-    if isinstance(cause, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)):
-        return failures.no_connection(asked, str(cause))
+    if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)):
+        return failures.no_connection(asked, str(error))
     return failures.broken_off(asked)
 
 
@@ -222,6 +176,17 @@ def _clean_url(base_url: str | None) -> str:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise SettingsError("base_url has to begin with http:// or https:// and name a host")
     return url
+
+
+def _authorization(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _completions(url: str) -> httpx2.URL:
+    parsed = httpx2.URL(url)
+    path, mark, query = parsed.raw_path.partition(b"?")
+    path = path.rstrip(b"/") + b"/chat/completions"
+    return parsed.copy_with(raw_path=path + mark + query, fragment=None)
 
 
 def _clean_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
