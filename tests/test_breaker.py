@@ -120,3 +120,28 @@ def test_a_budget_has_room_again_the_next_day():
     now += timedelta(hours=2)
     assert budget.has_room
     assert budget.spent_today == Spent()
+
+
+def test_a_process_that_begins_anew_has_what_is_left_of_its_day(tmp_path):
+    now = datetime(2026, 5, 1, 22, 0, tzinfo=timezone.utc)
+    kept = {"kept_in": tmp_path / "data" / "spent.json", "now": lambda: now}
+    Budget(100, **kept).add(Usage(tokens_in=90))
+    Budget(100, **kept).add(Usage(tokens_out=10))
+    assert Budget(100, **kept).spent_today == Spent(calls=2, tokens_in=90, tokens_out=10)
+    assert not Budget(100, **kept).has_room
+    now += timedelta(hours=2)
+    assert Budget(100, **kept).has_room
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"day": "2026-05-01", "calls": "many"}'])
+def test_a_damaged_count_of_the_day_begins_anew(tmp_path, text):
+    (tmp_path / "spent.json").write_text(text)
+    day = datetime(2026, 5, 1, tzinfo=timezone.utc)
+    assert Budget(100, kept_in=tmp_path / "spent.json", now=lambda: day).spent_today == Spent()
+
+
+def test_a_disk_that_fails_stops_no_count(tmp_path):
+    (tmp_path / "file").touch()
+    budget = Budget(100, kept_in=tmp_path / "file" / "spent.json")
+    budget.add(Usage(tokens_in=100))
+    assert not budget.has_room

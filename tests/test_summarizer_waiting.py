@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from nanoloop import Session, Summarizer
+from nanoloop.app import App
 from nanoloop.errors import AnswerRefused, NoConnection
 from nanoloop.events import (
     BreakerClosed,
@@ -13,9 +14,12 @@ from nanoloop.events import (
     SummaryPostponed,
 )
 from nanoloop.memory.agenda import LIMIT
+from nanoloop.memory.budget import Budget
 from nanoloop.memory.state import state_text
+from nanoloop.parts.storage import spent_file
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
 
 
@@ -312,3 +316,16 @@ async def test_how_it_stands_is_one_line_for_people(times):
         "0 running; 3 waiting for another try; 1 waiting for a model; "
         "model as for answers open; today 0 calls, 0 tokens"
     )
+
+
+async def test_a_daemon_that_crashed_has_no_new_budget_for_its_day(tmp_path):
+    settings = Settings(data=tmp_path, summary={"daily_tokens": 100})
+    Budget(100, kept_in=spent_file(settings)).add(Usage(tokens_in=90))
+    again = App.of(settings, provider=ScriptedProvider()).loop.summarizer
+    assert again.spent_today().tokens == 90
+
+
+@pytest.mark.parametrize("given", [{}, {"store": {"url": "memory:"}}])
+def test_without_a_budget_or_a_place_no_file_counts_the_day(tmp_path, given):
+    limit = {"daily_tokens": 100 if given else None}
+    assert spent_file(Settings(data=tmp_path, summary=limit, **given)) is None

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
 import anyio
@@ -64,6 +65,7 @@ class Summarizer:
         retry_limit_seconds: float = 600,
         breaker_seconds: float = 60,
         daily_tokens: int | None = None,
+        spent_file: Path | None = None,
         idle_seconds: float | None = None,
         ledger_items: int = 60,
         ledger_chars: int = 3000,
@@ -73,12 +75,15 @@ class Summarizer:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = local_now,
     ) -> None:
-        """With `idle_seconds`, less talk than a summary is long waits so long for more."""
+        """With `idle_seconds`, less talk than a summary is long waits so long for more.
+
+        With a `spent_file`, what a day's tokens were spent on outlasts the process.
+        """
         self._idle_seconds = idle_seconds
         self._reuse_prefix = reuse_prefix
         self._announce = announce
         self._clock = clock
-        self._budget = Budget(daily_tokens, now=now)
+        self._budget = Budget(daily_tokens, kept_in=spent_file, now=now)
         self._writer = Writer(
             provider,
             [model] if fallback_model is None else [model, fallback_model],
@@ -148,7 +153,7 @@ class Summarizer:
         return waiting.why if waiting else None
 
     def spent_today(self) -> Spent:
-        """Calls and tokens since midnight, or since the process began."""
+        """Calls and tokens since midnight, or since the process began where no file keeps them."""
         return self._budget.spent_today
 
     def state(self) -> SummarizerState:

@@ -10,7 +10,7 @@ from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.parts.agents import make_agents
 from nanoloop.parts.models import in_background
-from nanoloop.parts.storage import recall_file
+from nanoloop.parts.storage import recall_file, spent_file
 from nanoloop.protocols import Provider, Store
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -72,6 +72,7 @@ def make_summarizer(
         fallback_model=settings.summary.fallback_model,
         breaker_seconds=settings.summary.breaker_seconds,
         daily_tokens=settings.summary.daily_tokens,
+        spent_file=spent_file(settings),
         idle_seconds=settings.summary.idle_seconds,
         ledger_items=settings.summary.ledger_items,
         ledger_chars=settings.summary.ledger_chars,

@@ -46,3 +46,9 @@ def make_attachments(settings: Settings) -> Attachments:
 def recall_file(settings: Settings) -> Path:
     """Where the recall index is, where one is kept."""
     return settings.data / "recall.sqlite"
+
+
+def spent_file(settings: Settings) -> Path | None:
+    """Where the day's tokens for summaries are counted; None where no limit needs the count."""
+    is_kept = settings.store.url != "memory:" and settings.summary.daily_tokens is not None
+    return settings.data / "spent.json" if is_kept else None
