@@ -51,6 +51,10 @@ class Lanes(Generic[K, T]):
         """How many items of this key wait behind the one being handled."""
         return len(self._waiting.get(key, ()))
 
+    def items(self, key: K) -> list[T]:
+        """What waits in this lane behind the one being handled, in order."""
+        return list(self._waiting.get(key, ()))
+
     def is_busy(self, key: K) -> bool:
         """Whether an item of this key is being handled or waits."""
         return key in self._waiting
@@ -100,10 +104,9 @@ class Lanes(Generic[K, T]):
 
     def take(self, key: K, wanted: Callable[[T], bool] = lambda _: True) -> list[T]:
         """Take out what waits in one lane and is wanted, in order."""
-        waiting = self._waiting.get(key, deque())
-        taken = [item for item in waiting if wanted(item)]
+        taken = [item for item in self.items(key) if wanted(item)]
         for item in taken:
-            waiting.remove(item)
+            self._waiting[key].remove(item)
         self._tell_of_room(key)
         return taken
 

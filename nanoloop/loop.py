@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
-from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -125,7 +124,6 @@ class AgentLoop:
         self._asides: Lanes[str, Delivery] = Lanes(
             self._answer_aside, limit=lane_limit, name="aside"
         )
-        self._started_at = datetime.now(timezone.utc)
 
     @property
     def recall(self) -> Recall | None:
@@ -174,7 +172,6 @@ class AgentLoop:
                     await self._holds.keep(item.message.session_key, item)
 
     def _announce_start(self) -> None:
-        self._started_at = datetime.now(timezone.utc)
         self._announce(
             LoopStarted(channels=self.bus.channels, max_concurrent_turns=self._max_concurrent_turns)
         )
@@ -270,7 +267,7 @@ class AgentLoop:
 
     async def recover(self) -> None:
         """Take up what an earlier process left: messages, answers, unfinished summaries."""
-        await self._recovery.recover(since=self._started_at)
+        await self._recovery.recover()
 
     async def recover_chat(self, key: str) -> None:
         """The same for the session that one chat has now."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 from nanoloop.errors import SessionNotFound
-from nanoloop.holds import Left, held_in
+from nanoloop.holds import Held, Left, held_in
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Bus, SessionInfo
@@ -33,14 +32,13 @@ class Recovery:
         self._lanes = lanes
         self._failed = failed
 
-    async def recover(self, *, since: datetime) -> None:
-        """Take up what is left in every session that nothing has touched `since` then."""
+    async def recover(self) -> None:
+        """Take up what is left in every session; what is worked on already is not done twice."""
         # All names first, as what is taken up is written to. The oldest of them first: a chat's
         # older conversation comes before its newer one.
         left = [info async for info in self._sessions.store.list() if _is_left(info)]
         for info in reversed(left):
-            if info.updated_at < since:
-                await self._try(info.key or info.id, info.id)
+            await self._try(info.key or info.id, info.id)
 
     async def recover_chat(self, key: str) -> None:
         """The same for the session that one chat has now."""
@@ -60,8 +58,9 @@ class Recovery:
         self._summarizer.fire_and_forget(session)
         if session.awaiting or session.unsent:
             self._lanes.put_nowait(key, Left(session_id), bounded=False)
+        there = {item.entry_id for item in self._lanes.items(key) if isinstance(item, Held)}
         for held in held_in(session, key=key):
-            if held.message.channel in self._bus.channels:
+            if held.message.channel in self._bus.channels and held.entry_id not in there:
                 self._lanes.put_nowait(key, held, bounded=False)
 
 

@@ -37,6 +37,7 @@ async def send_answer(
     """Send it; where its channel can tell, the session hears when it has arrived."""
 
     async def arrived() -> None:
+        sessions.on_the_way.discard((session.id, seq))
         with suppress(Exception):  # then it stays owed, and is sent again after a restart
             # Opened again: since an undo, say, another object is the one of this id.
             now = await sessions.open(session.id)
@@ -44,12 +45,17 @@ async def send_answer(
                 now.arrived(seq)
                 await sessions.store.save(now)
 
-    await bus.publish(answer, arrived=arrived if seq in session.unsent else None)
+    if seq not in session.unsent:
+        return await bus.publish(answer)
+    sessions.on_the_way.add((session.id, seq))
+    return await bus.publish(answer, arrived=arrived)
 
 
 async def send_owed(session: Session, *, bus: Bus, sessions: Sessions) -> None:
     """Send again what may not have arrived before a restart, in order."""
     for seq in session.unsent:
+        if (session.id, seq) in sessions.on_the_way:
+            continue
         question, answer = await _owed(sessions, session.id, seq)
         if question is None or answer is None:
             session.arrived(seq)

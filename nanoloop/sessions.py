@@ -34,6 +34,8 @@ class Sessions:
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: OrderedDict[str, Session] = OrderedDict()
         self._id_by_key: OrderedDict[str, str] = OrderedDict()
+        self.on_the_way: set[tuple[str, int]] = set()
+        """Answers that this process has sent and that may not have arrived: session and number."""
 
     async def open(self, session_id: str) -> Session:
         """The session with this id; raises `SessionNotFound`."""

@@ -1,5 +1,7 @@
 """What an earlier process left: messages that wait, and answers that are owed."""
 
+from datetime import datetime, timedelta, timezone
+
 import anyio
 
 from nanoloop.errors import SendLater, StoreError
@@ -123,3 +125,43 @@ async def test_what_a_new_conversation_has_heard_is_not_heard_again_from_the_old
         await anyio.wait_all_tasks_blocked()
         assert len(loop.chat.sent) == 1
     assert not (await store.get(old.id)).waiting
+
+
+async def test_a_clock_that_was_set_back_keeps_no_message_from_its_answer():
+    late = InMemoryStore(clock=lambda: datetime.now(timezone.utc) + timedelta(days=1))
+    async with running(ScriptedProvider(held=True), late) as loop:
+        loop.bus.put_nowait(said("one"))
+        await anyio.wait_all_tasks_blocked()
+    async with running(ScriptedProvider(["1"]), late, recover=True) as loop:
+        assert await loop.chat.until(1) == ["1"]
+
+
+async def test_what_is_worked_on_already_is_not_taken_up_once_more(store):  # noqa: F811 - a fixture
+    provider = ScriptedProvider(["1", "2", "3"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("two"))
+        await loop.recover()
+        provider.release()
+        assert await loop.chat.until(2) == ["1", "2"]
+        await anyio.wait_all_tasks_blocked()
+        assert (provider.count, len(loop.chat.sent)) == (2, 2)
+
+
+async def test_an_answer_on_its_way_is_not_sent_once_more(store):  # noqa: F811 - a fixture
+    gate = anyio.Event()
+
+    async def sleep(_):
+        await gate.wait()
+
+    async with running(ScriptedProvider(["1"]), store, sleep=sleep) as loop:
+        loop.chat.refusals = [SendLater("offline")]
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.refused.wait()
+        await loop.recover()
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+        await loop.chat.until(1)
+        await anyio.wait_all_tasks_blocked()
+        assert len(loop.chat.sent) == 1
