@@ -14,6 +14,7 @@ NanoloopError
 │   ├── SessionDamaged       what is stored of it is not what was written
 │   └── SessionDiffers       a copy would replace another session of that name
 ├── IndexUnusable            nothing can be recalled; all else goes on
+├── AttachmentsFull          a file was not kept: all together take as much as they may
 ├── BusFull                  the sender has to try again
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the same is sent again
@@ -143,6 +144,16 @@ class SessionDiffers(StoreError):
 
 class IndexUnusable(NanoloopError):
     """The index of what was said can't be used; nothing but recall depends on it."""
+
+
+class AttachmentsFull(NanoloopError):
+    """A file was not kept: all together would take more than they may."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"all files together would take more than {limit_bytes} bytes: raise "
+            "channels.web.uploads_bytes, or delete some"
+        )
 
 
 class BusFull(NanoloopError):

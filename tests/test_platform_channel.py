@@ -5,6 +5,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from nanoloop.channels.attachments import Attachments
 from nanoloop.channels.platform.door import TOO_MUCH
 from nanoloop.channels.platform.enclosures import fetched_from
 from nanoloop.channels.platform.files import kept_in
@@ -12,7 +13,6 @@ from nanoloop.channels.platform.platform import Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.transcriber import Transcriber
-from nanoloop.channels.web.attachments import Attachments
 from nanoloop.events import (
     FileLeftOut,
     HearingFailed,
@@ -81,7 +81,7 @@ async def test_a_file_that_can_not_be_kept_costs_no_message(chats, tmp_path):
     async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep) as bot:
         await chats.say(CHAT, "look", files={"cat.png": PNG})
         await says(chats, CHAT, "nice")
-    assert [event.reason for event in happened(bot, FileLeftOut)] == ["NoRoom"]
+    assert [event.reason for event in happened(bot, FileLeftOut)] == ["AttachmentsFull"]
     assert "cat.png" in asked(provider)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanoloop.channels.web.pictures import Pictures
+from nanoloop.channels.pictures import Pictures
 from nanoloop.events import Announce, silent
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.parts.storage import make_attachments

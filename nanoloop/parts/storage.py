@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nanoloop.channels.web.attachments import Attachments
+from nanoloop.channels.attachments import Attachments
 from nanoloop.protocols import Seal, Store
 from nanoloop.settings import Settings
 from nanoloop.stores.opening import Opening

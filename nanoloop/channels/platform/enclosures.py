@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable
 
+from nanoloop.channels.attachments import SCHEME, Attachments
 from nanoloop.channels.platform.platform import Upload
-from nanoloop.channels.web.attachments import SCHEME, Attachments
 
 _ENCLOSED = re.compile(rf"!?\[[^\]\n]*\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)")
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import anyio
 
+from nanoloop.channels.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.channels.platform.platform import File
 from nanoloop.channels.platform.transcriber import Transcriber
-from nanoloop.channels.web.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.events import Announce, FileLeftOut
 from nanoloop.messages import Attachment
 

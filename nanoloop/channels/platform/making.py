@@ -9,13 +9,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanoloop.channels.attachments import Attachments
 from nanoloop.channels.platform.channel import PlatformChannel
 from nanoloop.channels.platform.enclosures import fetched_from
 from nanoloop.channels.platform.files import kept_in
 from nanoloop.channels.platform.platform import Platform
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.transcriber import Transcriber
-from nanoloop.channels.web.attachments import Attachments
 from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.events import Announce
 from nanoloop.protocols import Channel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanoloop.agents import Agents
-from nanoloop.channels.web.attachments import Attachments
+from nanoloop.channels.attachments import Attachments
 from nanoloop.channels.web.callers import Callers
 from nanoloop.channels.web.feed import Feeds
 from nanoloop.channels.web.rates import Rates

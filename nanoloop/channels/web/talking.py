@@ -10,7 +10,7 @@ import anyio
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.channels.web.attachments import SCHEME, TEXT_SHOWN
+from nanoloop.channels.attachments import SCHEME, TEXT_SHOWN
 from nanoloop.channels.web.callers import Caller
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.desk import Desk

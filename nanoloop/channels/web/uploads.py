@@ -8,11 +8,12 @@ from urllib.parse import quote, unquote
 
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.channels.web.attachments import SCHEME, NoRoom, mime_type_of
+from nanoloop.channels.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.history import shown_attachment
 from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation
 from nanoloop.channels.web.refusal import Refusal
+from nanoloop.errors import AttachmentsFull
 
 NAME_LIMIT = 120
 _GIVEN_OUT = {
@@ -33,7 +34,7 @@ async def upload(call: Call) -> Response:
         kept = await call.desk.attachments.keep(
             data, owner=call.who.prefix, name=name, mime_type=mime_type
         )
-    except NoRoom:
+    except AttachmentsFull:
         raise Refusal(413, "there is no room for more files: ask who runs this") from None
     about: dict[str, Any] = {"ref": f"{SCHEME}{kept.id}", "kind": kept.kind, "name": kept.name}
     about |= {"mime_type": kept.mime_type, "size": kept.size}

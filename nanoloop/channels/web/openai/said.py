@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanoloop.channels.web.attachments import SCHEME, NoRoom, mime_type_of
+from nanoloop.channels.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai.messages import Message, image_bytes, new_parts
 from nanoloop.channels.web.openai.refusing import Unfit, unfit
+from nanoloop.errors import AttachmentsFull
 from nanoloop.messages import Attachment
 
 TEXT_CHARS = 100_000
@@ -39,7 +40,7 @@ async def _attached(desk: Desk, owner: str, url: str) -> Attachment:
         raise unfit("messages", "an image is png, jpeg, gif or webp")
     try:
         kept = await desk.attachments.keep(data, owner=owner, name=NAME, mime_type=mime_type)
-    except NoRoom:
+    except AttachmentsFull:
         raise Unfit(413, "there is no room for more files: ask who runs this") from None
     return Attachment(
         kind="image", ref=f"{SCHEME}{kept.id}", name=NAME, mime_type=mime_type, size=kept.size

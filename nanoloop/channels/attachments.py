@@ -1,4 +1,4 @@
-"""What was uploaded: files under a name made of their content, with what is known of each."""
+"""Files that came in chats: under a name made of their content, with what is known of each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from anyio.to_thread import run_sync
 
+from nanoloop.errors import AttachmentsFull
 from nanoloop.protocols import Seal
 from nanoloop.stores.folder import make_folder
 
@@ -27,10 +28,6 @@ _MAGIC = (
     (b"GIF89a", "image/gif"),
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-
-
-class NoRoom(Exception):
-    """All uploads together would take more than they may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +60,7 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps uploads in a folder, which is made with the first one; sealed where a seal is given."""
+    """Keeps them in a folder, which is made with the first one; sealed where a seal is given."""
 
     def __init__(self, folder: Path, *, limit_bytes: int, seal: Seal | None = None) -> None:
         self._folder = folder
@@ -72,7 +69,10 @@ class Attachments:
         self._bytes: int | None = None
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> Kept:
-        """Keep a file, durable when this returns; the same one twice is one. Raises `NoRoom`."""
+        """Keep a file, durable when this returns; the same one twice is one.
+
+        Raises `AttachmentsFull`.
+        """
         # The owner is part of it: nobody learns by an upload what others have.
         digest = hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()
         kept = Kept(
@@ -133,5 +133,5 @@ class Attachments:
         if self._bytes is None:
             self._bytes = sum(file.stat().st_size for file in self._folder.glob("*.data"))
         if self._bytes + size > self._limit_bytes:
-            raise NoRoom
+            raise AttachmentsFull(self._limit_bytes)
         self._bytes += size

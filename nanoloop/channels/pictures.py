@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nanoloop.channels.web.attachments import SCHEME, Attachments
+from nanoloop.channels.attachments import SCHEME, Attachments
 from nanoloop.errors import (
     ContextTooLong,
     NoConnection,
@@ -23,7 +23,7 @@ _NOT_ITS_FAULT = (ContextTooLong, NoConnection, OverQuota, ProviderTimeout, Wron
 
 
 class Pictures:
-    """A provider that shows its model the images of the web."""
+    """A provider that shows its model the images that came in chats."""
 
     def __init__(self, provider: Provider, attachments: Attachments) -> None:
         self._provider = provider
