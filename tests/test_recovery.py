@@ -1,5 +1,6 @@
 """What an earlier process left: messages that wait, and answers that are owed."""
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import anyio
@@ -7,6 +8,7 @@ import anyio
 from nanoloop.errors import SendLater, StoreError
 from nanoloop.events import TurnFailed
 from nanoloop.intake import user_entry
+from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 from tests.test_holds import Chat, running, said, store  # noqa: F401 - a fixture
@@ -137,16 +139,19 @@ async def test_a_clock_that_was_set_back_keeps_no_message_from_its_answer():
 
 
 async def test_what_is_worked_on_already_is_not_taken_up_once_more(store):  # noqa: F811 - a fixture
-    provider = ScriptedProvider(["1", "2", "3"], held=True)
-    async with running(provider, store) as loop:
+    provider = ScriptedProvider(["1", "2", "3"], otherwise="twice", held=True)
+    short = {"message_buffer_limit": 2, "message_buffer_min": 1}
+    summarizer = Summarizer(ScriptedProvider())
+    async with running(provider, store, summarizer=summarizer, **short) as loop:
         loop.bus.put_nowait(said("one"))
         await provider.asked()
-        await loop.bus.hand_in(said("two"))
+        for text in ("two", "three"):
+            await loop.bus.hand_in(replace(said(text), message_id=None))
         await loop.recover()
         provider.release()
-        assert await loop.chat.until(2) == ["1", "2"]
+        assert await loop.chat.until(3) == ["1", "2", "3"]
         await anyio.wait_all_tasks_blocked()
-        assert (provider.count, len(loop.chat.sent)) == (2, 2)
+        assert (provider.count, len(loop.chat.sent)) == (3, 3)
 
 
 async def test_an_answer_on_its_way_is_not_sent_once_more(store):  # noqa: F811 - a fixture
