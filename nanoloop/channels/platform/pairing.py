@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nanoloop.stores.folder import make_folder
+from nanoloop.channels.platform.notebook import Notebook
 
 CODE_SECONDS = 3600
 """How long a code can be approved."""
@@ -52,9 +52,8 @@ class Pairing:
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self._file = None if folder is None else folder / FILE
         self._clock = clock
-        self._database: sqlite3.Connection | None = None
+        self._notebook = Notebook(folder and folder / FILE, _SCHEMA)
 
     def code_for(self, person: Person) -> str | None:
         """A new code for them, or None where they have one or too many wait."""
@@ -96,21 +95,21 @@ class Pairing:
 
     def is_in(self, channel: str, person: str) -> bool:
         """Whether they were let in."""
-        found = self._open().execute(
+        found = self._notebook.open().execute(
             "SELECT 1 FROM people WHERE channel = ? AND person = ?", (channel, person)
         )
         return found.fetchone() is not None
 
     def people(self) -> list[Person]:
         """Everyone who was let in."""
-        rows = self._open().execute(
+        rows = self._notebook.open().execute(
             "SELECT channel, person, name, chat, since FROM people ORDER BY channel, since"
         )
         return [_person(row) for row in rows]
 
     def waiting(self) -> list[Person]:
         """Everyone whose code can be approved."""
-        rows = self._open().execute(
+        rows = self._notebook.open().execute(
             "SELECT channel, person, name, chat, made FROM codes WHERE made > ? ORDER BY made",
             (self._clock() - CODE_SECONDS,),
         )
@@ -118,9 +117,7 @@ class Pairing:
 
     def close(self) -> None:
         """Let go of the file; closing twice is fine."""
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        self._notebook.close()
 
     def _may_not_ask(self, database: sqlite3.Connection, person: Person) -> bool:
         mine, all_of_them = database.execute(
@@ -131,22 +128,11 @@ class Pairing:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        database = self._open()
+        database = self._notebook.open()
         with database:
             # At once: two processes that read first and write then would fail.
             database.execute("BEGIN IMMEDIATE")
             yield database
-
-    def _open(self) -> sqlite3.Connection:
-        if self._database is None:
-            if self._file is not None:
-                make_folder(self._file.parent)
-                self._file.touch(mode=0o600)
-            self._database = sqlite3.connect(
-                self._file or ":memory:", timeout=5, isolation_level=None, check_same_thread=False
-            )
-            self._database.executescript(_SCHEMA)
-        return self._database
 
 
 def _digest(code: str) -> str:
