@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.memory.exact import SCANNED, exact_in
+from nanoloop.memory.exact import _EXACT, _HINT, SCANNED, exact_in
 from nanoloop.memory.ledger import DECISION, PER_MESSAGE, found_in, merged
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
@@ -55,6 +55,11 @@ def test_plain_talk_has_nothing_exact(said):
 @pytest.mark.parametrize("said", ["password: hunter2 ABC-123", "use sk-abcdefgh12345678 ABC-123"])
 def test_13_a_line_that_holds_a_secret_is_passed_over(said):
     assert list(exact_in(said)) == []
+
+
+@given(st.from_regex(_EXACT))
+def test_no_line_is_passed_over_that_has_something_exact(line):
+    assert _HINT.search(line) or not _EXACT.search(line)
 
 
 def test_only_users_mark_decisions():

@@ -91,6 +91,8 @@ _KINDS = {
     r"|「[^」\n]{2,80}」|『[^』\n]{2,80}』",
 }
 _EXACT = re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()))
+_HINT = re.compile(r"[\d\"“„«`「『@~/\\一二两三四五六七八九十百千万]|[.]\S")
+"""What every find has some of: most lines that people say have none."""
 _SECRET = re.compile(
     r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|glpat|hf|AKIA|eyJ)[-_A-Za-z0-9]{8,}"
     r"|(?:passwor[dt]|passwort|token|secret|api[ _-]?key|密码|パスワード|пароль)"
@@ -116,9 +118,9 @@ def exact_in(text: str, *, by_user: bool = True) -> Iterator[Exact]:
     is longer than `SCANNED` characters.
     """
     for line in _scanned(text).splitlines():
-        if _SECRET.search(line):
-            continue
         marked = _DECISION.match(line) if by_user else None
+        if not (marked or _HINT.search(line)) or _SECRET.search(line):
+            continue
         if marked:
             said = _shortened(marked["what"].strip(" *"))
             yield Exact(kind="decision", text=said, near=said)
