@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from uuid import uuid4
 
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.exchange import Exchange
 from nanoloop.intake import amended_by, amendment
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Store
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.owed import reworded
 from nanoloop.session.session import Session
 
@@ -51,7 +50,7 @@ async def asked_anew(
         await store.save(session)
         return None
     again = exchange_for(session, replace(asked, text=message.text, burst_seconds=0))
-    await again.hear(replace(reworded(question, message.text), id=uuid4().hex))
+    await again.hear(replace(reworded(question, message.text), id=fresh_id()))
     return again
 
 

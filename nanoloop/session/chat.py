@@ -199,8 +199,8 @@ def _message(entry: Entry) -> dict[str, Any]:
 
 
 def _extra(entry: Entry) -> dict[str, Any]:
-    extra: dict[str, Any] = copied(entry.metadata.get(_EXTRA) or {})
-    return extra
+    extra = entry.metadata.get(_EXTRA)
+    return dict(copied(extra)) if extra else {}
 
 
 def _add_call(message: dict[str, Any], call: Entry) -> None:

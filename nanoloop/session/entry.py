@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from random import Random
+from time import time_ns
 from typing import Any
-from uuid import uuid4
 
 MESSAGE = "message"
 TOOL_CALL = "tool_call"
@@ -23,6 +24,15 @@ CALL_ID = "tool_call_id"
 """The metadata key that pairs a call with its result."""
 
 
+_PLAIN = (str, int, float, type(None))
+_random = Random()  # noqa: S311 - no secret; asking the system for each would let other threads in
+
+
+def fresh_id() -> str:
+    """32 hex digits that no other entry has; the time tells processes apart that began as one."""
+    return f"{time_ns():016x}{_random.getrandbits(64):016x}"
+
+
 def utc_now() -> datetime:
     """The time as entries and sessions keep it."""
     return datetime.now(timezone.utc)
@@ -30,7 +40,9 @@ def utc_now() -> datetime:
 
 def copied(value: Any) -> Any:
     """A value that shares no dict or list with the one given."""
-    if isinstance(value, Mapping):
+    if isinstance(value, _PLAIN):  # first: asking for a mapping is slow, and most are none
+        return value
+    if isinstance(value, (dict, Mapping)):
         return {key: copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [copied(item) for item in value]
@@ -43,7 +55,7 @@ class Entry:
 
     type: str
     content: Mapping[str, Any]
-    id: str = field(default_factory=lambda: uuid4().hex)
+    id: str = field(default_factory=fresh_id)
     timestamp: datetime = field(default_factory=utc_now)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     seq: int = 0
@@ -153,7 +165,7 @@ class Entry:
         return cls(
             type=data["type"],
             content=copied(content),
-            id=str(data.get("id") or uuid4().hex),
+            id=str(data.get("id") or fresh_id()),
             timestamp=from_rfc3339(data.get("timestamp")),
             metadata=copied(data.get("metadata") or {}),
             seq=seq,

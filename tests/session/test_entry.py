@@ -1,4 +1,5 @@
 import json
+import os
 from datetime import datetime, timezone
 
 import pytest
@@ -123,3 +124,17 @@ def test_a_copy_handed_out_leaks_no_change():
 def test_what_is_no_entry_is_a_type_error(data):
     with pytest.raises(TypeError):
         Entry.from_dict(data)
+
+
+def test_entries_of_processes_that_began_as_one_have_ids_of_their_own():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.write(writer, Entry.message("user", "a").id.encode())
+        os._exit(0)
+    made = {Entry.message("user", "a").id for _ in range(1000)}
+    os.wait()
+    assert os.read(reader, 100).decode() not in made
+    assert len(made) == 1000
+    assert {len(entry_id) for entry_id in made} == {32}
+    os.close(reader)
+    os.close(writer)
