@@ -15,7 +15,7 @@ def make_provider(settings: Settings, announce: Announce = silent) -> Provider:
     """The provider that these settings name."""
     if is_local(settings.model):
         return make_local_provider(settings, announce)
-    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - it takes 0.3 s
+    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - with an HTTP client
 
     key = settings.api_key
     return OpenAIProvider(
