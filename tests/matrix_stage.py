@@ -14,6 +14,7 @@ import httpx2
 
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.platform import LIMITS, MatrixPlatform
+from nanoloop.channels.platform.host import Host
 from nanoloop.testing.channels import Shown, comes_to
 from tests.matrix_proxy import matrix_proxy
 
@@ -21,10 +22,6 @@ _NUMBERS = count(1)
 QUICK = replace(LIMITS, text=1000, edit_seconds=0.05)
 V3 = "/_matrix/client/v3"
 BOT_SAYS = "The bot says"
-
-
-def everyone(_):
-    return True
 
 
 @dataclass
@@ -133,8 +130,10 @@ class MatrixStage:
         self._mark = None
 
     def platform(self, **more):
-        options = {"folder": self.folder, "welcomes": everyone, "limits": QUICK, **more}
-        return MatrixPlatform(homeserver=self.proxy.url, token=self.bot.token, **options)
+        options = {"folder": self.folder, "limits": QUICK, **more}
+        platform = MatrixPlatform(homeserver=self.proxy.url, token=self.bot.token, **options)
+        platform.meet(Host(channel="matrix", welcomes=lambda _: True))
+        return platform
 
     @property
     def bookmark(self):

@@ -1,7 +1,6 @@
 """What an event of a Matrix room says, whoever wrote it and however."""
 
 import logging
-from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,7 @@ from nanoloop.channels.matrix.making import make
 from nanoloop.channels.matrix.naming import named
 from nanoloop.channels.matrix.saying import placed, rendered
 from nanoloop.channels.matrix.timeline import _arrival
-from nanoloop.channels.platform.pairing import Pairing, Person
-from nanoloop.channels.platform.platform import Heard, Place
+from nanoloop.channels.platform.platform import Place
 from nanoloop.errors import SettingsError
 from nanoloop.settings.channels import MatrixSettings
 
@@ -149,24 +147,3 @@ async def test_what_people_say_does_not_reach_the_librarys_log():
 def test_settings_that_lack_something_say_what(tmp_path, own, problem):
     with pytest.raises(SettingsError, match=problem):
         make(MatrixSettings(**own), tmp_path)
-
-
-@pytest.mark.parametrize("pairing", [True, False])
-async def test_who_may_talk_may_invite_the_bot(tmp_path, pairing):
-    own = {"token": "syt_1", "homeserver": "https://e.org", "users": ["@ann:e.org"]}
-    platform = make(MatrixSettings(**own, pairing=pairing), tmp_path)
-    paired(tmp_path, "@bob:e.org")
-
-    def is_welcome(sender, private):
-        return platform.welcomes(Heard(chat="!r", id="", sender=sender, private=private))
-
-    assert is_welcome("@ann:e.org", private=False)
-    assert is_welcome("@bob:e.org", private=False) is pairing
-    assert is_welcome("@eve:e.org", private=True) is pairing
-    assert not is_welcome("@eve:e.org", private=False)
-
-
-def paired(folder, person):
-    with closing(Pairing(folder)) as pairing:
-        asked = Person(channel="matrix", id=person, name="", chat="!r", time=0)
-        assert pairing.approve(pairing.code_for(asked))

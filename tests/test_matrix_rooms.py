@@ -4,7 +4,9 @@ import anyio
 import pytest
 
 from nanoloop.channels.matrix import timeline, unreadable
-from nanoloop.channels.matrix.platform import nobody
+from nanoloop.channels.platform.host import Host
+from nanoloop.channels.platform.rules import Rules
+from nanoloop.events import SenderRefused
 from nanoloop.testing.channels import Bot, comes_to
 from nanoloop.testing.channels.stage import says
 from tests.matrix_stage import listening, matrix_stage
@@ -244,8 +246,9 @@ async def test_an_accepted_invitation_outlasts_a_restart(stage):
 
 
 async def test_a_stranger_cannot_invite_the_bot(stage):
-    events = []
-    async with listening(stage.platform(welcomes=nobody, announce=events.append)):
+    events, platform = [], stage.platform()
+    platform.meet(Host(channel="matrix", announce=events.append))
+    async with listening(platform):
         room = await stage.ann.create_room(stage.bot.id)
         await comes_to(lambda: membership(stage, room), "leave")
     assert [(event.chat, event.sender) for event in events] == [(room, stage.ann.id)]
@@ -260,6 +263,17 @@ async def test_the_bot_follows_a_room_that_moves(stage):
         await comes_to(lambda: called(stage, "/join/"), wanted=True)
         await stage.say(answer["replacement_room"], "here", sender=stage.ann.id)
         assert (await ears.comes())[0].chat == answer["replacement_room"]
+
+
+async def test_who_may_invite_the_bot_may_change_while_it_runs(stage, tmp_path):
+    async with Bot(stage.platform(), tmp_path, rules=Rules(pairing=False)) as bot:
+        refused = await stage.ann.create_room(stage.bot.id)
+        await comes_to(lambda: membership(stage, refused), "leave")
+        bot.channel.rules = Rules(users=frozenset({stage.ann.id}))
+        welcome = await stage.ann.create_room(stage.bot.id)
+        await comes_to(lambda: membership(stage, welcome), "join")
+    reasons = [event.reason for event in bot.events if isinstance(event, SenderRefused)]
+    assert reasons == ["may not invite the bot"]
 
 
 async def test_an_encrypted_room_is_told_once_that_it_cannot_be_read(stage, chat):

@@ -260,6 +260,21 @@ async def test_a_file_that_is_said_to_be_too_large_is_not_fetched():
     assert [event.reason for event in heard] == ["too large"]
 
 
+@pytest.mark.parametrize("pairing", [True, False])
+def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pairing):
+    people, rules = Pairing(), Rules(users=frozenset({"ann"}), pairing=pairing)
+    people.approve(people.code_for(person("bob")))
+    door = Door("fake", rules=lambda: rules, pairing=people, announce=lambda _: None)
+
+    def is_welcome(sender, private):
+        return door.welcomes(Heard(chat="c", id="", sender=sender, private=private))
+
+    assert is_welcome("ann", private=False)
+    assert is_welcome("bob", private=False) is pairing
+    assert is_welcome("eve", private=True) is pairing
+    assert not is_welcome("eve", private=False)
+
+
 def test_a_role_lets_its_holders_in():
     rules = Rules(roles=frozenset({"staff"}))
     door = Door("fake", rules=lambda: rules, pairing=Pairing(), announce=lambda _: None)

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import anyio
 
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import MEMBER, Event, content, words
 from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.platform.host import Host
 from nanoloop.channels.platform.platform import Heard
 from nanoloop.errors import NanoloopError, SendLater
-from nanoloop.events import Announce, SenderRefused
 
 AGAIN_SECONDS = 10.0
 TRIES = 30
 """How often a room that can't be joined now is tried."""
 
-Welcomes = Callable[[Heard], bool]
-"""Whether who said this may ask the bot into a room."""
-
 
 class Invitations:
     """Answers them; a room that takes its time to join holds up no other."""
 
-    def __init__(
-        self,
-        homeserver: Homeserver,
-        *,
-        channel: str,
-        bookmark: Bookmark,
-        welcomes: Welcomes,
-        announce: Announce,
-    ) -> None:
+    def __init__(self, homeserver: Homeserver, *, bookmark: Bookmark, host: Host) -> None:
         self._homeserver = homeserver
-        self._channel = channel
         self._bookmark = bookmark
-        self._welcomes = welcomes
-        self._announce = announce
+        self._host = host
         self._tries: Counter[str] = Counter()
         self._news = anyio.Event()
 
@@ -64,8 +51,9 @@ class Invitations:
                 await self._news.wait()
 
     def _accept(self, room: str, sender: str, *, chat: str, private: bool) -> bool:
-        if not self._welcomes(Heard(chat=chat, id="", sender=sender, private=private)):
-            self._told(chat, sender, "may not invite the bot")
+        asks = Heard(chat=chat, id="", sender=sender, private=private)
+        if not self._host.welcomes(asks):
+            self._host.refuse(asks, "may not invite the bot")
             return False
         if room not in self._bookmark.to_join:
             self._bookmark.to_join.append(room)
@@ -95,12 +83,8 @@ class Invitations:
         return 0
 
     def _give_up(self, room: str, error: NanoloopError) -> None:
-        self._told(room, "", f"the room can't be joined: {error}")
-
-    def _told(self, chat: str, sender: str, reason: str) -> None:
-        self._announce(
-            SenderRefused(channel=self._channel, chat=chat, sender=sender, reason=reason)
-        )
+        asked = Heard(chat=room, id="", sender="")
+        self._host.refuse(asked, f"the room can't be joined: {error}")
 
     def _is_for_me(self, event: Event) -> bool:
         return event.get("type") == MEMBER and event.get("state_key") == self._homeserver.me

@@ -15,16 +15,16 @@ from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import ENCRYPTED, MESSAGE, TOMBSTONE, content
 from nanoloop.channels.matrix.hearing import Hearing
 from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
-from nanoloop.channels.matrix.invitations import Invitations, Welcomes
+from nanoloop.channels.matrix.invitations import Invitations
 from nanoloop.channels.matrix.recent import Recent
 from nanoloop.channels.matrix.rooms import Room, Rooms
 from nanoloop.channels.matrix.saying import Content, meant, placed, rendered, said, shown
 from nanoloop.channels.matrix.timeline import News, Timeline
 from nanoloop.channels.matrix.unreadable import Unreadable
 from nanoloop.channels.platform.errors import MessageGone
-from nanoloop.channels.platform.platform import Hear, Heard, Limits, Place, Text, Upload
+from nanoloop.channels.platform.host import Host
+from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
 from nanoloop.channels.platform.splitting import utf8
-from nanoloop.events import Announce, silent
 
 LIMITS = Limits(
     text=12_000,  # an event has 65536 bytes, and an edit says everything up to three times
@@ -37,11 +37,6 @@ LIMITS = Limits(
 UPLOAD_SECONDS = 120.0
 
 
-def nobody(_: Heard) -> bool:
-    """Whom a bot lets in that was told of no one."""
-    return False
-
-
 class MatrixPlatform:
     """One account on one homeserver."""
 
@@ -52,19 +47,15 @@ class MatrixPlatform:
         token: str,
         user: str | None = None,
         folder: Path | None = None,
-        welcomes: Welcomes = nobody,
         limits: Limits = LIMITS,
         name: str = "matrix",
-        announce: Announce = silent,
     ) -> None:
         """With a `folder`, the data folder, it reads on after a restart where it stood.
 
-        `user` says whose token it has to be; `welcomes` may be set later.
+        `user` says whose token it has to be.
         """
         self.name = name
         self.limits = limits
-        self.welcomes = welcomes
-        """Who may ask the bot into rooms."""
         self._user = user
         self._homeserver = Homeserver(homeserver, token)
         self._bookmark = Bookmark(folder and folder / "channels" / f"{name}.bookmark.json")
@@ -77,14 +68,12 @@ class MatrixPlatform:
             recent=self._recent,
             file_bytes=limits.file_bytes,
         )
-        told: Any = {
-            "channel": name,
-            "bookmark": self._bookmark,
-            "welcomes": self._is_welcome,
-            "announce": announce,
-        }
-        self._invitations = Invitations(self._homeserver, **told)
-        self._unreadable = Unreadable(self._homeserver, **told)
+        self.meet(Host(channel=name))
+
+    def meet(self, host: Host) -> None:
+        """Learn who may ask the bot into rooms; before that, nobody may."""
+        self._invitations = Invitations(self._homeserver, bookmark=self._bookmark, host=host)
+        self._unreadable = Unreadable(self._homeserver, bookmark=self._bookmark, host=host)
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
         """Hand over what was said since the last time, and then what is said."""
@@ -156,9 +145,6 @@ class MatrixPlatform:
         whole = placed(content, place, None if room.private else reply_to)
         send = self._homeserver.client.room_send(room.id, MESSAGE, whole, tx_id=name)
         return str((await self._homeserver.send(send)).event_id)
-
-    def _is_welcome(self, heard: Heard) -> bool:
-        return self.welcomes(heard)
 
     async def _look(self, news: News) -> None:
         """See to what isn't said by people: invitations, rooms that moved or can't be read."""

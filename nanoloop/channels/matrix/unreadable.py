@@ -5,11 +5,10 @@ from __future__ import annotations
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import MESSAGE, Event, words
 from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
-from nanoloop.channels.matrix.invitations import Welcomes
 from nanoloop.channels.matrix.rooms import Room
 from nanoloop.channels.matrix.saying import said
+from nanoloop.channels.platform.host import Host
 from nanoloop.channels.platform.platform import Heard, Text
-from nanoloop.events import Announce, SenderRefused
 
 WORDS = (
     "I can't read this room: it is encrypted, and I have no keys. "
@@ -20,31 +19,17 @@ WORDS = (
 class Unreadable:
     """Tells those who write there, and the operator."""
 
-    def __init__(
-        self,
-        homeserver: Homeserver,
-        *,
-        channel: str,
-        bookmark: Bookmark,
-        welcomes: Welcomes,
-        announce: Announce,
-    ) -> None:
+    def __init__(self, homeserver: Homeserver, *, bookmark: Bookmark, host: Host) -> None:
         self._homeserver = homeserver
-        self._channel = channel
         self._bookmark = bookmark
-        self._welcomes = welcomes
-        self._announce = announce
+        self._host = host
 
     async def tell(self, room: Room, event: Event) -> None:
         """Say it, the first time that someone says something here who may talk."""
-        sender = words(event, "sender")
-        heard = Heard(chat=room.id, id="", sender=sender, private=room.private)
-        if room.id in self._bookmark.told or not self._welcomes(heard):
+        heard = Heard(chat=room.id, id="", sender=words(event, "sender"), private=room.private)
+        if room.id in self._bookmark.told or not self._host.welcomes(heard):
             return
-        reason = "the room is encrypted"
-        self._announce(
-            SenderRefused(channel=self._channel, chat=room.id, sender=sender, reason=reason)
-        )
+        self._host.refuse(heard, "the room is encrypted")
         notice = said(Text(plain=WORDS), kind="m.notice")
         try:
             # The same name each time: a try that was not noted is not seen twice.

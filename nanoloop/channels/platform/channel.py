@@ -13,6 +13,7 @@ from nanoloop.channels.platform.door import Door
 from nanoloop.channels.platform.drafts import Drafts
 from nanoloop.channels.platform.enclosures import Fetch
 from nanoloop.channels.platform.files import Files, Keep
+from nanoloop.channels.platform.host import Guest, Host
 from nanoloop.channels.platform.intake import Intake
 from nanoloop.channels.platform.pairing import Pairing
 from nanoloop.channels.platform.platform import Platform
@@ -72,6 +73,8 @@ class PlatformChannel:
         )
         self._agent = agent
         self._announce = announce
+        if isinstance(platform, Guest):
+            platform.meet(Host(channel=self.name, welcomes=self._door.welcomes, announce=announce))
         self._group: TaskGroup | None = None
         self._taking: Intake | None = None
 

@@ -71,6 +71,10 @@ class Door:
             or (rules.pairing and self._pairing.is_in(self._channel, heard.sender))
         )
 
+    def welcomes(self, heard: Heard) -> bool:
+        """Whether the sender is known here, or may ask to be."""
+        return self.may_talk(heard) or (heard.private and self._rules().pairing)
+
     def is_operator(self, heard: Heard) -> bool:
         """Whether the sender may do everything."""
         return heard.sender in self._rules().operators
