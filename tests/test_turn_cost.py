@@ -46,5 +46,5 @@ def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(st
 
     with server() as url, calls.listening():
         anyio.run(measure, url)
-    assert made["durable"] < 0.13 * made["bare"], made
-    assert made["durable"] < 8000, made
+    assert made["durable"] < 0.085 * made["bare"], made
+    assert made["durable"] < 5000, made
