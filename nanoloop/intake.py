@@ -7,11 +7,10 @@ from typing import Any
 
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
+from nanoloop.session.note import AMENDMENT, AMENDS
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
 """Where an image may be for the model to see it; the last are ours, and sent as data."""
-AMENDMENT = "amendment"
-"""The origin of an entry that tells of a change to an earlier message."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to")
 
 
@@ -39,6 +38,7 @@ def amendment(message: Inbound) -> Entry:
     if message.edits:
         told = f"changed an earlier message, which says now: {message.text}"
     metadata = {"channel": message.channel, "chat": message.chat, "origin": AMENDMENT}
+    metadata[AMENDS] = amended_by(message) or ""
     who = message.sender or "The user"
     return Entry.message("user", f"[{who} {told}]", metadata=metadata)
 

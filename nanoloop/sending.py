@@ -6,10 +6,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from nanoloop.intake import AMENDMENT, inbound_of
+from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 from nanoloop.session.entry import Entry
+from nanoloop.session.note import is_asked
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 
@@ -87,6 +88,5 @@ def named(answer: Outbound, entry: Entry) -> Outbound:
 
 
 def _question(entries: list[Entry]) -> Inbound | None:
-    asked = [e for e in entries if e.role == "user" and e.metadata.get("channel")]
-    asked = [e for e in asked if e.metadata.get("origin") != AMENDMENT]
+    asked = [e for e in entries if is_asked(e) and e.metadata.get("channel")]
     return inbound_of(asked[-1]) if asked else None

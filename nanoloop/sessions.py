@@ -15,6 +15,7 @@ from nanoloop.events import Announce, SessionReset, SessionStarted, silent
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import Entry, rfc3339
 from nanoloop.session.ids import id_for_key
+from nanoloop.session.note import last_exchange
 from nanoloop.session.session import Session
 
 HANDED_ON = 100
@@ -146,9 +147,9 @@ class Sessions:
 
         Raises `SessionError` where it can't be done. From now on this object is the one of its id.
         """
-        users = [e.seq for e in session.entries_between(0, session.last_seq) if e.role == "user"]
+        asked = last_exchange(session.entries_between(0, session.last_seq))
         summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
-        if users and users[-1] <= summed_up:
+        if asked and asked[0].seq <= summed_up:
             raise SessionError(
                 "the last exchange is part of the summary already and can't be taken back: "
                 "begin a new conversation, or fork this one from an earlier message"

@@ -12,6 +12,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.messages import Inbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
@@ -194,3 +195,17 @@ async def test_nothing_is_erased_under_an_answer_that_goes_on(store):
             assert (await chat.direct.ask("/forget 1", chat="a")).text == BUSY
             chat.model.release()
         assert "one" in await chat.stored()
+
+
+async def test_forget_last_erases_the_exchange_with_the_notes_on_it_and_no_other(store):
+    async with chatting(store) as chat:
+        await chat.says("one")
+        first = (await chat.session()).window[0].metadata["message_id"]
+        await chat.says("two")
+        second = (await chat.session()).window[2].metadata["message_id"]
+        for name in (first, second):
+            change = Inbound(channel="direct", chat="a", text=SECRET + name, edits=name)
+            await chat.loop.bus.hand_in(change)
+        assert "Erased for good: 3 entries" in await chat.says("/forget last")
+        assert SECRET + second not in await chat.stored()
+        assert SECRET + first in await chat.stored()

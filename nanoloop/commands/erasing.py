@@ -10,6 +10,7 @@ from nanoloop.errors import IndexUnusable
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import ERASED
+from nanoloop.session.note import last_exchange
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 
@@ -47,10 +48,13 @@ class Erasing:
 
     async def _forget(self, message: Inbound, rest: str) -> str:
         session = await self._sessions.current(message.session_key)
-        seqs = last_exchange(session) if rest == "last" else numbers(rest)
+        last = last_exchange(session.window) if rest == "last" else ()
+        seqs = [entry.seq for entry in last] or numbers(rest)
         if not seqs:
             return "Nothing has been said yet." if rest == "last" else USAGE
-        entries = await self._sessions.store.entries(session.id, after=seqs[0] - 1, upto=seqs[-1])
+        between = {"after": seqs[0] - 1, "upto": seqs[-1]}
+        entries = await self._sessions.store.entries(session.id, **between)
+        entries = [entry for entry in entries if entry.seq in seqs]
         # Those erased already are among them: what failed behind the store is done again so.
         said = [entry.seq for entry in entries]
         if not said:
@@ -89,12 +93,6 @@ def numbers(text: str) -> range:
         return range(0)
     first, last = int(found[1]), int(found[2] or found[1])
     return range(first, last + 1) if 0 < first <= last < first + MOST else range(0)
-
-
-def last_exchange(session: Session) -> range:
-    """The numbers from the last user's message of the window on."""
-    said = [entry.seq for entry in session.window if entry.role == "user"]
-    return range(said[-1], session.last_seq + 1) if said else range(0)
 
 
 def _entries(count: int) -> str:

@@ -9,7 +9,6 @@ from nanoloop.errors import SessionError
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
 from nanoloop.search import found, says
-from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 
 SHOWN = 20
@@ -77,7 +76,7 @@ class Shelf:
     async def _undo(self, message: Inbound, _: str) -> str:
         key = message.session_key
         session = await self._sessions.current(key)
-        if not _shows_earlier(session):  # then the window would be empty afterwards
+        if not session.shows_earlier:  # then the window would be empty afterwards
             session = await self._sessions.store.get(session.id)
         # No await between this and the undo: a message that comes then waits for its turn.
         if self._runner.is_busy(key):
@@ -113,11 +112,6 @@ class Shelf:
             return text
         command = f"nanoloop sessions export {session.id} --format {form or 'md'}"
         return f"{text[:EXPORT_CHARS]}\n... cut here; the whole comes from `{command}`"
-
-
-def _shows_earlier(session: Session) -> bool:
-    """Whether the window has an exchange before the last one."""
-    return sum(entry.role == "user" for entry in session.window) > 1
 
 
 def _row(number: int, info: SessionInfo, here: str) -> str:

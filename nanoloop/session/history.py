@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self, Unpack
 
 from nanoloop.session.archive import Archive
 from nanoloop.session.chat import messages_of
 from nanoloop.session.entry import Entry
+from nanoloop.session.ids import new_id
 from nanoloop.session.matching import Handed
+from nanoloop.session.note import is_asked, last_exchange
 from nanoloop.session.owed import Owed
 from nanoloop.session.record import Identity
 from nanoloop.session.window import whole_before
@@ -118,21 +121,35 @@ class History(Owed):
     def undo(self) -> list[Entry]:
         """Take back the last exchange, from the user's message on; [] where there is none.
 
-        What was taken back stays in the store and is in no view. Raises `HistoryNotLoaded` where
+        What was taken back stays in the store and is in no view. A note that stands among it and
+        is about an earlier message is told anew. Raises `HistoryNotLoaded` where
         what came before it is only in the store.
         """
         with self._lock:
-            users = [e.seq for e in self._log.entries if e.role == "user"]
-            if len(users) < 2:  # noqa: PLR2004 - the one that goes, and the one to show then
+            asked = sum(map(is_asked, self._log.entries))
+            if asked < 2:  # noqa: PLR2004 - the one that goes, and the one to show then
                 self._whole()
-            if not users:
+            exchange = last_exchange(self._log.entries)
+            if not exchange:
                 return []
-            taken = self._log.take_back(users[-1])
-            self._log.widen_to(users[-2] if len(users) > 1 else self._log.start)
+            taken = self._log.take_back(exchange[0].seq)
+            self._log.widen_to(self._newest_asked())
             self._turns -= sum(entry.role == "assistant" for entry in taken)
             self._awaiting = 0
+            for note in taken:
+                if note not in exchange:  # it is about what stays
+                    self._append(replace(note, id=new_id()))
             self._touch()
-            return taken
+            return exchange
+
+    @property
+    def shows_earlier(self) -> bool:
+        """Whether the window has an exchange before the last one."""
+        return sum(map(is_asked, self.window)) > 1
+
+    def _newest_asked(self) -> int:
+        asked = (entry.seq for entry in reversed(self._log.entries) if is_asked(entry))
+        return next(asked, self._log.start)
 
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None

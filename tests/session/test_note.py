@@ -1,0 +1,49 @@
+"""Notes on messages that were changed: they are no exchange of their own."""
+
+from nanoloop.intake import amendment
+from nanoloop.messages import Inbound
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
+
+
+def said(text, **options):
+    return Inbound(channel="test", chat="a", text=text, **options)
+
+
+def talked(*texts):
+    """Each text asked, under its own name, and answered; one that begins with ~ is a note."""
+    session = Session()
+    for text in texts:
+        if text.startswith("~"):
+            session.add_entry(amendment(said("otherwise", edits=text[1:])))
+        else:
+            asked = {"metadata": {"message_id": text}}
+            session.add_entry(Entry.message("user", text, **asked))
+            session.add_message("assistant", f"to {text}")
+    return session
+
+
+def texts(session):
+    return [message["content"] for message in session.messages]
+
+
+def test_an_undo_takes_an_exchange_with_the_notes_on_it():
+    session = talked("one", "two", "~two", "~two")
+    assert len(session.undo()) == 4
+    assert texts(session) == ["one", "to one"]
+    assert session.undo()[0].content["text"] == "one"
+
+
+def test_an_undo_leaves_a_note_on_what_was_said_before():
+    session = talked("one", "two", "~one")
+    assert [entry.content["text"] for entry in session.undo()] == ["two", "to two"]
+    assert texts(session)[:2] == ["one", "to one"]
+    assert "which says now: otherwise" in texts(session)[2]
+    assert (session.turns, session.entry_count) == (1, 3)
+    session.undo()
+    assert (texts(session), session.undo()) == ([], [])
+
+
+def test_where_there_is_only_a_note_nothing_can_be_taken_back():
+    session = talked("~one")
+    assert (session.undo(), len(session.messages)) == ([], 1)
