@@ -41,6 +41,7 @@ async def asked_anew(
 ) -> Exchange | None:
     """The question that was being answered as it is now, durable; None where it is taken back."""
     session, asked = exchange.session, exchange.message
+    # No await from here until it is heard anew: no commit has the question taken back only.
     _know(session, message)
     question = _taken_back(exchange, message)
     if question is None:  # what was done for it, or told to it, must not be forgotten

@@ -97,10 +97,9 @@ class Exchange:
 
         What waited is given as it was `kept`, the message last.
         """
-        with self.session.at_once():
-            for entry in kept or (user_entry(self.message),):
-                self.session.awaiting = self.session.add_entry(entry).seq
-            self._trim()
+        for entry in kept or (user_entry(self.message),):
+            self.session.awaiting = self.session.add_entry(entry).seq
+        self._trim()
         await self._store.save(self.session)
         await self._after_save()
 
@@ -148,12 +147,11 @@ class Exchange:
     async def deliver(self, answer: Answer) -> None:
         """Keep the answer, then send it."""
         # Kept before it is sent: what the chat has read is never unknown to the log.
-        with self.session.at_once():
-            self.session.awaiting = 0
-            said = [self.session.add_entry(entry) for entry in answer.entries][-1]
-            self.session.spend(asdict(answer.usage))
-            if self._bus.confirms(self.message.channel):
-                self.session.owe(said.seq)
+        self.session.awaiting = 0
+        said = [self.session.add_entry(entry) for entry in answer.entries][-1]
+        self.session.spend(asdict(answer.usage))
+        if self._bus.confirms(self.message.channel):
+            self.session.owe(said.seq)
         try:
             await self._store.save(self.session)
         except NanoloopError:  # the chat is told so, and no answer comes later

@@ -3,6 +3,7 @@
 import pytest
 
 from nanoloop.errors import StoreConflict, StoreError
+from nanoloop.session.entry import utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore
 
@@ -98,6 +99,29 @@ async def test_so_is_one_that_went_on_from_what_was_written(store):
     with pytest.raises(StoreConflict):
         await store.save(session)
     assert await texts(store) == ["mine", "theirs"]
+
+
+async def test_so_is_one_that_says_the_same_at_the_same_moment():
+    now = utc_now()
+    store = InMemoryStore(clock=lambda: now)
+    session = await store.create(id="s")
+    other = await store.load("s")
+    for each in (session, other):
+        each.set("mood", "good")
+    await store.save(other)
+    with pytest.raises(StoreConflict):
+        await store.save(session)
+
+
+async def test_what_is_heard_late_leaves_what_was_tried_since_in_doubt(store):
+    session = await store.create(id="s")
+    await talk(store, session, ("one", "after"))
+    ((old, _),) = store._doubts._tried[session]
+    session.committed(old)
+    await talk(store, session, ("two", "after"))
+    store._doubts.forget(session, upto=old)  # as when another event loop gets its answer now
+    await talk(store, session, ("three", None))
+    assert await texts(store) == ["one", "two", "three"]
 
 
 async def test_a_session_that_is_gone_is_not_remembered(store):

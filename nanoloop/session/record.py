@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from math import inf
 from threading import RLock
@@ -163,10 +162,6 @@ class Record:
         """Moves with every commit of its store; a new session begins anywhere."""
         return self._ledger.revision
 
-    def at_once(self) -> AbstractContextManager[Any]:
-        """For `with`: what is changed within is in one commit, or in none yet."""
-        return self._lock
-
     def changes(self) -> Changes | None:
         """What is not durable yet, as of now; None when everything is."""
         with self._lock:
@@ -181,9 +176,10 @@ class Record:
             )
 
     def committed(self, changes: Changes) -> None:
-        """Hear that these changes are durable now."""
+        """Hear that these changes are durable now; once more, or late, does no harm."""
         with self._lock:
-            self._ledger.committed(changes)
+            if changes.revision >= self._ledger.revision:
+                self._ledger.committed(changes)
 
     def _head(self) -> dict[str, Any]:
         """Where everything stands, small; each layer adds its part."""

@@ -45,9 +45,8 @@ class Creation:
         return session
 
 
-def first_changes(session: Session) -> Changes:
+def first_changes(session: Session, changes: Changes | None) -> Changes:
     """All there is of a session that no store has yet; raises `StoreError` where one has it."""
-    changes = session.changes()
     if changes is None or ABOUT not in changes.sections or changes.revision:
         raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
     return changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,26 +21,39 @@ class Doubts:
     """What each session object tried to commit, as long as it doesn't know what came of it."""
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._tried: WeakKeyDictionary[Session, deque[tuple[Changes, Commit]]] = WeakKeyDictionary()
 
     def note(self, session: Session, changes: Changes, commit: Commit) -> None:
-        """This was tried and may have been written."""
-        self._tried.setdefault(session, deque(maxlen=LIMIT)).append((changes, commit))
+        """This is tried, and may be written whatever is heard of it."""
+        with self._lock:
+            self._tried.setdefault(session, deque(maxlen=LIMIT)).append((changes, commit))
 
-    def forget(self, session: Session) -> None:
-        """What was tried doesn't matter any more."""
-        self._tried.pop(session, None)
+    def forget(self, session: Session, *, upto: Changes) -> None:
+        """What was tried before these or with them doesn't matter any more."""
+        with self._lock:
+            tried = self._tried.pop(session, ())
+            later = [each for each in tried if each[0].revision > upto.revision]
+            if later:  # of another event loop
+                self._tried[session] = deque(later, maxlen=LIMIT)
 
-    async def settle(self, session: Session, database: Database) -> bool:
+    async def settle(
+        self, session: Session, database: Database, *, refused: Changes | None = None
+    ) -> bool:
         """Tell the session what was written after all; False where that was someone else's."""
-        # Forgotten only then: where the database can't be asked, it may be at the next try.
-        was_ours = False
-        for changes, commit in tuple(self._tried.get(session, ())):
-            if was_ours := await _is_stored(commit, database):
+        revision = refused.revision if refused else session.revision
+        for changes, commit in self._tried_by(session):
+            if changes is not refused and await _is_stored(commit, database):
                 session.committed(changes)
                 break
-        self.forget(session)
-        return was_ours
+        # Forgotten only now: where the database can't be asked, it may be at the next try.
+        if refused:
+            self.forget(session, upto=refused)
+        return session.revision != revision
+
+    def _tried_by(self, session: Session) -> tuple[tuple[Changes, Commit], ...]:
+        with self._lock:
+            return tuple(self._tried.get(session, ()))
 
 
 async def _is_stored(commit: Commit, database: Database) -> bool:

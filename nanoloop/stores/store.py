@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace as changed
 from datetime import datetime
-from weakref import WeakValueDictionary
 
 import anyio
 from aiofiles.os import wrap
@@ -25,6 +24,7 @@ from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation, first_changes
 from nanoloop.stores.database import Commit, Database, Stored, micros, size_of
 from nanoloop.stores.doubts import Doubts
+from nanoloop.stores.order import Order
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.sense import making_sense
 from nanoloop.stores.snapshot import (
@@ -54,7 +54,7 @@ class DatabaseStore(Creation):
         self.clock = clock
         self.announce = announce
         self.sealing = sealing or Sealing(seal)
-        self._writing: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._order = Order()
         self._doubts = Doubts()
         self._closed = anyio.Event()
 
@@ -62,21 +62,25 @@ class DatabaseStore(Creation):
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
         """Make a session that was made elsewhere durable here; raises `SessionExists`."""
-        await self._write(session.id, lambda: self._begin(session, may_replace=replace))
+        await self._order.write(session.id, lambda: self._begin(session, may_replace=replace))
 
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
         while True:
             old = await self._open.head(session.id)
             is_living = old is not None and not has_expired(old, self.clock())
             if is_living and not may_replace:
-                raise SessionExists(session.id)
+                if not await self._doubts.settle(session, self._open):
+                    raise SessionExists(session.id)
+                await self._commit(session)  # what is new since it was added
+                return
             # A replacement counts on, so that an object of the replaced one can't commit.
             revision = int(old["rev"]) if old is not None and is_living else first_revision()
-            changes = changed(first_changes(session), revision=revision)
+            changes = changed(first_changes(session, session.changes()), revision=revision)
             commit = self._commit_of(session.id, changes)
             over = None if old is None else int(old["rev"])
+            self._doubts.note(session, changes, commit)
             if await self._open.insert(commit, over=over):
-                session.committed(changes)
+                self._heard(session, changes)
                 return
 
     async def get(self, session_id: str) -> Session:
@@ -106,7 +110,7 @@ class DatabaseStore(Creation):
         Raises `SessionNotFound` after a delete or expiry and `StoreConflict` when another writer
         was first.
         """
-        await self._write(session.id, lambda: self._commit(session))
+        await self._order.write(session.id, lambda: self._commit(session))
 
     async def _commit(self, session: Session) -> None:
         changes = session.changes()
@@ -114,18 +118,20 @@ class DatabaseStore(Creation):
             await self.revision(session.id)
             return
         commit = self._commit_of(session.id, changes)
+        # Before it is tried: a task that is cancelled, or another event loop, hears of no answer.
+        self._doubts.note(session, changes, commit)
         try:
             await self._committed(commit)
         except StoreConflict:
-            if not await self._doubts.settle(session, self._open):
+            if not await self._doubts.settle(session, self._open, refused=changes):
                 raise
             await self._commit(session)  # what is new since the one that was written
-        except StoreError:
-            self._doubts.note(session, changes, commit)
-            raise
         else:
-            self._doubts.forget(session)
-            session.committed(changes)
+            self._heard(session, changes)
+
+    def _heard(self, session: Session, changes: Changes) -> None:
+        session.committed(changes)
+        self._doubts.forget(session, upto=changes)
 
     def _commit_of(
         self,
@@ -180,7 +186,7 @@ class DatabaseStore(Creation):
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save it with nothing left of these entries, in it or in what is stored; as `save`."""
-        await self._write(session.id, lambda: self._erase(session, seqs))
+        await self._order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
         theirs = await self.revision(session.id)
@@ -200,7 +206,7 @@ class DatabaseStore(Creation):
 
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""
-        await self._write(session_id, lambda: self._open.delete(session_id))
+        await self._order.write(session_id, lambda: self._open.delete(session_id))
 
     async def snapshot(self, session_id: str) -> Snapshot:
         """All there is of it, for another store; raises as `get`."""
@@ -210,7 +216,7 @@ class DatabaseStore(Creation):
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
         name = snapshot.name
-        await self._write(name, lambda: self._restore(name, snapshot, may_replace=replace))
+        await self._order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
     async def _restore(self, name: str, snapshot: Snapshot, *, may_replace: bool) -> None:
         commit = self._commit_of(name, snapshot.to_changes())
@@ -293,10 +299,3 @@ class DatabaseStore(Creation):
         if stored is None or has_expired(stored.head, self.clock()):
             raise SessionNotFound(session_id)
         return stored
-
-    async def _write(self, session_id: str, work: Callable[[], Awaitable[None]]) -> None:
-        """One at a time for each session: what is new in an object is committed once."""
-        lock = self._writing.setdefault(session_id, anyio.Lock(fast_acquire=True))
-        async with lock:
-            with anyio.CancelScope(shield=True):  # what has begun is finished, and heard of
-                await work()

@@ -5,7 +5,7 @@ Older versions of summary, title and the like go too: they may have told of them
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from nanoloop.stores.jsonl.lines import (
 from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.reading import lines_from, read_span
 from nanoloop.stores.jsonl.set_aside import copy_of
+from nanoloop.stores.jsonl.standing import Standing
 from nanoloop.stores.jsonl.writing import replace_file
 
 _RENEWED = {SECTION, HEAD, METADATA}
@@ -38,25 +39,32 @@ _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA)
 class Erasure:
     """What goes, and what of the file has to be known to write it anew."""
 
-    fd: int
-    size: int
+    standing: Standing
+    """Where the file stood."""
     gone: frozenset[int]
     entries: tuple[Entry, ...]
-    """Those that go, as they are stored."""
+    """Those that go, readable."""
     sections: Mapping[str, Any]
 
     @classmethod
-    def of(cls, fd: int, size: int, gone: Collection[int]) -> Erasure:
+    def of(
+        cls,
+        fd: int,
+        standing: Standing,
+        gone: Collection[int],
+        *,
+        opened: Callable[[Entry], Entry],
+    ) -> Erasure:
         """Look through the file."""
         sections: dict[str, Any] = {}
         entries: list[Entry] = []
-        for line in lines_from(fd, 0, size):
+        for line in lines_from(fd, 0, standing.size):
             if line.kind == SECTION:
                 sections[line.name] = line.value
             elif line.kind == ENTRY and line.value.seq in gone:
-                entries.append(line.value)
+                entries.append(opened(line.value))
         return cls(
-            fd=fd, size=size, gone=frozenset(gone), entries=tuple(entries), sections=sections
+            standing=standing, gone=frozenset(gone), entries=tuple(entries), sections=sections
         )
 
     @property
@@ -65,14 +73,14 @@ class Erasure:
         ids = (entry.id.encode() for entry in self.entries)
         return (*_DIGESTS, *ids, *(b'"seq":%d,' % seq for seq in self.gone))
 
-    def file(self, changes: Changes) -> Iterator[bytes]:
-        """The new file, piece by piece, these changes in it."""
+    def file(self, fd: int, changes: Changes) -> Iterator[bytes]:
+        """The new file, piece by piece, these changes in it; the old one stands as it stood."""
         sections = {**self.sections, **changes.sections}
         first = first_line(sections[ABOUT], summary_text(sections) or "")
         yield first
         marks, base = Marks(), len(first)
-        for line in lines_from(self.fd, 0, self.size):
-            data = self._kept(line)
+        for line in lines_from(fd, 0, self.standing.size):
+            data = self._kept(fd, line)
             if line.kind == ENTRY:
                 marks.add(line.value.seq, base)
             base += len(data)
@@ -80,12 +88,12 @@ class Erasure:
         changes = replace(changes, sections=sections)
         yield commit_of(changes, head=changes.head, at={}, base=base, marks=marks).data
 
-    def _kept(self, line: Line) -> bytes:
+    def _kept(self, fd: int, line: Line) -> bytes:
         if line.kind in _RENEWED:
             return b""
         if line.kind == ENTRY and line.value.seq in self.gone:
             return entry_line(line.value.erased())
-        data = read_span(self.fd, line.offset, line.end)
+        data = read_span(fd, line.offset, line.end)
         if line.kind == UNREADABLE and _tells(data, self.traces):
             return b""
         return data if data.endswith(b"\n") else data + b"\n"

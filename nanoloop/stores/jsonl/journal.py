@@ -1,7 +1,9 @@
 """One session on disk: made, read, added to, removed.
 
 Every method runs in a worker thread from beginning to end, so that a cancelled task never leaves
-the file and the session of different minds.
+the file and the session of different minds. What is new in a session is taken where the session
+is changed, before that: the thread could see but one of two changes that belong together. Where
+the session knows of a newer commit by then, nothing is written, and the method says so.
 """
 
 from __future__ import annotations
@@ -102,55 +104,73 @@ class Journal:
         finally:
             os.close(fd)
 
-    def commit(self, session: Session) -> None:
-        """Write what is new in the session and tell it so; or raise, and nothing was written."""
+    def commit(self, session: Session, changes: Changes | None) -> bool:
+        """Write these changes and tell the session so; or raise, and nothing was written."""
         with self._lock:
             file = self._opened()
-            changes = session.changes()
             if changes is None:
-                return
-            mine, theirs = changes.revision, file.standing.revision
-            if mine != theirs:
-                raise StoreConflict(self.id, mine=mine, theirs=theirs)
+                return True
+            if changes.revision != session.revision:
+                return False
+            self._check(file, changes.revision)
             self._heard += file.repair()
             sealed = self._sealing.sealed(changes)
             file.append(file.commit_of(sealed))
             session.committed(changes)
             file.renew_first_line(sealed)
+            return True
 
-    def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Write the file anew without these entries' words; or raise, and it is as it was."""
+    def _check(self, file: LogFile, mine: int) -> None:
+        theirs = file.standing.revision
+        if mine != theirs:
+            raise StoreConflict(self.id, mine=mine, theirs=theirs)
+
+    def to_erase(self, session: Session, seqs: Collection[int]) -> Erasure:
+        """What `erase` has to know of the file to write it without these entries' words."""
         with self._lock:
             file = self._opened()
-            mine, theirs = session.revision, file.standing.revision
-            if mine != theirs:
-                raise StoreConflict(self.id, mine=mine, theirs=theirs)
-            erasure = Erasure.of(file.fd, file.standing.size, seqs)
-            stored = [self._sealing.entry(entry, self.id) for entry in erasure.entries]
-            session.erase(seqs, stored=stored)
-            changes = session.changes()
-            assert changes is not None  # noqa: S101 - erasing is one
+            self._check(file, session.revision)
+            return Erasure.of(
+                file.fd,
+                file.standing,
+                seqs,
+                opened=lambda entry: self._sealing.entry(entry, self.id),
+            )
+
+    def erase(self, session: Session, changes: Changes, erasure: Erasure) -> bool:
+        """Write the file anew, these changes in it; or raise, and it is as it was."""
+        with self._lock:
+            file = self._opened()
+            if changes.revision != session.revision or file.standing != erasure.standing:
+                return False
+            pieces = erasure.file(file.fd, self._sealing.sealed(changes))
             # Onto the disk in any case: it takes the place of a whole history.
-            replace_file(self._path, erasure.file(self._sealing.sealed(changes)), durable=True)
+            replace_file(self._path, pieces, durable=True)
             session.committed(changes)
             erase_in_copies(self._path, erasure.traces)
             self._forget()
             self._unreadable = self._set_aside()
+            return True
 
     def _set_aside(self) -> SetAside:
         return SetAside(self._path, session_id=self.id, read_only=self._read_only)
 
-    def create(self, session: Session, *, may_replace: bool = False) -> None:
+    def create(
+        self, session: Session, changes: Changes | None, *, may_replace: bool = False
+    ) -> bool:
         """Make the file of a session, whole or not at all; raises `SessionExists`."""
         with self._lock:
+            if changes is not None and changes.revision != session.revision:
+                return False
             old = self._revision()
             if old is not None and not may_replace:
                 raise SessionExists(self.id)
             # A replacement counts on, so that an object of the replaced one can't commit.
             revision = first_revision() if old is None else old
-            changes = replace(first_changes(session), revision=revision)
+            changes = replace(first_changes(session, changes), revision=revision)
             self._make(changes)
             session.committed(changes)
+            return True
 
     def restore(self, snapshot: Snapshot, *, may_replace: bool = False) -> None:
         """Make the file of a session as another store had it; raises `SessionExists`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,6 +24,7 @@ from nanoloop.stores.jsonl.file_names import file_name
 from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.listing import Listing
 from nanoloop.stores.jsonl.open_files import OpenFiles
+from nanoloop.stores.order import Order
 from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import Snapshot
@@ -59,6 +61,7 @@ class JsonlStore(Creation):
         self._lock = ProcessLock(self._folder / LOCK, of=self._folder, clock=clock)
         self._bindings = Bindings(self._folder / KEYS, durable=self._durable)
         self._files = OpenFiles(self._journal, limit=open_files)
+        self._order = Order()
         self._closed = anyio.Event()
 
     def _journal(self, session_id: str) -> Journal:
@@ -75,7 +78,12 @@ class JsonlStore(Creation):
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
         """Make a session that was made elsewhere durable here; raises `SessionExists`."""
-        await self._write(session.id, lambda journal: journal.create(session, may_replace=replace))
+        await self._write(session.id, lambda: self._begin(session, may_replace=replace))
+
+    async def _begin(self, session: Session, *, may_replace: bool) -> None:
+        create = partial(Journal.create, session=session, may_replace=may_replace)
+        if not await self._on_journal(session.id, partial(create, changes=session.changes())):
+            await self._commit(session)  # an earlier try, of a task that was cancelled, added it
 
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
@@ -97,7 +105,13 @@ class JsonlStore(Creation):
         Raises `SessionNotFound` after a delete or expiry and `StoreConflict` when another writer
         was first.
         """
-        await self._write(session.id, lambda journal: journal.commit(session))
+        await self._write(session.id, lambda: self._commit(session))
+
+    async def _commit(self, session: Session) -> None:
+        commit = partial(Journal.commit, session=session)
+        # Again where a task that was cancelled, or another event loop, committed meanwhile.
+        while not await self._on_journal(session.id, partial(commit, changes=session.changes())):
+            pass
 
     async def revision(self, session_id: str) -> int:
         """How many commits it has seen, as stored; raises as `get`."""
@@ -116,11 +130,22 @@ class JsonlStore(Creation):
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save it with nothing left of these entries, its file written anew; raises as `save`."""
-        await self._write(session.id, lambda journal: journal.erase(session, seqs))
+        await self._write(session.id, lambda: self._erase(session, seqs))
+
+    async def _erase(self, session: Session, seqs: Collection[int]) -> None:
+        look = partial(Journal.to_erase, session=session, seqs=seqs)
+        is_done = False
+        while not is_done:
+            erasure = await self._on_journal(session.id, look)
+            session.erase(seqs, stored=erasure.entries)
+            changes = session.changes()
+            assert changes is not None  # noqa: S101 - erasing is one
+            erase = partial(Journal.erase, session=session, changes=changes, erasure=erasure)
+            is_done = await self._on_journal(session.id, erase)
 
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""
-        await self._write(session_id, Journal.remove)
+        await self._write(session_id, lambda: self._on_journal(session_id, Journal.remove))
 
     async def snapshot(self, session_id: str) -> Snapshot:
         """All there is of it, for another store; raises as `get`."""
@@ -134,7 +159,8 @@ class JsonlStore(Creation):
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
         name = snapshot.name
-        await self._write(name, lambda journal: journal.restore(snapshot, may_replace=replace))
+        work = partial(Journal.restore, snapshot=snapshot, may_replace=replace)
+        await self._write(name, lambda: self._on_journal(name, work))
 
     # All of them
 
@@ -160,7 +186,9 @@ class JsonlStore(Creation):
         count = 0
         async for infos in self._glances():
             for info in filter(self._is_over, infos):
-                count += await self._write(info.id, Journal.remove_if_expired)
+                count += await self._write(
+                    info.id, partial(self._on_journal, info.id, Journal.remove_if_expired)
+                )
         return count
 
     async def _glances(self) -> AsyncIterator[Sequence[SessionInfo]]:
@@ -223,11 +251,9 @@ class JsonlStore(Creation):
         if not self._lock.is_held:
             await self._in_thread(self._lock.take)
 
-    async def _write(self, session_id: str, work: Callable[[Journal], T]) -> T:
+    async def _write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
         await self._own()
-        with anyio.CancelScope(shield=True):  # what has begun is finished, and heard of
-            result = await self._on_journal(session_id, work)
-        return result  # noqa: RET504 - behind the scope, which for all mypy knows may swallow
+        return await self._order.write(session_id, work)
 
     async def _read(self, session_id: str, work: Callable[[Journal], T]) -> T:
         self._check_open()
