@@ -23,7 +23,7 @@ from nanoloop.events import (
 )
 from nanoloop.protocols import OnText, Provider, Reply, ToolCall, Usage
 from nanoloop.session.chat import decoded
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.tools.toolbox import Toolbox
 
 SAME_CALLS = 4
@@ -79,7 +79,7 @@ class Turn:
         self._on_text = on_text
         self._announce = announce
         self._session_id = session_id
-        self.id = uuid4().hex[:12]
+        self.id = fresh_id()[-12:]
         self.said = ""
         """The text of the step going on, as far as it has come."""
         self.finished: list[Entry] = []
