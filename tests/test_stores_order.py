@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from nanoloop import amending
+from nanoloop import Agent, amending
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 from nanoloop.stores.jsonl import JsonlStore
@@ -155,6 +155,22 @@ async def test_what_has_begun_is_finished_and_what_waits_may_be_cancelled():
     assert done == ["one", "three"]
 
 
+async def test_one_that_is_cancelled_as_its_turn_comes_passes_it_on():
+    order, gate, done = Order(), Gate(), []
+    start = asyncio.get_running_loop().create_task
+    first = start(order.write("s", gate.passes))
+    await gate.reached()
+    second = start(order.write("s", partial(done.append, "two")))
+    third = start(order.write("s", gate.passes))
+    await anyio.wait_all_tasks_blocked()
+    first.cancel()
+    await anyio.lowlevel.cancel_shielded_checkpoint()
+    second.cancel()
+    gate.open()
+    await third
+    assert (second.cancelled(), done, order._waiting) == (True, [], {})
+
+
 # What belongs together
 
 
@@ -240,6 +256,21 @@ async def test_a_cancelled_add_is_no_stranger_to_the_next(store, gate):
         await anyio.wait_all_tasks_blocked()
         gate.open()
     assert await texts(store) == ["one"]
+
+
+@wherever
+async def test_an_agent_goes_on_after_a_question_that_asyncio_cancelled(store, gate):
+    agent = Agent(provider=ScriptedProvider(["zero", "one", "two"]), store=store)
+    await agent.ask("0", session_id="s")
+    gate.is_armed = True
+    asking = asyncio.get_running_loop().create_task(agent.ask("1", session_id="s"))
+    await gate.reached()
+    await cancelled(asking)
+    async with anyio.create_task_group() as group:
+        group.start_soon(partial(agent.ask, "2", session_id="s"))
+        await anyio.wait_all_tasks_blocked()
+        gate.open()
+    assert await texts(store) == ["0", "zero", "1", "2", "one"]
 
 
 # Several event loops

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import AbstractEventLoop
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 import anyio
 
 T = TypeVar("T")
+Place = tuple[AbstractEventLoop, str]
 
 
 class Order:
@@ -21,20 +22,38 @@ class Order:
     """
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[tuple[AbstractEventLoop, str], anyio.Lock] = (
-            WeakValueDictionary()
-        )
+        self._waiting: dict[Place, deque[anyio.Event]] = {}
+        """Who waits behind a write, where one goes on."""
 
     async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do this when its turn has come; from then on it is finished, and heard of."""
-        lock = self._locks.setdefault((asyncio.get_running_loop(), session_id), anyio.Lock())
-        try:
-            lock.acquire_nowait()  # also where the task is cancelled: its turn has come
-        except anyio.WouldBlock:
-            await lock.acquire()
+        place = asyncio.get_running_loop(), session_id
+        if place in self._waiting:
+            await self._turn(place)
+        else:
+            self._waiting[place] = deque()
         try:
             with anyio.CancelScope(shield=True):
                 result = await work()
         finally:
-            lock.release()
+            self._pass_on(place)
         return result
+
+    async def _turn(self, place: Place) -> None:
+        mine = anyio.Event()
+        self._waiting[place].append(mine)
+        try:
+            await mine.wait()
+        except BaseException:
+            if mine.is_set():
+                self._pass_on(place)
+            else:
+                self._waiting[place].remove(mine)
+            raise
+
+    def _pass_on(self, place: Place) -> None:
+        waiting = self._waiting[place]
+        if waiting:
+            waiting.popleft().set()
+        else:
+            del self._waiting[place]
