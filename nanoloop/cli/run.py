@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import stat
 import sys
@@ -17,7 +16,7 @@ import anyio
 from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.channels.states import States
-from nanoloop.cli import Exit, load_settings, loop_options
+from nanoloop.cli import Exit, garbage, load_settings, loop_options
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.cli.reload import Reload
 from nanoloop.parts.serving import make_channels, make_web
@@ -69,8 +68,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         app.on_hangup = Reload(app, settings, channels=channels, load=load)
     states = States(settings.data)
     app.telemetry.listeners.append(states.hear)
-    # What is loaded stays: looking through it for garbage now and then would hold up every chat.
-    gc.freeze()
+    garbage.look_seldom()
     try:
         await app.run()
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from argparse import ArgumentParser, Namespace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import anyio
 
 from nanoloop.app import App
-from nanoloop.cli import Exit, loop_options
+from nanoloop.cli import Exit, garbage, loop_options
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.parts.serving import make_web
@@ -59,6 +58,5 @@ async def _serve(settings: Settings) -> None:
     app.add(web)
     if sys.stderr.isatty():
         print(f"nanoloop serves {address}; its data is in {settings.data}", file=sys.stderr)
-    # What is loaded stays: looking through it for garbage now and then would hold up every chat.
-    gc.freeze()
+    garbage.look_seldom()
     await app.run()

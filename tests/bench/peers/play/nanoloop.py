@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from nanoloop import Agent
 from nanoloop.channels.direct import DirectChannel
+from nanoloop.cli import garbage
 from nanoloop.protocols import Store
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.stores.jsonl import JsonlStore
@@ -33,7 +33,7 @@ async def opened(place: dict[str, Any]) -> AsyncIterator[Turn]:
     store = store_in(place)
     for messages in place.get("histories", []):
         await with_history(store, f"{Whole.name}:history{messages}", messages)
-    gc.freeze()  # as `nanoloop run` does
+    garbage.look_seldom()  # as `nanoloop run` does
     async with running(provider, store, agent=Agent(prompt=PROMPT)) as loop:
         channel = Whole(loop.bus)
 
