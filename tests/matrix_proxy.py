@@ -3,6 +3,7 @@
 from contextlib import asynccontextmanager
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
+from anyio import Event
 from yarl import URL
 
 from tests.servers.server import free_port
@@ -26,6 +27,9 @@ class MatrixProxy:
         """A mark that its next reading begins with instead."""
         self.refused = None
         """A part of the paths that are answered by an error of the server."""
+        self.held = None
+        """A part of the paths that are answered only once it `goes_on`."""
+        self.goes_on = Event()
         self.calls = []
         self._open = {}
 
@@ -54,6 +58,8 @@ class MatrixProxy:
             return _abort(request)
         if self.refused is not None and self.refused in request.path:
             return web.Response(status=502)
+        if self.held is not None and self.held in request.path:
+            await self.goes_on.wait()
         answer = await self._forward(request)
         if is_send and self.unconfirmed > 0:
             self.unconfirmed -= 1

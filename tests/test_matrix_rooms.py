@@ -7,6 +7,7 @@ from nanoloop.channels.matrix import timeline, unreadable
 from nanoloop.channels.platform.host import Host
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.events import SenderRefused
+from nanoloop.messages import Attachment
 from nanoloop.testing.channels import Bot, comes_to
 from nanoloop.testing.channels.stage import says
 from tests.matrix_stage import listening, matrix_stage
@@ -98,6 +99,32 @@ async def test_a_file_that_says_less_than_it_has_is_not_read_to_its_end(stage, c
     address = await stage.ann.upload("long.txt", b"x" * 300_000)
     async with listening(platform):
         assert len(await platform._homeserver.download(address, 1000)) < 300_000
+
+
+async def test_a_file_that_takes_long_holds_up_no_other_room(stage, chat, tmp_path):
+    address = await stage.ann.upload("cat.png", PNG)
+    image = {"msgtype": "m.image", "body": "cat.png", "url": address}
+    stage.proxy.held = "/media/download/"
+
+    async def keep(file, data):
+        return Attachment(kind=file.kind, ref="attachment:1")
+
+    async with Bot(stage.platform(), tmp_path, keep=keep):
+        await stage.ann.send(chat, image)
+        await comes_to(lambda: called(stage, stage.proxy.held), wanted=True)
+        await stage.say(chat, "what is it?", sender=stage.ann.id)
+        for number in range(2):
+            await stage.say(stage.group, f"{stage.bot.id}: {number}", sender=stage.bob.id)
+            await comes_to(lambda n=number: answered(stage, stage.group, str(n)), wanted=True)
+        assert not await answered(stage, chat, "what is it?")
+        stage.proxy.goes_on.set()
+        await comes_to(lambda: answered(stage, chat, "what is it?"), wanted=True)
+    said = [shown.text for shown in await stage.shown(chat) if shown.is_bots]
+    assert "attachment:1" in said[0]
+
+
+async def answered(stage, room, text):
+    return any(shown.is_bots and text in shown.text for shown in await stage.shown(room))
 
 
 async def test_an_answer_quotes_what_it_answers_as_it_was_edited(stage):

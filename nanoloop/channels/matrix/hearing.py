@@ -53,8 +53,8 @@ class Hearing:
         self._recent = recent
         self._file_bytes = file_bytes
 
-    async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> list[Heard]:
-        """What it comes to, in order in each room."""
+    async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
+        """What it comes to, by room and in order."""
         found: dict[str, list[Heard]] = {room: [] for room in rooms}
         limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
 
@@ -65,7 +65,7 @@ class Hearing:
         async with anyio.create_task_group() as group:
             for room in rooms:
                 group.start_soon(look, room, name=f"matrix room {room}")
-        return [heard for one in found.values() for heard in one]
+        return found
 
     async def _in_room(self, room_id: str, events: Sequence[Event]) -> list[Heard]:
         room = await self._rooms.see(room_id)

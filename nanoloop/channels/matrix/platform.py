@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import anyio
 
+from nanoloop.channels.matrix.batches import Batches
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import ENCRYPTED, MESSAGE, TOMBSTONE, content
 from nanoloop.channels.matrix.hearing import Hearing
@@ -81,14 +82,10 @@ class MatrixPlatform:
             await self._homeserver.sign_in(self._user)
             self._bookmark.belongs_to(self._homeserver.me)
             connected()
-            async with anyio.create_task_group() as group:
+            batches = Batches(hear, bookmark=self._bookmark)
+            async with batches, anyio.create_task_group() as group:
                 group.start_soon(self._invitations.join, name="matrix invitations")
-                while True:
-                    news = await self._timeline.read(self._bookmark.since)
-                    await self._look(news)
-                    await hear(*await self._hearing.heard(news.rooms))
-                    # Only now: who is stopped before that reads it again.
-                    self._bookmark.move(news.since)
+                await self._read(batches)
         finally:
             with anyio.CancelScope(shield=True):
                 await self._homeserver.close()
@@ -145,6 +142,14 @@ class MatrixPlatform:
         whole = placed(content, place, None if room.private else reply_to)
         send = self._homeserver.client.room_send(room.id, MESSAGE, whole, tx_id=name)
         return str((await self._homeserver.send(send)).event_id)
+
+    async def _read(self, batches: Batches) -> None:
+        since = self._bookmark.since
+        while True:
+            news = await self._timeline.read(since)
+            await self._look(news)
+            await batches.put(news.since, await self._hearing.heard(news.rooms))
+            since = news.since
 
     async def _look(self, news: News) -> None:
         """See to what isn't said by people: invitations, rooms that moved or can't be read."""
