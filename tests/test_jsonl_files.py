@@ -83,6 +83,18 @@ async def test_files_stay_private(store, tmp_path):
     assert (tmp_path / "s.jsonl").stat().st_mode & 0o077 == 0
 
 
+async def test_below_the_bound_every_file_stays_open(tmp_path):
+    store = JsonlStore(tmp_path, open_files=8)
+    for number in range(6):
+        session = await store.create(id=f"s{number}")
+        session.add_message("user", "hi")
+        await store.save(session)
+    open_now = [journal._file for journal in store._files._recent.values()]
+    assert len(open_now) == 6
+    assert None not in open_now
+    await store.close()
+
+
 async def test_open_files_are_bounded(tmp_path):
     async with anyio.create_task_group() as group:
         store = JsonlStore(tmp_path, open_files=3)

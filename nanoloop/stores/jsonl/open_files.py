@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from weakref import WeakValueDictionary
 
 from nanoloop.stores.jsonl.journal import Journal
@@ -34,7 +35,8 @@ class OpenFiles:
         """Keep this one open, and close the longest unused beyond the limit."""
         self._recent[journal.id] = journal
         self._recent.move_to_end(journal.id)
-        for session_id in list(self._recent)[: len(self._recent) - self._limit]:
+        too_many = max(0, len(self._recent) - self._limit)
+        for session_id in list(islice(self._recent, too_many)):
             if self._recent[session_id].close_if_idle():
                 del self._recent[session_id]
 
