@@ -78,7 +78,7 @@ class TelegramStage:
             url = f"http://127.0.0.1:{self._webhook_port}/telegram"
             more["webhook"] = Webhook(url, host="127.0.0.1", port=self._webhook_port)
         made = TelegramPlatform(TOKEN, api=self.server.url, **more)
-        made.limits = replace(made.limits, edit_seconds=0.01)
+        made.limits = replace(made.limits, edit_seconds=0.01, group_edit_seconds=0.02)
         return made
 
     async def people(self, count):

@@ -249,6 +249,32 @@ async def test_a_draft_that_someone_removed_is_posted_anew(chats, tmp_path):
         await says(chats, CHAT, "whole")
 
 
+async def test_an_answer_in_a_group_grows_at_the_pace_of_groups(tmp_path):
+    chats = FakeChats(limits=replace(LIMITS, group_edit_seconds=3600))
+    text = " ".join(["word"] * 50)
+    provider = ScriptedProvider(otherwise=text, word_delay_seconds=0.01)
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        await chats.say("group", "@bot go")
+        await says(chats, "group", text)
+        await chats.say(CHAT, "go")
+        await says(chats, CHAT, text)
+    assert chats.messages("group")[-1].versions == 2
+    assert chats.messages(CHAT)[-1].versions > 3
+
+
+async def test_answers_that_grow_in_one_chat_share_its_pace(tmp_path):
+    chats = FakeChats(limits=replace(LIMITS, edit_seconds=1, group_edit_seconds=4))
+    provider = Growing("half", "whole", "whole")
+    async with Bot(chats.platform(), tmp_path, provider=provider) as bot:
+        for thread in ("1", "2"):
+            await chats.say("group", "@bot go", thread=thread)
+            await says(chats, f"group {thread}", "half")
+        assert bot.channel._drafts._pace("group") == 8
+        provider.goes_on.set()
+        await says(chats, "group 2", "whole")
+    assert not bot.channel._drafts._shown_in
+
+
 async def test_without_edits_an_answer_comes_whole(tmp_path):
     chats = FakeChats(limits=replace(LIMITS, edit_seconds=None))
     provider = ScriptedProvider(word_delay_seconds=0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -79,7 +79,17 @@ class Drafts:
         self._fetch = fetch
         self._clock = clock
         self._growing: dict[str, Draft] = {}
+        self._shown_in: Counter[str] = Counter()
+        """How many answers grow in each chat."""
+        self._groups: set[str] = set()
         self._taken_back: deque[str] = deque(maxlen=100)
+
+    def learn(self, chat: str, *, private: bool) -> None:
+        """Whether several talk in this chat: the platform may want another pace there."""
+        if private:
+            self._groups.discard(chat)
+        else:
+            self._groups.add(chat)
 
     def grow(self, piece: TextStreamed, group: TaskGroup) -> None:
         """Show a piece of an answer soon; the task that does so lives in the group."""
@@ -168,15 +178,24 @@ class Drafts:
 
     async def _show(self, draft: Draft) -> None:
         """Edit it again and again, until it is over or the platform wants none of it."""
-        pace = self._platform.limits.edit_seconds or 0
+        chat = draft.letter.place.chat
+        self._shown_in[chat] += 1
         try:
             await draft.rest(FIRST_SECONDS)
             while not draft.is_over:
-                await draft.rest(await self._shown(draft) or pace)
+                await draft.rest(await self._shown(draft) or self._pace(chat))
         except Exception:  # noqa: BLE001 - the whole text follows, and its failure is told
             draft.is_over = True
         finally:
+            self._shown_in[chat] -= 1
+            self._shown_in += Counter()  # forgets where nothing grows any more
             draft.ended.set()
+
+    def _pace(self, chat: str) -> float:
+        """How long one of the answers that grow in a chat waits: they share what is allowed."""
+        limits = self._platform.limits
+        of_groups = limits.group_edit_seconds if chat in self._groups else None
+        return (of_groups or limits.edit_seconds or 0) * self._shown_in[chat]
 
     async def _shown(self, draft: Draft) -> float | None:
         """How long the platform wants to be left alone now, if it says so."""
@@ -186,7 +205,7 @@ class Drafts:
         try:
             await self._writer.write(draft.letter, text)
         except SendLater as later:
-            seconds = later.seconds or 2 * (self._platform.limits.edit_seconds or 1)
+            seconds = later.seconds or 2 * (self._pace(draft.letter.place.chat) or 1)
             draft.not_before = self._clock() + (later.seconds or 0)
             return seconds
         return None

@@ -116,6 +116,7 @@ class Intake:
         return heard.private or rule == "always" or (rule == "mention" and heard.addressed)
 
     async def _ask(self, heard: Heard) -> None:
+        self._drafts.learn(heard.chat, private=heard.private)
         is_known = self._is_known(heard)
         is_command = command(heard.text) is not None
         if is_known and is_command:  # the session remembers messages, but no commands

@@ -17,7 +17,9 @@ class Limits:
     size: Callable[[str], int] = len
     """How the platform counts: characters, UTF-16 units (`splitting.utf16`), bytes."""
     edit_seconds: float | None = 1.0
-    """How long to wait between two edits of a message; None where messages can't be edited."""
+    """How long to wait between two edits in a chat; None where messages can't be edited."""
+    group_edit_seconds: float | None = None
+    """The same where several talk; None where that makes no difference."""
     typing_seconds: float | None = None
     """How long "is typing" is shown for one call of `typing`; None where there is no such."""
     file_bytes: int = 20_000_000

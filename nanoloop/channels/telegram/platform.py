@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from nanoloop.channels.telegram.webhook import Webhook
 
 API = "https://api.telegram.org"
-LIMITS = Limits(text=4096, size=utf16, edit_seconds=1.0, typing_seconds=5.0, file_bytes=20_000_000)
+LIMITS = Limits(
+    text=4096,
+    size=utf16,
+    edit_seconds=1.0,
+    group_edit_seconds=4.0,  # 20 messages a minute are allowed, and whole answers need some of them
+    typing_seconds=5.0,
+    file_bytes=20_000_000,
+)
 PHOTOS = ("image/jpeg", "image/png", "image/webp")
 PHOTO_BYTES = 10_000_000
 _TOKEN = re.compile(r"\d+:[\w-]+", re.ASCII)
