@@ -1,20 +1,21 @@
-"""Each event is one line of the log and one count. The only file that knows structlog."""
+"""Each event is one line of the log and one count."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any, Literal, TextIO
-
-import structlog
-from structlog.dev import plain_traceback
-from structlog.typing import FilteringBoundLogger, Processor
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from nanoloop.events import Announce, Event, Level
+
+if TYPE_CHECKING:
+    from nanoloop.log_lines import Lines, Style
+
+_LEVELS: tuple[Level, ...] = get_args(Level)
 
 _NEVER_LOGGED = frozenset({"text", "content"})
 _SUMMED = frozenset(
@@ -30,7 +31,7 @@ class Telemetry:
         self,
         *,
         level: Level = "info",
-        format: Literal["auto", "text", "json"] = "auto",  # noqa: A002 - the setting's name
+        format: Style = "auto",  # noqa: A002 - the setting's name
         stream: TextIO | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
@@ -43,14 +44,14 @@ class Telemetry:
 
     def set_level(self, level: Level) -> None:
         """From now on write lines of at least this level."""
-        self._log = _logger(level, self._format, self._stream)
+        self._written = _LEVELS[_LEVELS.index(level) :]
 
     def __call__(self, event: Event) -> None:
         """Count it and, where it may be logged, write it down."""
         name = event.name()
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         self._count(name, values)
-        if event.logged:
+        if event.logged and event.level in self._written:
             self._write(event.level, name, values)
         for hear in self.listeners:
             hear(event)
@@ -69,34 +70,10 @@ class Telemetry:
         told = {field: value for field, value in values.items() if field not in _NEVER_LOGGED}
         # A log that can't be written, on a full disk or a closed terminal, stops no conversation.
         with suppress(OSError, ValueError):
-            getattr(self._log, level)(name, **told)
+            getattr(self._lines, level)(name, **told)
 
+    @cached_property
+    def _lines(self) -> Lines:
+        from nanoloop.log_lines import lines  # noqa: PLC0415 - most commands never write one
 
-def _logger(level: Level, style: str, stream: TextIO) -> FilteringBoundLogger:
-    processors: list[Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _renderer(style, stream),
-    ]
-    logger: FilteringBoundLogger = structlog.wrap_logger(
-        structlog.PrintLogger(stream),
-        processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        context_class=dict,
-        cache_logger_on_first_use=True,
-    )
-    return logger
-
-
-def _renderer(style: str, stream: TextIO) -> Processor:
-    terminal = stream.isatty()
-    if style == "json" or (style == "auto" and not terminal):
-        return structlog.processors.JSONRenderer()
-    return structlog.dev.ConsoleRenderer(
-        colors=terminal and "NO_COLOR" not in os.environ,
-        # Quoted, so that an id with a line break in it can't forge a line.
-        repr_native_str=True,
-        # structlog's own choice would draw local values, which may be message text.
-        exception_formatter=plain_traceback,
-        sort_keys=False,
-    )
+        return lines(self._format, self._stream)

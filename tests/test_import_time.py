@@ -59,6 +59,11 @@ def test_a_start_is_quick(code, limit):
     assert seconds(code) < limit
 
 
+def test_a_log_without_a_line_loads_no_structlog():
+    code = "from nanoloop.telemetry import Telemetry; Telemetry(level='error')"
+    assert "structlog" not in loaded(code)
+
+
 def test_settings_load_without_openai_rich_and_structlog():
     code = "from nanoloop.settings import Settings; Settings.load(env={})"
     assert not {"openai", "rich", "structlog", "prompt_toolkit"} & set(loaded(code))

@@ -1,0 +1,44 @@
+"""Lines of the log: for people on a terminal, else JSON. The only file that knows structlog."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, TextIO
+
+import structlog
+from structlog.dev import plain_traceback
+from structlog.typing import FilteringBoundLogger, Processor
+
+Style = Literal["auto", "text", "json"]
+Lines = FilteringBoundLogger
+
+
+def lines(style: Style, stream: TextIO) -> Lines:
+    """What writes lines to this stream."""
+    processors: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _renderer(style, stream),
+    ]
+    written: Lines = structlog.wrap_logger(
+        structlog.PrintLogger(stream),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger("debug"),
+        context_class=dict,
+        cache_logger_on_first_use=True,
+    )
+    return written
+
+
+def _renderer(style: Style, stream: TextIO) -> Processor:
+    terminal = stream.isatty()
+    if style == "json" or (style == "auto" and not terminal):
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(
+        colors=terminal and "NO_COLOR" not in os.environ,
+        # Quoted, so that an id with a line break in it can't forge a line.
+        repr_native_str=True,
+        # structlog's own choice would draw local values, which may be message text.
+        exception_formatter=plain_traceback,
+        sort_keys=False,
+    )
