@@ -42,7 +42,7 @@ class System:
 
 def nanoloop(name: str, **place: str) -> System:
     """nanoloop with one kind of store."""
-    packages = ("nanoloop", "openai")
+    packages = ("nanoloop",)
     return System(
         name=name, play="nanoloop", packages=packages, imports="import nanoloop", place=place
     )
