@@ -120,6 +120,7 @@ async def test_a_wrong_path_names_the_url():
         {"base_url": "localhost:8080"},
         {"base_url": "http://"},
         {"base_url": "http://[oops"},
+        {"base_url": "http://localhost:99999/v1"},
         {"api_key": "sk-\nnew"},
         {"api_key": "schlüssel"},
         {"options": {"messages": []}},

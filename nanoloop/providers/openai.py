@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import anyio
 import httpx2
@@ -171,6 +172,7 @@ def _clean_url(base_url: str | None) -> str:
     try:
         parsed = httpx2.URL(url)
         failures.shown_url(url)
+        _ = urlsplit(url).port  # which is below 65536
     except (ValueError, httpx2.InvalidURL):
         raise SettingsError("base_url is no URL: it looks like http://localhost:8080/v1") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
