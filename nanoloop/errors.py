@@ -18,6 +18,7 @@ NanoloopError
 ├── BusFull                  the sender has to try again
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the same is sent again
+├── Declined                 a platform will never do it, and gives a reason that may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
 │                            (channels/platform/errors.py) what a platform says went wrong
 ├── ModelError               (models/errors.py) a model file can't be had
@@ -179,6 +180,14 @@ class SendLater(NanoloopError):
         self.seconds = seconds
 
 
+class Declined(NanoloopError):
+    """A platform will never do that; `reason` is a code or a known phrase, and nobody's words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class ToolError(NanoloopError):
     """A tool call failed; its text is for the model."""
 
@@ -251,6 +260,11 @@ def how_to_install(extra: str) -> str:
     From its folder, never by name: on the package index that name is another project's.
     """
     return f"it comes with the extra \"{extra}\": in nanoloop's folder, pip install '.[{extra}]'"
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in words that a log may show: any other error's may hold a secret."""
+    return error.reason if isinstance(error, (Declined, SendLater)) else type(error).__name__
 
 
 FRAMES = 12

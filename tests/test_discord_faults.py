@@ -1,15 +1,17 @@
 """What Discord does to a bot now and then, and what the bot makes of it."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import anyio
+import discord
 import pytest
 
 from nanoloop.channels.platform.gaps import Gaps
 from nanoloop.channels.platform.platform import Place, Text, Upload
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.seen import Seen
-from nanoloop.errors import SettingsError
+from nanoloop.errors import Declined, SettingsError
 from nanoloop.events import ChannelLost, ChannelRefused
 from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
@@ -21,6 +23,7 @@ from tests.discord_server import DiscordServer
 
 # isort: split
 
+from nanoloop.channels.discord.failures import explained
 from nanoloop.channels.discord.making import make
 from tests.discord_stage import DiscordStage
 
@@ -214,6 +217,13 @@ async def test_an_answer_to_a_message_that_is_gone_is_posted_all_the_same(stage,
         await stage.delete(ann[0], gone, sender=ann[1])
         await platform.post(Place(ann[0]), Text(plain="hi"), reply_to=gone, id="a")
     assert await said(stage, ann[0]) == ["hi"]
+
+
+def test_a_refusal_is_told_by_its_codes():
+    answer = SimpleNamespace(status=403, reason="Forbidden")
+    with pytest.raises(Declined) as declined, explained():
+        raise discord.Forbidden(answer, {"code": 50001, "message": "my secret words"})
+    assert declined.value.reason == "Discord answers 403, code 50001"
 
 
 def test_a_token_that_is_none_is_refused_before_anything_is_sent(tmp_path):

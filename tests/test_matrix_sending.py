@@ -3,10 +3,9 @@
 import anyio
 import pytest
 
-from nanoloop.channels.matrix.homeserver import NotTaken
 from nanoloop.channels.platform.errors import MessageGone, Refused, TooLong
 from nanoloop.channels.platform.platform import Place, Text, Upload
-from nanoloop.errors import SendLater
+from nanoloop.errors import Declined, SendLater
 from nanoloop.events import ChannelRefused
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels import Bot, comes_to
@@ -142,7 +141,7 @@ async def test_what_is_too_long_is_told_as_such(chat, platform):
 
 async def test_a_room_that_the_bot_is_not_in_takes_nothing(stage, platform):
     room = await stage.ann.create_room()
-    with pytest.raises(NotTaken, match="M_FORBIDDEN"):
+    with pytest.raises(Declined, match="M_FORBIDDEN"):
         await platform.post(Place(room), HELLO, reply_to=None, id="one")
 
 

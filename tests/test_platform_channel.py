@@ -13,6 +13,7 @@ from nanoloop.channels.platform.platform import Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.transcriber import Transcriber
+from nanoloop.errors import Declined
 from nanoloop.events import (
     FileLeftOut,
     HearingFailed,
@@ -298,13 +299,19 @@ async def said(chats):
     return " ".join(shown.text for shown in await chats.shown(CHAT) if shown.is_bots)
 
 
-async def test_what_can_never_be_sent_is_given_up_and_the_next_is_sent(chats, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RuntimeError("blocked"), "RuntimeError"), (Declined("not_in_channel"), "not_in_channel")],
+)
+async def test_what_can_never_be_sent_is_given_up_and_the_next_is_sent(
+    chats, tmp_path, error, told
+):
     platform = chats.platform()
     post = platform.post
 
     async def refusing(place, text, **about):
         if "one" in text.plain:
-            raise RuntimeError("blocked")
+            raise error
         return await post(place, text, **about)
 
     platform.post = refusing
@@ -312,7 +319,7 @@ async def test_what_can_never_be_sent_is_given_up_and_the_next_is_sent(chats, tm
         await chats.say(CHAT, "one")
         await chats.say(CHAT, "two")
         await says(chats, CHAT, "You said: two")
-    assert [event.error for event in happened(bot, SendFailed)] == ["RuntimeError"]
+    assert [event.error for event in happened(bot, SendFailed)] == [told]
 
 
 async def test_no_message_is_posted_twice_though_none_is_known_by_its_id(tmp_path):

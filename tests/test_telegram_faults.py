@@ -5,14 +5,15 @@ import logging
 import anyio
 import httpx
 import pytest
+from telegram.error import BadRequest, Forbidden
 
 from nanoloop.channels.platform.errors import FormatRefused, MessageGone, TooLong
 from nanoloop.channels.platform.platform import Place, Text, Upload
 from nanoloop.channels.telegram import polling
-from nanoloop.channels.telegram.failures import OTHER_POLLER, OTHER_WEBHOOK
+from nanoloop.channels.telegram.failures import OTHER_POLLER, OTHER_WEBHOOK, explained
 from nanoloop.channels.telegram.platform import TelegramPlatform
 from nanoloop.channels.telegram.webhook import Webhook
-from nanoloop.errors import SendLater
+from nanoloop.errors import Declined, SendLater
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels import Bot, comes_to
 from nanoloop.testing.channels.stage import says
@@ -161,7 +162,21 @@ async def test_who_has_blocked_the_bot_is_given_up_and_others_are_not(stage, tmp
         await stage.say(ANN, "one", sender=ANN)
         await stage.say(BOB, "two", sender=BOB)
         await says(stage, BOB, "You said: two")
-        await comes_to(lambda: _named(bot, "send_failed"), [("Forbidden", ANN)])
+        await comes_to(lambda: _named(bot, "send_failed"), [("blocked by the user", ANN)])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (BadRequest("Chat not found"), "chat not found"),
+        (Forbidden("Forbidden: bot was kicked from the group chat"), "was kicked from"),
+        (BadRequest("no such thing as my secret words"), "BadRequest"),
+    ],
+)
+def test_a_refusal_is_told_in_known_phrases_and_never_as_it_came(error, reason):
+    with pytest.raises(Declined) as declined, explained():
+        raise error
+    assert (declined.value.reason, str(declined.value)) == (reason, reason)
 
 
 async def test_an_edit_that_changes_nothing_is_fine(stage, platform):

@@ -11,7 +11,7 @@ from typing import Self
 
 import anyio
 
-from nanoloop.errors import BusFull, LaneFull, SendLater
+from nanoloop.errors import BusFull, LaneFull, SendLater, reason_of
 from nanoloop.events import Announce, SendFailed, SendPostponed, TextStreamed, silent
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound, Outbound
@@ -221,8 +221,8 @@ class InProcessBus:
             error = await self._error_of(item.says)
             tries += 1
         if error is not None:
-            name = "no such channel" if isinstance(error, LookupError) else type(error).__name__
-            self._announce(SendFailed(channel=chat[0], chat=chat[1], error=name))
+            why = "no such channel" if isinstance(error, LookupError) else reason_of(error)
+            self._announce(SendFailed(channel=chat[0], chat=chat[1], error=why))
         if item.arrived is not None:
             await item.arrived()
 

@@ -15,7 +15,7 @@ from nanoloop.channels.discord.hearing import edited, heard, place_of, taken_bac
 from nanoloop.channels.platform.gaps import Gaps, Job
 from nanoloop.channels.platform.platform import Hear, Heard, Place
 from nanoloop.channels.platform.seen import Seen
-from nanoloop.errors import NanoloopError
+from nanoloop.errors import Declined
 from nanoloop.lanes import Lanes
 
 WAITING = 200
@@ -24,10 +24,6 @@ HISTORY = 1000
 """Messages of one chat that are caught up with."""
 LIMIT_SECONDS = 30.0
 """A rate limit of so long or less is waited for by the library."""
-
-
-class NoHistory(NanoloopError):
-    """The bot may not read what was said there, or the place is gone."""
 
 
 class Client(discord.Client):
@@ -144,8 +140,8 @@ class Client(discord.Client):
                 after = discord.Object(int(message))
                 history = channel.history(after=after, limit=HISTORY, oldest_first=True)
                 return [said async for said in history]
-        except discord.DiscordException:
-            raise NoHistory(str(place)) from None
+        except discord.DiscordException as error:
+            raise Declined(type(error).__name__) from None
 
     async def _channel(self, number: int) -> Any:
         return self.get_channel(number) or await self.fetch_channel(number)

@@ -9,7 +9,7 @@ import aiohttp
 import discord
 
 from nanoloop.channels.platform.errors import MessageGone, Refused, TooLong
-from nanoloop.errors import SendLater
+from nanoloop.errors import Declined, NanoloopError, SendLater
 
 UNKNOWN_BOT = (
     "Discord refuses channels.discord.token: reset the token under Bot at "
@@ -28,7 +28,7 @@ _RESTS = 40062
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise what the kit understands; what it can't act on is raised as the library has it."""
+    """Raise what the kit understands."""
     try:
         yield
     except discord.LoginFailure:
@@ -53,7 +53,7 @@ def _closed(error: discord.ConnectionClosed) -> Refused | SendLater:
     return SendLater(f"the connection was closed ({error.code})")
 
 
-def _refusal(error: discord.HTTPException) -> Exception:
+def _refusal(error: discord.HTTPException) -> NanoloopError:
     if isinstance(error, discord.DiscordServerError) or error.code == _RESTS:
         return SendLater("Discord has a fault")
     if error.status == _LIMITED:
@@ -62,4 +62,6 @@ def _refusal(error: discord.HTTPException) -> Exception:
         return SendLater("the token is refused")
     if error.code in _GONE:
         return MessageGone()
-    return TooLong() if "or fewer in length" in error.text else error
+    if "or fewer in length" in error.text:
+        return TooLong()
+    return Declined(f"Discord answers {error.status}, code {error.code}")

@@ -18,7 +18,7 @@ from nanoloop.channels.platform.errors import MessageGone
 from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
 from nanoloop.channels.platform.seen import Seen
 from nanoloop.channels.platform.splitting import utf16
-from nanoloop.errors import SendLater
+from nanoloop.errors import Declined, SendLater
 
 LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
 """Five edits in five seconds are allowed in a channel, and posts count too."""
@@ -72,7 +72,7 @@ class DiscordPlatform:
         try:
             with explained():
                 await self._channel(place).get_partial_message(int(message)).delete()
-        except (MessageGone, discord.Forbidden, discord.NotFound):
+        except (MessageGone, Declined):
             return
 
     async def typing(self, place: Place) -> None:

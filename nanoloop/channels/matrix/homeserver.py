@@ -15,7 +15,7 @@ from nio import (  # type: ignore[import-untyped]  # its annotations go unannoun
 )
 
 from nanoloop.channels.platform.errors import Refused, TooLong
-from nanoloop.errors import NanoloopError, SendLater
+from nanoloop.errors import Declined, NanoloopError, SendLater
 
 REQUEST_SECONDS = 30.0
 DOWNLOAD_SECONDS = 60.0
@@ -27,10 +27,6 @@ NEXT_STEP = (
 _NO_ENTRY = frozenset(
     {"M_UNKNOWN_TOKEN", "M_MISSING_TOKEN", "M_USER_DEACTIVATED", "M_USER_LOCKED"},
 )
-
-
-class NotTaken(NanoloopError):
-    """The homeserver will never do that; the text is its own code for why."""
 
 
 class Homeserver:
@@ -61,7 +57,7 @@ class Homeserver:
             raise Refused(f"the Matrix token is {self.me}'s, not {user}'s: {NEXT_STEP}")
 
     async def ask(self, request: Awaitable[Any]) -> Any:
-        """What it answers; raises `SendLater`, `Refused`, `TooLong` or `NotTaken`."""
+        """What it answers; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
         try:
             answer = await request
         except (ClientError, OSError) as error:  # a timeout is an OSError
@@ -116,7 +112,7 @@ def _failure(answer: ErrorResponse, url: str) -> NanoloopError:
         return TooLong()
     if not code or status >= 500:  # noqa: PLR2004 - as above
         return SendLater(f"the homeserver answers {status}")
-    return NotTaken(code)
+    return Declined(code)
 
 
 def _rest(answer: ErrorResponse) -> float:

@@ -9,10 +9,10 @@ import anyio
 
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import MEMBER, Event, content, words
-from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.homeserver import Homeserver
 from nanoloop.channels.platform.host import Host
 from nanoloop.channels.platform.platform import Heard
-from nanoloop.errors import NanoloopError, SendLater
+from nanoloop.errors import Declined, NanoloopError, SendLater
 
 AGAIN_SECONDS = 10.0
 TRIES = 30
@@ -63,7 +63,7 @@ class Invitations:
     async def _refuse(self, room: str) -> None:
         try:
             await self._homeserver.ask(self._homeserver.client.room_leave(room))
-        except NotTaken:
+        except Declined:
             return  # it is gone already
 
     async def _join(self, room: str) -> float:
@@ -75,7 +75,7 @@ class Invitations:
             if self._tries[room] < TRIES:
                 return later.seconds or AGAIN_SECONDS
             self._give_up(room, later)
-        except NotTaken as refused:
+        except Declined as refused:
             self._give_up(room, refused)
         self._bookmark.to_join.remove(room)
         self._bookmark.save()

@@ -15,7 +15,7 @@ from nanoloop.channels.matrix.batches import Batches
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import ENCRYPTED, MESSAGE, TOMBSTONE, content
 from nanoloop.channels.matrix.hearing import Hearing
-from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.homeserver import Homeserver
 from nanoloop.channels.matrix.invitations import Invitations
 from nanoloop.channels.matrix.recent import Recent
 from nanoloop.channels.matrix.rooms import Room, Rooms
@@ -26,6 +26,7 @@ from nanoloop.channels.platform.errors import MessageGone
 from nanoloop.channels.platform.host import Host
 from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
 from nanoloop.channels.platform.splitting import utf8
+from nanoloop.errors import Declined
 
 LIMITS = Limits(
     text=12_000,  # an event has 65536 bytes, and an edit says everything up to three times
@@ -108,7 +109,7 @@ class MatrixPlatform:
     async def remove(self, place: Place, message: str) -> None:
         """Take one of our messages back."""
         client = self._homeserver.client
-        with suppress(NotTaken):
+        with suppress(Declined):
             await self._homeserver.send(client.room_redact(place.chat, message, tx_id=uuid4()))
 
     async def typing(self, place: Place) -> None:

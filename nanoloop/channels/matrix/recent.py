@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from nanoloop.channels.matrix.event import Event, content, edited, redacted, table
-from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.homeserver import Homeserver
+from nanoloop.errors import Declined
 
 REMEMBERED = 5000
 
@@ -39,7 +40,7 @@ class Recent:
         ask = self._homeserver.ask
         try:
             answer = await ask(self._homeserver.client.room_get_event(room, message))
-        except NotTaken:
+        except Declined:
             return None
         event: Event = answer.event.source
         edit = table(event, "unsigned", "m.relations", "m.replace")

@@ -7,7 +7,8 @@ from typing import Any
 
 from nio import MatrixRoom  # type: ignore[import-untyped]  # as homeserver.py has it
 
-from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.homeserver import Homeserver
+from nanoloop.errors import Declined
 
 TWO = 2
 
@@ -49,6 +50,6 @@ class Rooms:
         if not known.members_synced:
             try:
                 await self._homeserver.send(client.joined_members(room))
-            except NotTaken:
+            except Declined:
                 known = None
         return Room(id=room, known=known)

@@ -16,7 +16,8 @@ from nanoloop.channels.matrix.event import (
     Event,
     words,
 )
-from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.homeserver import Homeserver
+from nanoloop.errors import Declined
 
 WAIT_SECONDS = 30
 PAGE = 100
@@ -49,7 +50,7 @@ class Timeline:
         """Wait for news, for a while; with no mark, only what stands now, and nothing said."""
         try:
             answer = await self._sync(since)
-        except NotTaken:
+        except Declined:
             if since is None:
                 raise
             return await self.read(None)  # a mark that isn't known any more never will be

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from nanoloop.channels.matrix.bookmark import Bookmark
 from nanoloop.channels.matrix.event import MESSAGE, Event, words
-from nanoloop.channels.matrix.homeserver import Homeserver, NotTaken
+from nanoloop.channels.matrix.homeserver import Homeserver
 from nanoloop.channels.matrix.rooms import Room
 from nanoloop.channels.matrix.saying import said
 from nanoloop.channels.platform.host import Host
 from nanoloop.channels.platform.platform import Heard, Text
+from nanoloop.errors import Declined
 
 WORDS = (
     "I can't read this room: it is encrypted, and I have no keys. "
@@ -35,6 +36,6 @@ class Unreadable:
             # The same name each time: a try that was not noted is not seen twice.
             send = self._homeserver.client.room_send(room.id, MESSAGE, notice, tx_id="unreadable")
             await self._homeserver.ask(send)
-        except NotTaken:
+        except Declined:
             pass
         self._bookmark.told.append(room.id)

@@ -12,7 +12,7 @@ import anyio
 
 from nanoloop.channels.platform.errors import Refused
 from nanoloop.channels.platform.platform import Hear, Platform
-from nanoloop.errors import SendLater
+from nanoloop.errors import SendLater, reason_of
 from nanoloop.events import (
     Announce,
     ChannelConnected,
@@ -114,8 +114,7 @@ class Connection:
         known = failure.seconds if isinstance(failure, SendLater) else None
         backoff = min(LONGEST_REST_SECONDS, 2.0 ** min(tries - 1, 20)) * uniform(0.5, 1)  # noqa: S311 - jitter
         seconds = max(known or 0, backoff)
-        # A library's error may hold an address with a token in it: its name says enough.
-        reason = failure.reason if isinstance(failure, SendLater) else type(failure).__name__
+        reason = reason_of(failure)
         self.state = State(name="waiting", reason=reason)
         self._announce(
             ChannelLost(

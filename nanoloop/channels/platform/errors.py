@@ -4,6 +4,7 @@ Refused         the token is wrong or a right is missing: said once, never tried
 FormatRefused   the platform doesn't take this formatting: the same is sent as plain text
 TooLong         the platform takes no message of that length: it is split further
 MessageGone     the message to edit isn't there any more: it is posted anew
+Declined        (nanoloop.errors) it will never be done, and the reason may be logged
 SendLater       (nanoloop.errors) the network, or a rate limit: the same again, `seconds` later
 """
 

@@ -10,6 +10,7 @@ import anyio
 from nanoloop.channels.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.channels.platform.platform import File
 from nanoloop.channels.platform.transcriber import Transcriber
+from nanoloop.errors import Declined, reason_of
 from nanoloop.events import Announce, FileLeftOut
 from nanoloop.messages import Attachment
 
@@ -88,11 +89,11 @@ class Files:
 
     async def _fetched(self, file: File) -> bytes:
         if file.size is not None and file.size > self._limit_bytes:
-            raise _TooLarge
+            raise Declined("too large")
         with anyio.fail_after(FETCH_SECONDS):
             data = await file.fetch()
         if len(data) > self._limit_bytes:
-            raise _TooLarge
+            raise Declined("too large")
         return data
 
     async def _kept(self, file: File, data: bytes, known: Attachment) -> Attachment:
@@ -109,10 +110,6 @@ class Files:
 
     def _left_out(self, error: Exception, words: str) -> str:
         """What the model reads instead of it."""
-        reason = "too large" if isinstance(error, _TooLarge) else type(error).__name__
+        reason = reason_of(error)
         self._announce(FileLeftOut(channel=self._channel, reason=reason))
         return words
-
-
-class _TooLarge(Exception):
-    pass

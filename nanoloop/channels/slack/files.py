@@ -10,8 +10,8 @@ import aiohttp
 from yarl import URL
 
 from nanoloop.channels.platform.platform import File, Place, Upload
-from nanoloop.channels.slack.web import SlackRefusal, Web
-from nanoloop.errors import SendLater
+from nanoloop.channels.slack.web import Web
+from nanoloop.errors import Declined, SendLater
 
 LIMIT_BYTES = 20_000_000
 _OWN = (".slack.com", ".slack-edge.com", ".slack-files.com")
@@ -70,11 +70,11 @@ class Files:
         host = URL(address).host or ""
         # The token is shown to nobody else, whatever a message says of its file.
         if host != self._host and not host.endswith(_OWN):
-            raise SlackRefusal("the file lies elsewhere")
+            raise Declined("the file lies elsewhere")
         headers = {"Authorization": f"Bearer {self._token}"}
         async with self._session.get(address, headers=headers) as answer:
             if answer.status != _OK or _is_login(answer, address):
-                raise SlackRefusal(f"the file can't be fetched ({answer.status})")
+                raise Declined(f"the file can't be fetched ({answer.status})")
             return await _bounded(answer)
 
 

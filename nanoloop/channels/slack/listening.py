@@ -16,8 +16,8 @@ from nanoloop.channels.platform.seen import Seen
 from nanoloop.channels.slack.envelopes import Envelopes, Event
 from nanoloop.channels.slack.hearing import Hearing
 from nanoloop.channels.slack.history import since
-from nanoloop.channels.slack.web import SlackRefusal, Web
-from nanoloop.errors import SendLater
+from nanoloop.channels.slack.web import Web
+from nanoloop.errors import Declined, SendLater
 
 PING_SECONDS = 20.0
 
@@ -58,7 +58,7 @@ class Listening:
                 await self._receive(_nothing)
         except (SendLater, Refused) as known:
             return known
-        except SlackRefusal as refusal:
+        except Declined as refusal:
             return SendLater(f"Slack says {refusal}")
         except (aiohttp.ClientError, OSError) as error:
             return SendLater(f"the network failed ({type(error).__name__})")

@@ -19,8 +19,8 @@ from nanoloop.channels.slack.listening import Listening
 from nanoloop.channels.slack.mrkdwn import escaped, written
 from nanoloop.channels.slack.people import People
 from nanoloop.channels.slack.posted import Posted, metadata
-from nanoloop.channels.slack.web import ADDRESS, APP_TOKEN, BOT_TOKEN, SlackRefusal, Web
-from nanoloop.errors import SendLater
+from nanoloop.channels.slack.web import ADDRESS, APP_TOKEN, BOT_TOKEN, Web
+from nanoloop.errors import Declined, SendLater
 
 LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES)
 """An edit may not be longer than that, and fifty of them in a minute are sure to be taken."""
@@ -60,7 +60,7 @@ class SlackPlatform:
                 hear=hear,
                 seen=self._seen,
             ).run(self._begun(connected))
-        except SlackRefusal as refusal:
+        except Declined as refusal:
             raise SendLater(f"Slack says {refusal}") from None
         except SendLater:
             # An answer may be on its way over another connection: it is not cut off.
@@ -102,7 +102,7 @@ class SlackPlatform:
         _, web = self._connected()
         try:
             await self._told(None, web.call("chat.delete", channel=place.chat, ts=message))
-        except (MessageGone, SlackRefusal):
+        except (MessageGone, Declined):
             return
 
     async def typing(self, place: Place) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from nanoloop.channels.platform.errors import Refused
 from nanoloop.channels.platform.platform import Place
-from nanoloop.channels.slack.web import SlackRefusal, Web
+from nanoloop.channels.slack.web import Web
+from nanoloop.errors import Declined
 
 KIND = "nanoloop_message"
 """The kind of metadata that our messages carry."""
@@ -46,7 +47,7 @@ class Posted:
             self._doubtful.discard(place)
             try:
                 await self._look(web, place)
-            except (SlackRefusal, Refused):
+            except (Declined, Refused):
                 pass  # a chat whose history is closed to us
             except BaseException:
                 self._doubtful.add(place)

@@ -12,7 +12,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from nanoloop.channels.platform.errors import MessageGone, Refused, TooLong
-from nanoloop.errors import NanoloopError, SendLater
+from nanoloop.errors import Declined, NanoloopError, SendLater
 
 ADDRESS = "https://slack.com/api/"
 _SECONDS = 30.0
@@ -42,10 +42,6 @@ _UNKNOWN = {
 }
 
 
-class SlackRefusal(NanoloopError):
-    """Slack does not do that; the text is Slack's own word for why."""
-
-
 class Web:
     """The Web API with one of the two tokens."""
 
@@ -63,7 +59,7 @@ class Web:
         )
 
     async def call(self, method: str, **arguments: Any) -> Mapping[str, Any]:
-        """What Slack answers; raises what the kit acts on, `SlackRefusal` for the rest."""
+        """What Slack answers; raises what the kit acts on, `Declined` for the rest."""
         return (await self.answer(method, **arguments))[0]
 
     async def answer(
@@ -94,7 +90,7 @@ class Web:
             return Refused(missing(self._setting, str(said.get("needed", "it needs"))))
         if word in _UNKNOWN:
             return Refused(f"Slack refuses {self._setting} ({word}): {ADVICE[self._setting]}")
-        return _KNOWN.get(word, SlackRefusal)(word)
+        return _KNOWN.get(word, Declined)(word)
 
 
 def missing(setting: str, scopes: str) -> str:

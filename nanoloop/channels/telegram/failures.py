@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from telegram.error import (
     BadRequest,
+    ChatMigrated,
     Conflict,
     EndPointNotFound,
     InvalidToken,
@@ -16,7 +17,7 @@ from telegram.error import (
 
 from nanoloop.channels.platform.errors import FormatRefused, MessageGone, Refused, TooLong
 from nanoloop.channels.telegram.request import Limited
-from nanoloop.errors import NanoloopError, SendLater
+from nanoloop.errors import Declined, NanoloopError, SendLater
 
 UNKNOWN_BOT = (
     "Telegram does not know this token: get it from @BotFather with /mybots, and set "
@@ -27,17 +28,38 @@ OTHER_WEBHOOK = (
     "a webhook was set for this bot elsewhere: stop who set it, or set "
     "channels.telegram.webhook_url"
 )
+UNCHANGED = "message is not modified"
+"""Why an edit is declined that changes nothing."""
+_KNOWN = (
+    UNCHANGED,
+    "bad webhook",
+    "blocked by the user",
+    "chat not found",
+    "file is too big",
+    "group chat was deactivated",
+    "have no rights to send",
+    "message thread not found",
+    "not a member of",
+    "not enough rights",
+    "can't initiate conversation",
+    "topic_closed",
+    "user is deactivated",
+    "was kicked from",
+)
+"""What Telegram says of chats, as far as it stands in its documents and holds nobody's words."""
 _GONE = ("message to edit not found", "message can't be edited", "message_id_invalid")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise what the kit understands; what it can't act on is raised as the library has it.
+    """Raise what the kit understands; that a group has moved is raised as the library has it.
 
     The library's errors may hold an address with the token in it: none is shown as a cause.
     """
     try:
         yield
+    except ChatMigrated:
+        raise
     except TelegramError as error:
         raise _meaning(error) from None
 
@@ -52,11 +74,6 @@ def answered() -> Iterator[None]:
         raise SendLater("the token is refused") from None
 
 
-def is_unchanged(error: BadRequest) -> bool:
-    """Whether a message says already what it was to say."""
-    return "message is not modified" in str(error).lower()
-
-
 def _meaning(error: TelegramError) -> Exception:
     match error:
         case Limited():
@@ -65,17 +82,21 @@ def _meaning(error: TelegramError) -> Exception:
             return Refused(UNKNOWN_BOT)
         case Conflict():
             return SendLater(OTHER_WEBHOOK if "webhook" in str(error).lower() else OTHER_POLLER)
-        case BadRequest():  # a network error to the library
-            return _refusal(error)
-        case NetworkError():
+        case NetworkError() if not isinstance(error, BadRequest):  # which is one to the library
             return SendLater("the network failed")
-    return error if type(error) is not TelegramError else SendLater("the answer can't be read")
+        case _ if type(error) is TelegramError:
+            return SendLater("the answer can't be read")
+    return _refusal(error)
 
 
-def _refusal(error: BadRequest) -> NanoloopError | BadRequest:
+def _refusal(error: TelegramError) -> NanoloopError:
     words = str(error).lower()
     if "can't parse entities" in words:
         return FormatRefused()
     if "is too long" in words:
         return TooLong()
-    return MessageGone() if any(gone in words for gone in _GONE) else error
+    if any(gone in words for gone in _GONE):
+        return MessageGone()
+    # Its whole text may quote what was sent.
+    known = next((phrase for phrase in _KNOWN if phrase in words), None)
+    return Declined(known or type(error).__name__)

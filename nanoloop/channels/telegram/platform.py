@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import anyio
 from telegram import Bot, LinkPreviewOptions, Message, ReplyParameters
-from telegram.error import BadRequest, ChatMigrated
+from telegram.error import ChatMigrated
 
 from nanoloop.channels.platform.errors import MessageGone
 from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
 from nanoloop.channels.platform.splitting import utf16
-from nanoloop.channels.telegram.failures import answered, explained, is_unchanged
+from nanoloop.channels.telegram.failures import UNCHANGED, answered, explained
 from nanoloop.channels.telegram.html import rendered
 from nanoloop.channels.telegram.moves import Moves
 from nanoloop.channels.telegram.polling import Polling
 from nanoloop.channels.telegram.request import Request
 from nanoloop.channels.telegram.updates import Reader
-from nanoloop.errors import SendLater
+from nanoloop.errors import Declined, SendLater
 
 if TYPE_CHECKING:
     from nanoloop.channels.telegram.webhook import Webhook
@@ -109,8 +109,8 @@ class TelegramPlatform:
         except ChatMigrated as moved:
             self._moves.learn(int(place.chat), moved.new_chat_id)
             raise MessageGone from None
-        except BadRequest as error:
-            if not is_unchanged(error):
+        except Declined as declined:
+            if declined.reason != UNCHANGED:
                 raise
 
     async def remove(self, place: Place, message: str) -> None:
@@ -121,7 +121,7 @@ class TelegramPlatform:
         try:
             with answered():
                 await self._bot.delete_message(self._moves.now(place.chat), number)
-        except (BadRequest, ChatMigrated):
+        except (Declined, ChatMigrated):
             return
 
     async def typing(self, place: Place) -> None:
@@ -138,7 +138,7 @@ class TelegramPlatform:
             try:
                 send = partial(self._bot.send_photo, photo=file.data, filename=name)
                 return await self._send(place, reply_to, send)
-            except BadRequest:
+            except Declined:
                 pass
         send = partial(self._bot.send_document, document=file.data, filename=name)
         return await self._send(place, reply_to, send)
