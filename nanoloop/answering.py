@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -16,7 +16,7 @@ from nanoloop.intake import amended_by, inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus
-from nanoloop.sending import reply_to, send_owed
+from nanoloop.sending import question_in, reply_to, send_owed
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
@@ -110,7 +110,9 @@ class Answering:
                 await self._receive(key, item)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             text = self.apology(key, error)
-            if not isinstance(item, Left):
+            if isinstance(item, Left):
+                await self._tell_left(key, item, text)
+            else:
                 await self.tell(item, text, "error")
 
     async def tell(self, item: Delivery | Held, text: str, kind: str) -> None:
@@ -275,3 +277,19 @@ class Answering:
             await self._answer(key, exchange, resumed=True)
         else:
             await exchange.fail(INTERRUPTED)
+
+    async def _tell_left(self, key: str, item: Left, text: str) -> None:
+        """Let what could not be taken up fail as any other turn does; never raises."""
+        try:
+            session = await self._sessions.open(item.session_id)
+            message = question_in(session.window)
+            is_owed = session.awaiting or session.unsent
+            if message is None or not is_owed or message.channel not in self._bus.channels:
+                return
+            exchange = self._exchange(session, replace(message, key=session.key))
+            try:
+                await exchange.fail(text)
+            except NanoloopError:  # that it failed could not be kept: the next start tries again
+                await exchange.say(text, kind="error")
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            self.apology(key, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -76,7 +77,7 @@ async def _owed(
     for after in (seq - LOOK_BACK, 0):  # the whole history only where much was done for it
         entries = await sessions.store.entries(session_id, after=max(0, after), upto=seq)
         answer = next((e for e in entries if e.seq == seq and e.role == "assistant"), None)
-        question = _question(entries)
+        question = question_in(entries)
         if question is not None or answer is None:
             break
     return question, answer
@@ -87,6 +88,7 @@ def named(answer: Outbound, entry: Entry) -> Outbound:
     return replace(answer, id=entry.id)
 
 
-def _question(entries: list[Entry]) -> Inbound | None:
+def question_in(entries: Sequence[Entry]) -> Inbound | None:
+    """The newest message of a chat among these, or None."""
     asked = [e for e in entries if is_asked(e) and e.metadata.get("channel")]
     return inbound_of(asked[-1]) if asked else None

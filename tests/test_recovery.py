@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import anyio
+import pytest
 
 from nanoloop.errors import SendLater, StoreError
 from nanoloop.events import TurnFailed
@@ -11,6 +12,7 @@ from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
+from tests.test_amending import Failing
 from tests.test_holds import Chat, running, said, store  # noqa: F401 - a fixture
 
 
@@ -110,6 +112,23 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
     async with running(ScriptedProvider(["1"]), broken, recover=True) as loop:
         assert await loop.chat.until(1) == ["1"]
         assert [e.session_id for e in loop.heard if isinstance(e, TurnFailed)] == ["test:b"]
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_a_turn_that_can_not_be_taken_up_fails_as_any_other(is_back):
+    failing = Failing(InMemoryStore())
+    async with running(ScriptedProvider(held=True), failing) as loop:
+        loop.bus.put_nowait(said("one"))
+        await anyio.wait_all_tasks_blocked()
+    failing.plan = ["before"] if is_back else ["before"] * 2
+    async with running(ScriptedProvider(["1", "2"]), failing, recover=True) as loop:
+        assert await loop.chat.until(1) != ["1"]
+        assert (loop.chat.sent[0].kind, loop.chat.sent[0].reply_to) == ("error", "one")
+        loop.bus.put_nowait(said("two"))
+        assert (await loop.chat.until(2))[1:] == ["1"]
+    async with running(ScriptedProvider(["3"]), failing, recover=True) as loop:
+        await anyio.wait_all_tasks_blocked()
+        assert loop.chat.sent == []
 
 
 async def test_what_a_new_conversation_has_heard_is_not_heard_again_from_the_old_one(store):  # noqa: F811 - a fixture
