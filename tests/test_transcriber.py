@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from nanoloop.channels.platform import transcriber
 from nanoloop.channels.platform.files import NOT_READ, Files
 from nanoloop.channels.platform.platform import File
 from nanoloop.channels.platform.transcriber import Transcriber
@@ -38,10 +39,8 @@ async def keep_nothing(file, data):
 async def read(function, *, keep=keep, seconds=5):
     """What the model reads of a voice message, where it is kept, and what was told of it."""
     heard = []
-    transcriber = Transcriber(function, seconds=seconds)
-    files = Files(
-        channel="fake", limit_bytes=9, keep=keep, transcriber=transcriber, announce=heard.append
-    )
+    ear = Transcriber(function, seconds=seconds)
+    files = Files(channel="fake", limit_bytes=9, keep=keep, transcriber=ear, announce=heard.append)
     attachment = await files.attachment(NOTE)
     return attachment.text, attachment.ref, [event.reason for event in heard]
 
@@ -96,6 +95,15 @@ async def test_one_that_can_not_be_kept_is_read_all_the_same():
     assert await read(later, keep=keep_nothing) == ("buy tea", "unkept:audio", ["OSError"])
 
 
+async def test_a_recording_that_comes_again_is_not_asked_for_again(monkeypatch):
+    monkeypatch.setattr(transcriber, "REMEMBERED", 1)
+    asked = []
+    words = Transcriber(lambda file, data: asked.append(data) or data.decode()).words
+    for data in (b"a", b"a", b"b", b"b", b"a"):
+        assert await words(NOTE, data) == data.decode()
+    assert asked == [b"a", b"b", b"a"]
+
+
 async def test_other_files_are_not_given_to_it():
     files = Files(
         channel="fake", limit_bytes=9, transcriber=Transcriber(broken), announce=pytest.fail
@@ -123,8 +131,8 @@ def named(name):
 
 
 def test_a_function_is_found_by_its_name(speech):
-    transcriber = make_transcriber(named("nl_voices:Ear.words_of"))
-    assert (transcriber._function, transcriber._seconds) == (len, 7)
+    ear = make_transcriber(named("nl_voices:Ear.words_of"))
+    assert (ear._function, ear._seconds) == (len, 7)
     assert make_transcriber(Settings()) is None
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -14,6 +16,8 @@ from nanoloop.tools.threads import Threads
 SECONDS = 60.0
 SIDE_BY_SIDE = 4
 """Calls of a function that blocks: each has a thread."""
+REMEMBERED = 100
+"""Recordings whose words are known, so that they are not asked for again."""
 
 Transcribe = Callable[[File, bytes], Awaitable[str | None] | str | None]
 """The words of a voice message, of which it is given what is known and its bytes."""
@@ -26,9 +30,19 @@ class Transcriber:
         self._function = function
         self._seconds = seconds
         self._threads = Threads(SIDE_BY_SIDE)
+        self._told: OrderedDict[bytes, str] = OrderedDict()
 
     async def words(self, file: File, data: bytes) -> str:
         """What is said; raises what the function raises, and `TimeoutError`."""
+        # Some platforms deliver again what takes long, and a call may cost money.
+        name = hashlib.sha256(data).digest()
+        if name not in self._told:
+            self._told[name] = await self._ask(file, data)
+            if len(self._told) > REMEMBERED:
+                self._told.popitem(last=False)
+        return self._told[name]
+
+    async def _ask(self, file: File, data: bytes) -> str:
         with anyio.fail_after(self._seconds):
             # An async one only begins in the thread: what it returns is waited for here.
             found = await self._threads.run(partial(self._function, file, data))
