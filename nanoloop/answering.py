@@ -238,13 +238,26 @@ class Answering:
 
     async def _amend(self, key: str, session: Session, message: Inbound) -> None:
         """Change a message that is not answered yet; of any other the model is told."""
+        held = self._in_older(key, session, message)
+        older = None if held is None else await self._sessions.open(held.session_id)
         if key in self._hearing:  # it may be the one that changes
             await self._hearing[key].wait()
         running = self._turns.get(key)
         if running is not None and running.message.message_id == amended_by(message):
             await running.amend(message)
+        elif older is not None and held in self.lanes.items(key):
+            await change(older, message, store=self._sessions.store)
+            session.know(filter(None, [message.message_id]))
+            await self._sessions.store.save(session)
         else:
             await change(session, message, store=self._sessions.store)
+
+    def _in_older(self, key: str, session: Session, message: Inbound) -> Held | None:
+        """What it changes, where that waits in the conversation from before a /new."""
+        waiting = (item for item in self.lanes.items(key) if isinstance(item, Held))
+        older = (item for item in waiting if item.session_id != session.id)
+        name = amended_by(message)
+        return next((item for item in older if item.message.message_id == name), None)
 
     async def _answer_amended(self, key: str, exchange: Exchange, running: _Running) -> None:
         assert running.amended is not None  # noqa: S101 - asked for only where it was
