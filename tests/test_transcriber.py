@@ -8,13 +8,15 @@ from pathlib import Path
 import anyio
 import pytest
 
+from nanoloop.app import App
 from nanoloop.channels.platform import transcriber
 from nanoloop.channels.platform.files import NOT_READ, Files
 from nanoloop.channels.platform.platform import File
 from nanoloop.channels.platform.transcriber import Transcriber
 from nanoloop.errors import SettingsError
 from nanoloop.messages import Attachment
-from nanoloop.parts.serving import make_transcriber
+from nanoloop.parts.serving import make_channels, make_transcriber
+from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from tests.command_line import CommandLine
 
@@ -134,6 +136,16 @@ def test_a_function_is_found_by_its_name(speech):
     ear = make_transcriber(named("nl_voices:Ear.words_of"))
     assert (ear._function, ear._seconds) == (len, 7)
     assert make_transcriber(Settings()) is None
+
+
+async def test_each_platform_is_given_it(speech, tmp_path):
+    channels = {"transcribe": "nl_voices:Ear.words_of", "telegram": {"token": "1:a"}}
+    settings = Settings(data=tmp_path, channels=channels)
+    app = App.of(settings, provider=ScriptedProvider())
+    [channel] = make_channels(settings, app)
+    assert channel._files._transcriber._function is len
+    [channel] = make_channels(settings, app, transcriber=Transcriber(broken))
+    assert channel._files._transcriber._function is broken
 
 
 @pytest.mark.parametrize(
