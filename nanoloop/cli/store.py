@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from nanoloop.cli import Exit, load_settings
 from nanoloop.errors import SettingsError
-from nanoloop.parts.storage import make_store
+from nanoloop.parts.storage import open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
 from nanoloop.stores.checking import check
@@ -176,7 +176,7 @@ async def _opened(
         place = None if url is None else store_url(url)
     except ValueError as error:
         raise SettingsError(f"{shown(url)} is {error}") from error
-    store = make_store(settings, telemetry, url=place, read_only=read_only)
+    store = open_store(settings, telemetry, url=place, read_only=read_only)
     try:
         yield store
     finally:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from nanoloop.channels.attachments import Attachments
+from nanoloop.channels.forgetting import Forgetting
 from nanoloop.protocols import Seal, Store
 from nanoloop.settings import Settings
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
 from nanoloop.telemetry import Telemetry
 
+ATTACHMENTS = "attachments"
+"""The folder of uploaded files in that of the data."""
 
-def make_store(
+
+def make_store(settings: Settings, telemetry: Telemetry, *, read_only: bool = False) -> Store:
+    """The store that these settings name; what was uploaded goes with what is erased there."""
+    store = open_store(settings, telemetry, read_only=read_only)
+    return cast("Store", Forgetting(store, settings.data / ATTACHMENTS))
+
+
+def open_store(
     settings: Settings, telemetry: Telemetry, *, url: str | None = None, read_only: bool = False
 ) -> Store:
     """The store that these settings name, or one at another URL with all else as they say."""
@@ -40,7 +51,7 @@ def make_seal(settings: Settings) -> Seal | None:
 def make_attachments(settings: Settings) -> Attachments:
     """Where uploaded files are kept."""
     limit = settings.channels.web.uploads_bytes
-    return Attachments(settings.data / "attachments", limit_bytes=limit, seal=make_seal(settings))
+    return Attachments(settings.data / ATTACHMENTS, limit_bytes=limit, seal=make_seal(settings))
 
 
 def recall_file(settings: Settings) -> Path:
