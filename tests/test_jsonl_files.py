@@ -5,6 +5,7 @@ from string import printable
 
 import anyio
 import pytest
+from aiofiles.os import wrap
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -81,6 +82,22 @@ async def test_only_what_is_new_is_written(store, tmp_path):
 async def test_files_stay_private(store, tmp_path):
     await store.create(id="s")
     assert (tmp_path / "s.jsonl").stat().st_mode & 0o077 == 0
+
+
+async def test_no_number_of_long_reads_keeps_a_save_waiting(tmp_path):
+    store, over = JsonlStore(tmp_path), threading.Event()
+    session = await store.create(id="s")
+    session.add_message("user", "hi")
+    async with anyio.create_task_group() as group:
+        for _ in range(50):  # more than there are threads for all
+            group.start_soon(wrap(over.wait))
+        await anyio.wait_all_tasks_blocked()
+        try:
+            with anyio.fail_after(10):
+                await store.save(session)
+        finally:
+            over.set()
+    await store.close()
 
 
 async def test_below_the_bound_every_file_stays_open(tmp_path):

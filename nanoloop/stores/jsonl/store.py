@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,11 @@ KEYS = "keys"
 """The folder of bindings, in the folder of sessions."""
 
 Durability = Literal["flush", "fsync"]
+WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
+"""Threads of their own that commit: no number of long reads keeps a save waiting for one.
+
+Without a disk to wait for, a second one would only take turns with the first.
+"""
 T = TypeVar("T")
 
 
@@ -62,6 +68,7 @@ class JsonlStore(Creation):
         self._bindings = Bindings(self._folder / KEYS, durable=self._durable)
         self._files = OpenFiles(self._journal, limit=open_files)
         self._order = Order()
+        self._writers = ThreadPoolExecutor(WRITERS[durability], thread_name_prefix="jsonl")
         self._closed = anyio.Event()
 
     def _journal(self, session_id: str) -> Journal:
@@ -97,7 +104,7 @@ class JsonlStore(Creation):
             with journal.history() as history:
                 return history.window().to_session(self.clock)
 
-        return await self._read(session_id, read)
+        return await self._on_journal(session_id, read)
 
     async def save(self, session: Session) -> None:
         """Make all that is new in it durable at once, or nothing.
@@ -110,12 +117,14 @@ class JsonlStore(Creation):
     async def _commit(self, session: Session) -> None:
         commit = partial(Journal.commit, session=session)
         # Again where a task that was cancelled, or another event loop, committed meanwhile.
-        while not await self._on_journal(session.id, partial(commit, changes=session.changes())):
+        while not await self._on_journal(
+            session.id, partial(commit, changes=session.changes()), on=self._writers
+        ):
             pass
 
     async def revision(self, session_id: str) -> int:
         """How many commits it has seen, as stored; raises as `get`."""
-        return await self._read(session_id, lambda journal: journal.revision)
+        return await self._on_journal(session_id, lambda journal: journal.revision)
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
@@ -126,7 +135,7 @@ class JsonlStore(Creation):
             with journal.history() as history:
                 return history.between(after, upto, limit)
 
-        return await self._read(session_id, read)
+        return await self._on_journal(session_id, read)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save it with nothing left of these entries, its file written anew; raises as `save`."""
@@ -154,7 +163,7 @@ class JsonlStore(Creation):
             with journal.history() as history:
                 return history.whole()
 
-        return await self._read(session_id, read)
+        return await self._on_journal(session_id, read)
 
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
@@ -232,6 +241,7 @@ class JsonlStore(Creation):
     def _let_go(self) -> None:
         self._files.close()
         self._lock.release()
+        self._writers.shutdown(wait=False)
 
     async def wait_closed(self) -> None:
         """Return once the store is closed."""
@@ -255,15 +265,14 @@ class JsonlStore(Creation):
         await self._own()
         return await self._order.write(session_id, work)
 
-    async def _read(self, session_id: str, work: Callable[[Journal], T]) -> T:
+    async def _on_journal(
+        self, session_id: str, work: Callable[[Journal], T], *, on: Executor | None = None
+    ) -> T:
         self._check_open()
-        return await self._on_journal(session_id, work)
-
-    async def _on_journal(self, session_id: str, work: Callable[[Journal], T]) -> T:
         journal = self._files.journal(session_id)
         done = self._files.used
         try:
-            return await self._in_thread(work, journal)
+            return await self._in_thread(work, journal, on=on)
         except SessionNotFound:
             done = self._files.gone
             raise
@@ -272,10 +281,10 @@ class JsonlStore(Creation):
             for event in journal.take_heard():
                 self._announce(event)
 
-    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+    async def _in_thread(self, work: Callable[..., T], *args: Any, on: Executor | None = None) -> T:
         """One hop to a worker thread and back; what the disk refuses is a `StoreError`."""
         try:
-            result: T = await wrap(work)(*args)
+            result: T = await wrap(work)(*args, executor=on)
         except OSError as error:
             raise StoreError(
                 f"the store in {self._folder} failed: {refusal(error)}; "
