@@ -1,6 +1,7 @@
 """What the files look like, how they are named, and that reading alone changes none."""
 
 import json
+import threading
 from string import printable
 
 import anyio
