@@ -185,8 +185,9 @@ class Store(Protocol):
     async def save(self, session: Session) -> None:
         """Make all that is new in it durable at once, or nothing.
 
-        Raises `SessionNotFound` after a delete or expiry (nothing is revived) and `StoreConflict`
-        when another writer was first.
+        What is changed between two awaits is in one commit, or in none. Raises `SessionNotFound`
+        after a delete or expiry (nothing is revived) and `StoreConflict` when another writer was
+        first.
         """
         ...
 
