@@ -11,10 +11,11 @@ from redis.asyncio import Redis
 from nanoloop.cli import main
 from nanoloop.errors import SessionDamaged, SessionDiffers, StoreError
 from nanoloop.session.entry import utc_now
-from nanoloop.stores.checking import check, problems_of
+from nanoloop.stores.checking import check
 from nanoloop.stores.copying import Copied, copy, digest
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.problems import problems_of
 from nanoloop.stores.sqlite import SqliteStore
 from tests.test_stores import STORES
 
@@ -367,3 +368,48 @@ async def test_a_session_on_a_damaged_page_is_left_out_and_a_store_that_is_away_
     source.bound = fails
     with pytest.raises(StoreError, match="damaged"):
         await copy(source, InMemoryStore())
+
+
+@pytest.mark.parametrize("how", HURTS)
+def test_a_session_damaged_in_the_target_is_named_or_replaced(how, tmp_path, capsys):
+    other = tmp_path / "other.sqlite"
+    for file in (tmp_path / "sessions.sqlite", other):
+        anyio.run(filled, file)
+    words = ["store", "copy", "sqlite:", f"sqlite:{other}", "--replace", "--data", str(tmp_path)]
+    assert main(words) == 0
+    hurt(other, HURTS[how])
+    words.remove("--replace")
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "\nb: that of the target is damaged, and only --replace replaces it: " in said
+    assert "1 sessions are damaged: 1 of them were left out" in said
+    assert main([*words, "--replace"]) == 0
+    assert main(["store", "check", f"sqlite:{other}", "--data", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("text", [b"", b"no line of ours"])
+def test_a_file_of_the_target_that_lost_what_it_said_is_named_or_replaced(text, tmp_path, capsys):
+    anyio.run(filled, tmp_path / "sessions.sqlite")
+    words = ["store", "copy", "sqlite:", "jsonl:", "--data", str(tmp_path)]
+    assert main(words) == 0
+    (tmp_path / "sessions" / "b.jsonl").write_bytes(text)
+    assert main(words) == 1
+    assert "b: that of the target is damaged" in capsys.readouterr().err
+    assert [main([*words, "--replace"]), main(words)] == [0, 0]
+
+
+async def test_a_damaged_session_of_the_target_stops_no_copy_of_the_others(stores):
+    source, target = stores
+    for name in ("a", "b"):
+        await lived(source, name)
+    await copy(source, target)
+    read = target.snapshot
+
+    async def fails(name):
+        if name == "a" and "a" in [found async for found in target.names()]:
+            raise SessionDamaged(name, "torn")
+        return await read(name)
+
+    target.snapshot = fails
+    done = await copy(source, target)
+    assert (done.same, done.left_out, done.entries) == (1, 1, 30)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
 from nanoloop.session.entry import Entry
+from nanoloop.stores.problems import problems_of
 from nanoloop.stores.snapshot import Snapshot
 
 
@@ -26,6 +27,10 @@ class Movable(Protocol):
 
     async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
         """Have one as another store had it; raises `SessionExists` unless `replace`."""
+        ...
+
+    async def delete(self, session_id: str) -> None:
+        """Remove it for good, whatever it looks like inside."""
         ...
 
     def bindings(self) -> AsyncIterator[tuple[str, str]]:
@@ -52,7 +57,7 @@ class Copied:
     """In all of these."""
     keys: int = 0
     left_out: int = 0
-    """Sessions that can't be read."""
+    """Sessions that can't be read, here or there."""
 
 
 Tell = Callable[[str, Copied], None]
@@ -71,8 +76,9 @@ async def copy(
 ) -> Copied:
     """Copy every session and key; what is there already, and the same, is left alone.
 
-    One that can't be read is left out; of one that can in part, that is copied. Interrupted, it
-    goes on where it was when it is run again. Raises `SessionDiffers` unless `replace`, and
+    One that can't be read is left out; of one that can in part, that is copied. One that is damaged
+    in the target is left as it is, unless `replace`. Interrupted, it goes on where it was when it
+    is run again. Raises `SessionDiffers` unless `replace`, and
     `StoreError` for a session that isn't the same after it was written.
     """
     done = Copied()
@@ -87,7 +93,7 @@ async def copy(
         if isinstance(found, str):
             done.left_out += 1
         else:
-            await _copy_one(found, target, done, may_replace=replace)
+            await _copy_one(found, target, done, may_replace=replace, warn=warn)
         tell(name, done)
     await _copy_keys(source, target, done)
     return done
@@ -105,27 +111,40 @@ async def taken(source: Movable, name: str) -> Snapshot | str:
 
 
 async def _copy_one(
-    snapshot: Snapshot, target: Movable, done: Copied, *, may_replace: bool
+    snapshot: Snapshot, target: Movable, done: Copied, *, may_replace: bool, warn: Warn
 ) -> None:
     name = snapshot.name
-    if await _has(target, name, snapshot, may_differ=may_replace):
+    theirs = await _theirs(target, name)
+    if isinstance(theirs, Snapshot) and digest(theirs) == digest(snapshot):
         done.same += 1
-    else:
+    elif theirs is None or may_replace:
+        if isinstance(theirs, str):  # what can't be read can't be written over everywhere
+            await target.delete(name)
         await target.restore(snapshot, replace=may_replace)
         await _verify(target, name, snapshot)
         done.copied += 1
+    elif damage := _damage(theirs):
+        warn(name, f"that of the target is damaged, and only --replace replaces it: {damage}")
+        done.left_out += 1
+        return
+    else:
+        raise SessionDiffers(name)
     done.entries += len(snapshot.entries)
 
 
-async def _has(target: Movable, name: str, snapshot: Snapshot, *, may_differ: bool) -> bool:
+async def _theirs(target: Movable, name: str) -> Snapshot | str | None:
+    """What the target has under this name, or why that can't be read."""
     try:
-        theirs = await target.snapshot(name)
+        return await taken(target, name)
     except SessionNotFound:
-        return False
-    is_same = digest(theirs) == digest(snapshot)
-    if not is_same and not may_differ:
-        raise SessionDiffers(name)
-    return is_same
+        return None
+
+
+def _damage(theirs: Snapshot | str) -> str:
+    """What is wrong with it; "" where nothing is."""
+    problems = [theirs] if isinstance(theirs, str) else list(problems_of(theirs))
+    more = f", and {len(problems) - 1} problems more" if problems[1:] else ""
+    return f"{problems[0]}{more}" if problems else ""
 
 
 async def _verify(target: Movable, name: str, snapshot: Snapshot) -> None:
