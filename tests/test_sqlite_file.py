@@ -134,6 +134,18 @@ async def test_a_load_does_not_more_for_a_longer_history(store):
     assert counts[1] <= counts[0] * 1.02
 
 
+async def test_a_commit_writes_a_few_small_pages(store, file):
+    sessions = [
+        await said(store, *(f"{n} text" for n in range(60)), name=f"s{k}") for k in range(9)
+    ]
+    log = file.with_name(file.name + "-wal")
+    before = log.stat().st_size
+    for session in sessions:
+        session.add_message("user", "one more")
+        await store.save(session)
+    assert 0 < log.stat().st_size - before < 10_000 * len(sessions)
+
+
 async def test_a_save_waits_for_no_number_of_long_reads(store, monkeypatch):
     session = await said(store, "hi")
     gate, begun = threading.Event(), threading.Semaphore(0)

@@ -19,6 +19,10 @@ from nanoloop.stores.sqlite import schema
 from nanoloop.stores.sqlite.damage import is_damage, is_ours, primary_code, put_aside
 
 PAUSE_SECONDS = 0.01
+PAGE_BYTES = 1024
+"""A commit changes a few rows here and there, and writes the whole page of each."""
+LOG_BYTES = 4_096_000
+"""The log beside the file grows so far before it is worked into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +101,9 @@ class Opening:
     def _prepared(self) -> sqlite3.Connection:
         connection = self._connect("rw")
         try:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a file that is just made
             self._keep_log(connection)
+            connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE_BYTES}")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
             connection.execute("PRAGMA secure_delete = ON")
             schema.upgrade(connection, str(self.path))
