@@ -19,10 +19,17 @@ def checked(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    def said(data):
+    def said(data, url=None):
+        if url is not None:
+            monkeypatch.setenv("NANOLOOP_STORE__URL", url)
         return main(["check", "--data", str(data)]), capsys.readouterr().out
 
     return said
+
+
+@pytest.fixture
+def servers(redis_url, postgres_url):
+    return redis_url, postgres_url
 
 
 def test_without_a_model_its_exit_code_says_that_it_is_not_configured(checked, tmp_path):
@@ -64,3 +71,28 @@ def test_a_data_folder_that_is_a_file_is_wrong(checked, tmp_path):
 )
 def test_a_place_is_shown_without_what_is_secret(url, place):
     assert shown(url, Path("data")) == place
+
+
+def test_a_server_that_takes_sessions_is_well_and_has_none_afterwards(checked, tmp_path, servers):
+    for url in servers:
+        assert "ok     store: 0 sessions in " in checked(tmp_path, url)[1]
+        assert "ok     store: 0 sessions in " in checked(tmp_path, url)[1]
+
+
+def test_a_redis_that_has_no_room_is_wrong(checked, tmp_path, redis_server):
+    assert "ok     store" in checked(tmp_path, redis_server.url)[1]
+    redis_server.ask("CONFIG SET maxmemory 1")
+    assert "WRONG  store: " in checked(tmp_path, redis_server.url)[1]
+
+
+def test_a_database_of_postgres_that_may_only_be_read_is_wrong(checked, tmp_path, postgres_url):
+    assert "ok     store" in checked(tmp_path, postgres_url)[1]
+    url = f"{postgres_url}{'&' if '?' in postgres_url else '?'}default_transaction_read_only=on"
+    assert "WRONG  store: " in checked(tmp_path, url)[1]
+
+
+def test_what_a_model_lacks_is_said_as_where_one_is_asked(checked, tmp_path, capsys):
+    _, said = checked(tmp_path)
+    assert main(["run", "--data", str(tmp_path)]) == 3
+    lacking = capsys.readouterr().err.removeprefix("nanoloop: ")
+    assert " ".join(lacking.split()) in " ".join(said.split())

@@ -20,7 +20,7 @@ from nanoloop.channels.platform.platform import Heard
 from nanoloop.channels.screen import printable
 from nanoloop.channels.states import running
 from nanoloop.cli import Exit, load_settings
-from nanoloop.cli.first_run import NO_MODEL
+from nanoloop.cli.first_run import no_model
 from nanoloop.cli.name import opened
 from nanoloop.errors import NanoloopError
 from nanoloop.events import silent
@@ -28,6 +28,7 @@ from nanoloop.models.naming import file_of, is_local
 from nanoloop.parts.models import make_provider
 from nanoloop.parts.serving import make_transcriber
 from nanoloop.parts.storage import make_attachments
+from nanoloop.protocols import Store
 from nanoloop.settings import Settings
 from nanoloop.stores.disk import refusal
 from nanoloop.stores.place import default_url, path_of, shown
@@ -80,8 +81,7 @@ async def look(settings: Settings) -> AsyncIterator[Found]:
 
 async def _model(settings: Settings) -> Found:
     if not settings.has_model:
-        says = NO_MODEL.format("no model is set, or neither a key nor a server for it")
-        return Found("model", is_well=False, says=says.removeprefix("nanoloop: ").strip())
+        return Found("model", is_well=False, says=no_model(settings))
     if is_local(settings.model):
         path = file_of(settings.model, settings.models)
         says = str(path) if path.exists() else f"{path} is missing: `nanoloop model list`"
@@ -100,11 +100,14 @@ async def _model(settings: Settings) -> Found:
 
 async def _store(settings: Settings) -> Found:
     url = settings.store.url or default_url(settings.data)
-    where = shown(url, settings.data)
+    where, path = shown(url, settings.data), path_of(url, settings.data)
     try:
         async with opened(settings) as store:
             count = len([info async for info in store.list()])
-        _try_to_write(path_of(url, settings.data))
+            if path is None:
+                await _try_to_keep(store)
+            else:
+                _try_to_write(path)
     except NanoloopError as error:
         return Found("store", is_well=False, says=str(error))
     except OSError as error:
@@ -112,10 +115,15 @@ async def _store(settings: Settings) -> Found:
     return Found("store", is_well=True, says=f"{count} sessions in {where}")
 
 
-def _try_to_write(path: Path | None) -> None:
+async def _try_to_keep(store: Store) -> None:
+    """Raise `StoreError` where a server takes no sessions; nothing is left behind."""
+    # Cut off in between, it leaves by itself.
+    session = await store.create(ttl=60)
+    await store.delete(session.id)
+
+
+def _try_to_write(path: Path) -> None:
     """Raise `OSError` where sessions could not be written there; nothing is left behind."""
-    if path is None:  # a server
-        return
     there = next(each for each in (path, *path.parents) if each.exists())
     if there == path and path.is_file():
         if not os.access(path, os.W_OK):

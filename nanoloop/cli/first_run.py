@@ -21,11 +21,10 @@ from nanoloop.settings.file import NAME
 from nanoloop.settings.sources import user_folder
 from nanoloop.settings.writing import write
 
-NO_MODEL = """\
-nanoloop: {}. On this machine, without a key: nanoloop chat --local
+_HOW = """\
+{}. On this machine, without a key: nanoloop chat --local
 With a key for a hosted one: export OPENAI_API_KEY=... With a server, say your own:
-export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To look first: nanoloop demo
-"""
+export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To look first: nanoloop demo"""
 
 
 def add_local(parser: ArgumentParser) -> None:
@@ -46,16 +45,17 @@ def settle(args: Namespace, *, can_ask: bool) -> Settings | None:
     settings = load_settings(args)
     found = settings if settings.has_model else _chosen(args, settings) if can_ask else None
     if found is None:
-        sys.stderr.write(NO_MODEL.format(_lacking(settings)))
+        print(f"nanoloop: {no_model(settings)}", file=sys.stderr)
     elif is_local(found.model):
         make_ready(found)
     return found
 
 
-def _lacking(settings: Settings) -> str:
+def no_model(settings: Settings) -> str:
+    """What these settings lack so that a model can be asked, and the ways to one."""
     if settings.origin("model").kind == "default":
-        return "no model is set"
-    return f"neither a key nor a server is set for model {settings.model!r}"
+        return _HOW.format("no model is set")
+    return _HOW.format(f"neither a key nor a server is set for model {settings.model!r}")
 
 
 def _chosen(args: Namespace, settings: Settings) -> Settings | None:
