@@ -61,6 +61,17 @@ async def test_files_go_with_their_session_also_those_that_wait(place):
     assert (await place.has(cat), await place.has(dog)) == (False, False)
 
 
+@pytest.mark.parametrize("out_of_sight", ["undo", "clear"])
+async def test_what_was_taken_back_or_cleared_is_forgotten_with_its_session(place, out_of_sight):
+    cat = await place.uploaded()
+    session = await place.told("one", cat)
+    getattr(session, out_of_sight)()
+    await place.store.save(session)
+    assert await place.has(cat)
+    await place.store.delete("one")
+    assert not await place.has(cat)
+
+
 @pytest.mark.parametrize("waits", [True, False])
 async def test_a_file_stays_while_another_session_refers_to_it(place, waits):
     cat = await place.uploaded()
@@ -102,7 +113,7 @@ async def test_a_damaged_session_keeps_nobody_from_being_forgotten(place, monkey
 async def test_where_nothing_was_uploaded_no_session_is_read(place, monkeypatch):
     await place.told("one")
     monkeypatch.setattr(place.store._store, "entries", None)
-    monkeypatch.setattr(place.store._store, "load", None)
+    monkeypatch.setattr(place.store._store, "snapshot", None)
     with anyio.fail_after(5):
         await place.store.delete("one")
     assert [info async for info in place.store.list()] == []

@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 
 from nanoloop.channels.attachments import SCHEME
 from nanoloop.errors import SessionDamaged, SessionNotFound
-from nanoloop.protocols import Store
+from nanoloop.session.changes import WAITING
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 
@@ -27,7 +27,7 @@ class Forgetting:
     A file stays as long as any session refers to it; one that can't be read refers to none.
     """
 
-    def __init__(self, store: Store, folder: Path) -> None:
+    def __init__(self, store: Any, folder: Path) -> None:
         self._store = store
         self._folder = folder
 
@@ -42,7 +42,7 @@ class Forgetting:
 
     async def delete(self, session_id: str) -> None:
         """Delete as the store does, then the files that only this session referred to."""
-        gone = await self._files_of(session_id)
+        gone = await self._files_ever_of(session_id)
         await self._store.delete(session_id)
         await self._let_go(gone)
 
@@ -76,6 +76,16 @@ class Forgetting:
                 found.update(*map(_files_in, waiting))
             async for entry in self._entries(session_id, seqs):
                 found |= _files_in(entry)
+        return found
+
+    async def _files_ever_of(self, session_id: str) -> set[str]:
+        """The same with those of what was taken back, or stands before a reset."""
+        found: set[str] = set()
+        if self._has_any():
+            with suppress(SessionNotFound, SessionDamaged):
+                snapshot = await self._store.snapshot(session_id)
+                found.update(_REFERENCE.findall(str(snapshot.sections.get(WAITING))))
+                found.update(*map(_files_in, snapshot.entries))
         return found
 
     async def _entries(self, session_id: str, seqs: Collection[int] | None) -> AsyncIterator[Entry]:
