@@ -20,6 +20,13 @@ class RawServer:
         self.connections_made = 0
         self.count = 0
         self.url = ""
+        self._changed = anyio.Event()
+
+    async def asked(self, count: int) -> None:
+        """Wait until so many requests have come."""
+        with anyio.fail_after(10):
+            while self.count < count:
+                await self._changed.wait()
 
     async def __aenter__(self):
         listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
@@ -43,6 +50,8 @@ class RawServer:
         async with stream:
             while await self._asked(stream):
                 self.count += 1
+                self._changed.set()
+                self._changed = anyio.Event()
                 said = self._words.popleft() if len(self._words) > 1 else self._words[0]
                 await stream.send(said)
                 if self._hangs_up or not said:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.providers.connection import HEAD_LIMIT, Heard
+from nanoloop.providers.connection import HEAD_LIMIT, PIECE, Heard
 from nanoloop.providers.connections import Connections, direct
 from tests.certificates import certified
 from tests.openai_server import Answer, OpenAIServer
@@ -18,6 +18,10 @@ OK = b"HTTP/1.1 200 OK\r\n"
 PLAIN = OK + b"Content-Length: 5\r\n\r\nHello"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n2\r\nHe\r\n3\r\nllo\r\n0\r\n\r\n"
 TO_THE_END = OK + b"Content-Type: text/plain\r\n\r\nHello"
+TRAILED = CHUNKED[:-2] + b"Content-Encoding: gzip\r\n\r\n"
+PADDED = CHUNKED.replace(b"2\r\n", b"2 \r\n")
+TWICE_MEASURED = CHUNKED.replace(OK, OK + b"Content-Length: 5\r\n")
+BARE_LINES = PLAIN.replace(b"\r\n", b"\n")
 CLOSED = OK + b"Connection: close\r\nContent-Length: 5\r\n\r\nHello"
 IN_BETWEEN = b"HTTP/1.1 100 Continue\r\nX-Early: yes\r\n\r\n" + PLAIN
 
@@ -51,6 +55,10 @@ async def test_calls_in_a_row_share_a_connection_and_those_at_once_do_not(client
         (PLAIN, 1),
         (CHUNKED, 1),
         (IN_BETWEEN, 1),
+        (TRAILED, 1),
+        (PADDED, 1),
+        (BARE_LINES, 1),
+        (TWICE_MEASURED, 1),
         (CLOSED, 2),
         (TO_THE_END, 2),
         (PLAIN + b"HTTP/1.1 408 Timeout\r\n\r\n", 2),
@@ -79,6 +87,31 @@ async def test_a_server_that_hangs_up_just_as_it_is_asked_is_asked_again_at_once
         assert (await client.post(server.url)).text == "Hello"
     assert server.connections_made == 2
     assert server.count == 3
+
+
+async def test_where_many_are_let_go_of_only_one_more_is_tried(client):
+    async with OpenAIServer(otherwise=Answer(held=True)) as server:
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(ask, client, server)
+            await server.arrived(5)
+            server.release()
+        server.otherwise = hangs_up
+        with pytest.raises(httpx2.TransportError):
+            await ask(client, server)
+    assert server.count == 7
+
+
+def hangs_up(_):
+    raise ConnectionError
+
+
+async def test_what_fills_a_piece_is_not_followed_by_another_answer(client):
+    head = OK + b"Content-Length: 65494\r\n\r\n"
+    said = head + b"H" * (PIECE - len(head))
+    async with RawServer(said + PLAIN) as server:
+        for _ in range(5):
+            assert (await client.post(server.url)).text[0:2] == "HH"
 
 
 async def test_a_new_connection_on_which_nothing_is_said_is_a_failure(client):
@@ -139,24 +172,63 @@ async def test_a_server_that_never_takes_the_call_is_given_up(client, monkeypatc
 # Encrypted, and through a proxy
 
 
-async def test_only_a_certificate_that_is_trusted_will_do(client, tmp_path, monkeypatch):
+@pytest.fixture
+def trust(tmp_path, monkeypatch):
+    """What a server has that speaks TLS; its clients trust it."""
     certified(tmp_path)
     trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trust.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    return trust
+
+
+async def test_only_a_certificate_that_is_trusted_will_do(trust, client, monkeypatch):
     async with RawServer(PLAIN, trust=trust) as server:
-        with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            await client.post(server.url)
-        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-        async with httpx2.AsyncClient(transport=Connections()) as trusting:
-            for _ in range(2):
-                assert (await trusting.post(server.url)).text == "Hello"
-    assert server.connections_made == 1  # the other one came to nothing
+        for _ in range(2):
+            assert (await client.post(server.url)).text == "Hello"
+        assert server.connections_made == 1
+        monkeypatch.delenv("SSL_CERT_FILE")
+        async with httpx2.AsyncClient(transport=Connections()) as stranger:
+            with pytest.raises(httpx2.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                await stranger.post(server.url)
+
+
+async def test_certificates_are_looked_for_once(trust, client, monkeypatch):
+    made, real = [], httpx2.create_ssl_context
+    monkeypatch.setattr(httpx2, "create_ssl_context", lambda: made.append(1) or real())
+    async with RawServer(PLAIN, trust=trust) as server, anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(client.post, server.url)
+        await server.asked(5)
+    assert len(made) == 1
+
+
+class SaysTwo(RawServer):
+    """To each request two answers at once, encrypted one by one."""
+
+    async def _hear(self, stream):
+        self.connections_made += 1
+        async with stream:
+            while await self._asked(stream):
+                stream._ssl_object.write(PLAIN)
+                stream._ssl_object.write(PLAIN.replace(b"Hello", b"OTHER"))
+                await stream._flush_write_bio()
+
+
+async def test_what_was_said_unasked_and_encrypted_is_nobodys_answer(trust, client):
+    async with SaysTwo(b"", trust=trust) as server:
+        for _ in range(2):
+            assert (await client.post(server.url)).text == "Hello"
+    assert server.connections_made == 2
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "https_proxy", "ALL_PROXY"])
-def test_where_a_proxy_is_set_the_client_goes_its_own_way(name, monkeypatch):
+def test_where_a_proxy_stands_between_the_client_goes_its_own_way(name, monkeypatch):
     monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert direct() is None
+    assert direct("example.org") is None
+    assert direct("127.0.0.1") is not None
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    assert direct("example.org") is not None
 
 
 # Whatever pieces it comes in

@@ -56,7 +56,9 @@ async def _listed(url: str, key: str | None, seconds: float) -> list[str]:
     through = seconds == _FAR_SECONDS
     try:
         with anyio.fail_after(seconds):
-            async with httpx2.AsyncClient(timeout=seconds, trust_env=through) as client:
+            async with httpx2.AsyncClient(
+                timeout=seconds, trust_env=through, verify=through
+            ) as client:
                 answer = await client.get(f"{url}/models", headers=headers)
                 return _names(answer.json()) if answer.is_success else []
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, TimeoutError):

@@ -31,7 +31,7 @@ class ByLoop(Generic[T]):
         """The client of the running loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
-            for old in [old for old in self._clients if old.is_closed()]:
+            for old in [old for old in list(self._clients) if old.is_closed()]:
                 del self._clients[old]
             self._clients[loop] = self._connect()
         return self._clients[loop]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import anyio
 import httptools
 import httpx2
 from anyio.abc import ByteStream, SocketAttribute
+from anyio.streams.tls import TLSAttribute
 
 PIECE = 65_536
 HEAD_LIMIT = 262_144
@@ -42,7 +44,18 @@ class Connection:
             poll.register(socket, select.POLLIN)
         except (anyio.ClosedResourceError, OSError, ValueError):
             return True
-        return bool(poll.poll(0))
+        return bool(poll.poll(0)) or self._has_deciphered
+
+    @property
+    def _has_deciphered(self) -> bool:
+        """Whether what came encrypted behind the answer, and was taken in with it, says more."""
+        encrypted = self._stream.extra(TLSAttribute.ssl_object, None)  # noqa: S610 - no Django
+        try:
+            return encrypted is not None and encrypted.read(1) is not None
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError:
+            return True
 
     async def ask(self, request: bytes) -> Heard:
         """Send it and return once the head of the answer is in; raises `httpx2.TransportError`.
@@ -64,7 +77,7 @@ class Connection:
     async def _send(self, request: bytes) -> None:
         try:
             await self._stream.send(request)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
             return  # it may have been refused before it was whole: what was said is heard first
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -82,7 +95,7 @@ class Connection:
             data = await self._stream.receive(PIECE)
         except anyio.EndOfStream:
             answer.end()
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
             raise httpx2.ReadError("the connection broke") from error
         else:
             answer.hear(data)
@@ -105,6 +118,11 @@ class Heard:
         """Whether the connection can be used again after it."""
         self._parts: list[bytes] = []
         self._parser: Any = httptools.HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(  # for whom nothing stands behind who might differ
+            lenient_optional_cr_before_lf=True,
+            lenient_spaces_after_chunk_size=True,
+            lenient_chunked_length=True,
+        )
 
     @property
     def status(self) -> int:
@@ -127,6 +145,9 @@ class Heard:
                 raise httpx2.RemoteProtocolError("that is no HTTP") from None
         if not self.has_head and self.size > HEAD_LIMIT:
             raise httpx2.RemoteProtocolError("the headers have no end")
+        # The stream may keep the rest of what came at once: it would be heard as the next answer.
+        if self.is_over and len(data) >= PIECE:
+            self.stays = False
 
     def end(self) -> None:
         """Hear that the server hung up; raises `RemoteProtocolError` where something is missing."""
@@ -149,7 +170,8 @@ class Heard:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self.headers.append((name, value))
+        if not self.has_head:  # else it comes behind the body
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is in, unless it is only a word in between."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from ssl import SSLContext
-from urllib.request import getproxies
+from urllib.request import getproxies, proxy_bypass
 
 import anyio
 import httpx2
@@ -24,13 +25,16 @@ from nanoloop.providers.connection import Connection, LetGo
 IDLE_SECONDS = 5
 """After so long without use a connection is closed: what stands between may have forgotten it."""
 PORTS = {"http": 80, "https": 443}
+THIS_MACHINE = {"localhost", "127.0.0.1", "::1"}
 Place = tuple[str, str, int]
 """Scheme, host and port."""
 
 
-def direct() -> Connections | None:
-    """The transport for a client; None, which is the client's own, where a proxy is set."""
-    return None if {"http", "https", "all"} & getproxies().keys() else Connections()
+def direct(host: str) -> Connections | None:
+    """The transport for a client; None, which is the client's own, where a proxy stands between."""
+    is_proxied = {"http", "https", "all"} & getproxies().keys()
+    is_direct = not is_proxied or host in THIS_MACHINE or proxy_bypass(host)
+    return Connections() if is_direct else None
 
 
 class Connections(httpx2.AsyncBaseTransport):
@@ -39,15 +43,15 @@ class Connections(httpx2.AsyncBaseTransport):
     def __init__(self) -> None:
         self._free: dict[Place, deque[tuple[float, Connection]]] = defaultdict(deque)
         self._trusted: SSLContext | None = None
+        self._trusting = anyio.Lock()
+        self._is_closed = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Ask it on a connection that is free, or on a new one."""
         data, place = await as_sent(request), place_of(request.url)
-        while (kept := await self._kept(place)) is not None:
-            try:
+        if (kept := await self._kept(place)) is not None:
+            with suppress(LetGo):
                 return await self._asked(kept, place, data)
-            except LetGo:
-                continue
         return await self._asked(await self._new(request, place), place, data)
 
     async def _asked(self, connection: Connection, place: Place, data: bytes) -> httpx2.Response:
@@ -71,7 +75,7 @@ class Connections(httpx2.AsyncBaseTransport):
 
     async def _keep(self, place: Place, connection: Connection) -> None:
         free = self._free[place]
-        if connection.is_free:
+        if connection.is_free and not self._is_closed:
             free.append((time.monotonic(), connection))
         else:
             await connection.close()
@@ -85,7 +89,7 @@ class Connections(httpx2.AsyncBaseTransport):
                 return Connection(await self._connected(*place))
         except TimeoutError:
             raise httpx2.ConnectTimeout("nothing answers", request=request) from None
-        except OSError as error:
+        except (OSError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
             raise httpx2.ConnectError(str(error), request=request) from error
 
     async def _connected(self, scheme: str, host: str, port: int) -> ByteStream:
@@ -97,17 +101,19 @@ class Connections(httpx2.AsyncBaseTransport):
         )
 
     async def _trust(self) -> SSLContext:
-        if self._trusted is None:  # it takes long to make, and others wait for this loop
-            self._trusted = await to_thread.run_sync(httpx2.create_ssl_context)
-            self._trusted.set_alpn_protocols(["http/1.1"])
+        async with self._trusting:
+            if self._trusted is None:  # it takes long to make, and others wait for this loop
+                self._trusted = await to_thread.run_sync(httpx2.create_ssl_context)
+                self._trusted.set_alpn_protocols(["http/1.1"])
         return self._trusted
 
     async def aclose(self) -> None:
         """Hang up wherever no call is under way."""
+        self._is_closed = True
         while self._free:
             _, free = self._free.popitem()
-            for _, connection in free:
-                await connection.close()
+            while free:
+                await free.pop()[1].close()
 
 
 class _Body(httpx2.AsyncByteStream):
@@ -129,6 +135,8 @@ class _Body(httpx2.AsyncByteStream):
 
 def place_of(url: httpx2.URL) -> Place:
     """Where a URL leads to."""
+    if url.scheme not in PORTS:
+        raise httpx2.UnsupportedProtocol("only http:// and https:// can be asked")
     return url.scheme, url.host, url.port or PORTS[url.scheme]
 
 

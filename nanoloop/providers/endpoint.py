@@ -9,6 +9,7 @@ from itertools import count
 import anyio
 import httpx2
 
+from nanoloop.errors import ProviderError
 from nanoloop.providers import attempts
 from nanoloop.providers.answer import decoded
 from nanoloop.providers.connections import direct
@@ -45,8 +46,7 @@ class Endpoint:
             headers=headers,
             timeout=httpx2.Timeout(None, connect=connect_timeout_seconds),
             limits=CONNECTIONS,
-            transport=direct(),
-            follow_redirects=True,
+            transport=direct(url.host),
         )
 
     async def post(
@@ -67,33 +67,41 @@ class Endpoint:
             patience.deadline = anyio.current_time() + patience_seconds
             try:
                 response = await self._sent(body, stream=stream)
+                if response.is_success:
+                    return response
+                await response.aread()
             except httpx2.TransportError:
                 if tried >= self._max_retries:
                     raise
                 pause = attempts.pause(tried=tried)
             else:
-                if response.is_success:
-                    return response
                 patience.deadline = math.inf
-                pause = await self._pause_after(response, tried=tried)
+                pause = self._pause_after(response, tried=tried)
             patience.deadline = math.inf
             await anyio.sleep(pause)
         raise AssertionError("counting has no end")
 
     async def _sent(self, body: bytes, *, stream: bool) -> httpx2.Response:
+        if self._http.is_closed:
+            raise ProviderError("this provider is closed: make a new one")
         request = self._http.build_request("POST", self._url, content=body)
         return await self._http.send(request, stream=stream)
 
-    async def _pause_after(self, response: httpx2.Response, *, tried: int) -> float:
+    def _pause_after(self, response: httpx2.Response, *, tried: int) -> float:
         """Seconds until the next try; raises `Refused` where there is none."""
-        said = decoded(await response.aread()) or response.text
+        said = decoded(response.content) or response.text
         status, headers = response.status_code, response.headers
         pause = attempts.pause_after(status, headers, tried=tried)
         is_over = tried >= self._max_retries or out_of_credit(status, said)
-        if pause is None or is_over:
+        if pause is None or is_over or _is_too_long(pause):
             raise Refused(status, said=said, retry_after=headers.get("retry-after"))
         return pause
 
     async def close(self) -> None:
         """Let go of connections."""
         await self._http.aclose()
+
+
+def _is_too_long(pause: float) -> bool:
+    """Whether the call will be given up before."""
+    return anyio.current_time() + pause > anyio.current_effective_deadline()

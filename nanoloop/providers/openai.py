@@ -83,7 +83,7 @@ class OpenAIProvider:
         with anyio.move_on_after(self._call_timeout_seconds):
             try:
                 return await (self._stream(asked, on_text) if on_text else self._whole(asked))
-            except (Refused, httpx2.HTTPError, answer.ServerSaid) as error:
+            except (Refused, httpx2.HTTPError, httpx2.InvalidURL, answer.ServerSaid) as error:
                 failure = _failure(asked, error)
             # Raised outside of `except`: what was raised there quotes the server, and no traceback
             # may lead there.
