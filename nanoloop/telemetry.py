@@ -51,7 +51,7 @@ class Telemetry:
         name = event.name()
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         self._count(name, values)
-        if event.logged and event.level in self._written:
+        if self._stream is not None and event.logged and event.level in self._written:
             self._write(event.level, name, values)
         for hear in self.listeners:
             hear(event)

@@ -138,3 +138,10 @@ def test_a_log_that_cannot_be_written_stops_nothing():
     telemetry = Telemetry(stream=Broken())
     telemetry(finished())
     assert telemetry.counts["turn_finished"] == 1
+
+
+def test_where_there_is_no_standard_error_all_goes_on(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    telemetry = Telemetry()
+    telemetry(finished())
+    assert telemetry.counts["turn_finished"] == 1
