@@ -14,5 +14,6 @@ they are in use, and taken for older ones.
 
 def look_seldom() -> None:
     """Call it once all is loaded: looking through that now and then would hold up every chat."""
+    gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
