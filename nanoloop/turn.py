@@ -79,7 +79,7 @@ class Turn:
         self._on_text = on_text
         self._announce = announce
         self._session_id = session_id
-        self.id = fresh_id()[-12:]
+        self.id = fresh_id()[8:20]  # of time, and of chance
         self.said = ""
         """The text of the step going on, as far as it has come."""
         self.finished: list[Entry] = []
