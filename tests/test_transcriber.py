@@ -209,7 +209,6 @@ async def test_the_example_asks_a_server_for_the_words(monkeypatch, server):
     monkeypatch.syspath_prepend(EXAMPLES)
     speech = import_module("speech")
     assert await read(speech.words_of) == ("buy tea", "attachment:1", [])
-    await speech.client.close()
     path, body = server.asked
     assert path == "/v1/audio/transcriptions"
     assert b'filename="voice.ogg"' in body
