@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from nanoloop.errors import SessionDamaged
+from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.intake import user_entry
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.parts.storage import make_attachments, make_store
@@ -16,6 +16,7 @@ class Place:
     """A store and the files beside it."""
 
     def __init__(self, folder, url):
+        self.folder = folder
         settings = Settings(data=folder, store={"url": url})
         self.store = make_store(settings, Telemetry(level="error"))
         self.sessions = Sessions(self.store)
@@ -117,3 +118,21 @@ async def test_where_nothing_was_uploaded_no_session_is_read(place, monkeypatch)
     with anyio.fail_after(5):
         await place.store.delete("one")
     assert [info async for info in place.store.list()] == []
+
+
+async def test_what_could_not_be_looked_through_is_looked_through_later(place, monkeypatch):
+    cat, dog = await place.uploaded(), await place.uploaded(b"a dog")
+    await place.told("one", cat, dog)
+    await place.told("two", dog)
+
+    def away():
+        raise StoreError("it is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store._store, "list", away)
+        with pytest.raises(StoreError):
+            await place.store.delete("one")
+    assert await place.has(cat)
+    assert await place.store.delete_expired() == 0
+    assert (await place.has(cat), await place.has(dog)) == (False, True)
+    assert not list(place.folder.glob("attachments/.*"))

@@ -15,7 +15,10 @@ from nanoloop.errors import SessionDamaged, SessionNotFound
 from nanoloop.session.changes import WAITING
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
+from nanoloop.stores.jsonl.writing import replace_file
 
+NOTE = ".forgetting"
+"""The file that names those which may have to go, beside them."""
 READ_AT_ONCE = 500
 """Entries that are looked through at a time."""
 _REFERENCE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
@@ -36,19 +39,36 @@ class Forgetting:
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Erase as the store does, then the files that only these entries referred to."""
-        gone = await self._files_of(session.id, seqs)
+        gone = await self._noted(await self._files_of(session.id, seqs))
         await self._store.erase(session, seqs)
         await self._let_go(gone)
 
     async def delete(self, session_id: str) -> None:
         """Delete as the store does, then the files that only this session referred to."""
-        gone = await self._files_ever_of(session_id)
+        gone = await self._noted(await self._files_ever_of(session_id))
         await self._store.delete(session_id)
         await self._let_go(gone)
+
+    async def delete_expired(self) -> int:
+        """As the store does; then what was noted and is there still, after a kill say."""
+        removed = int(await self._store.delete_expired())
+        await self._let_go(await self._noted(set()))
+        return removed
 
     def _has_any(self) -> bool:
         # In no thread: where nothing is uploaded, nothing waits on the way to the store.
         return self._folder.is_dir()
+
+    async def _noted(self, gone: set[str]) -> set[str]:
+        """These and what was noted before, on the disk until it is settled."""
+        return await run_sync(self._note, gone) if self._has_any() else gone
+
+    def _note(self, gone: set[str]) -> set[str]:
+        file = self._folder / NOTE
+        known = set(file.read_text().split()) if file.exists() else set()
+        if gone - known:
+            replace_file(file, " ".join(gone | known).encode(), durable=True)
+        return gone | known
 
     async def _let_go(self, gone: set[str]) -> None:
         if not gone:
@@ -56,7 +76,7 @@ class Forgetting:
         for session_id in [info.id async for info in self._store.list()]:
             gone -= await self._files_of(session_id)
             if not gone:
-                return
+                break
         await run_sync(self._remove, gone)
 
     def _remove(self, gone: Collection[str]) -> None:
@@ -64,6 +84,7 @@ class Forgetting:
             # What is known of it goes first: a half of it is none.
             for suffix in (".json", ".data"):
                 (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
+        (self._folder / NOTE).unlink(missing_ok=True)
 
     async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
         """The files that a session refers to, or these entries of it."""
