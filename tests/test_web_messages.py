@@ -3,6 +3,8 @@
 import pytest
 
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.entry import Entry
+from nanoloop.session.note import AMENDMENT, AMENDS
 from tests.web_server import serving
 
 
@@ -80,6 +82,20 @@ async def test_the_last_question_can_be_asked_again_in_other_words(web):
     assert names[:3] == ["hello", "undone", "accepted"]
     said = [m["text"] for m in await web.messages(session)]
     assert said == ["one", "You said: one", "three", "You said: three"]
+
+
+async def test_a_note_on_a_question_is_not_asked_in_its_place(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    kept = await web.app.loop.sessions.open(session)
+    asked = kept.window[0].metadata["message_id"]
+    about = {"origin": AMENDMENT, AMENDS: asked}
+    kept.add_entry(Entry.message("user", "it was changed", metadata=about))
+    await web.app.loop.sessions.store.save(kept)
+    async with web.reading(session) as reader:
+        await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={})
+        await reader.until("answer")
+    assert [m["text"] for m in await web.messages(session)] == ["one", "You said: one"]
 
 
 async def test_nothing_is_asked_again_while_an_answer_goes_on(web):

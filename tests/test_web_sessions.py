@@ -28,6 +28,25 @@ async def test_lists_come_page_by_page(web):
     assert rest["next"] is None
 
 
+async def test_a_page_of_the_list_reads_no_more_sessions_than_it_needs(web, monkeypatch):
+    for _ in range(6):
+        await web.begin()
+    store, read = web.app.loop.sessions.store, []
+    listed = [info async for info in store.list()]
+
+    async def counted():
+        for info in listed:
+            read.append(info)
+            yield info
+
+    monkeypatch.setattr(store, "list", counted, raising=False)
+    page = await web.call("GET", "/api/sessions", params={"limit": 2})
+    assert (len(page["sessions"]), len(read)) == (2, 3)
+    read.clear()
+    await web.call("GET", "/api/sessions", params={"limit": 1, "after": page["next"]})
+    assert len(read) == 4
+
+
 async def test_a_session_is_found_by_its_title_or_by_what_was_said(web):
     named, other = await web.begin(title="Cakes and tea"), await web.begin(title="Work")
     await web.answered(other, "the blue bicycle")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -61,7 +61,7 @@ class Form(BaseModel):
 async def list_sessions(call: Call) -> Response:
     """Those of the caller, the last active first."""
     asked: Listing = call.query
-    infos = await _found(call, asked)
+    infos = await (_found if asked.search.strip() else _newest)(call, asked)
     ids = [info.id for info in infos]
     start = ids.index(asked.after) + 1 if asked.after in ids else 0
     page = infos[start : start + asked.limit]
@@ -70,15 +70,28 @@ async def list_sessions(call: Call) -> Response:
     return JSONResponse({"sessions": shown, "next": page[-1].id if is_more else None})
 
 
+async def _visible(call: Call, asked: Listing) -> AsyncIterator[SessionInfo]:
+    async for info in call.desk.shop.sessions.store.list():
+        if info.archived == asked.archived and call.who.sees(info.id):
+            yield info
+
+
+async def _newest(call: Call, asked: Listing) -> list[SessionInfo]:
+    """The last active ones, up to the first behind the page: the rest need not be read."""
+    infos: list[SessionInfo] = []
+    end = None if asked.after else asked.limit
+    async for info in _visible(call, asked):
+        infos.append(info)
+        if info.id == asked.after:
+            end = len(infos) + asked.limit
+        if end is not None and len(infos) > end:
+            break
+    return infos
+
+
 async def _found(call: Call, asked: Listing) -> list[SessionInfo]:
     store = call.desk.shop.sessions.store
-    infos = [
-        info
-        async for info in store.list()
-        if info.archived == asked.archived and call.who.sees(info.id)
-    ]
-    if not asked.search.strip():
-        return infos
+    infos = [info async for info in _visible(call, asked)]
     return found(infos, asked.search) or [
         info for info in infos[:SEARCHED] if await says(store, info.id, asked.search)
     ]

@@ -20,13 +20,12 @@ from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal, try_later
 from nanoloop.commands.command import BUSY
 from nanoloop.messages import Attachment, Inbound
+from nanoloop.session.note import last_exchange
 from nanoloop.session.session import Session
 
 CHANNEL = "web"
 MessageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 Text = Annotated[str, Field(max_length=100_000)]
-ONE_TO_SHOW = 2
-"""Questions that must be in memory to take one back: itself, and one to show then."""
 ROOM_SECONDS = 5
 """How long a question that is asked again waits for room on the bus."""
 
@@ -144,7 +143,7 @@ async def retry(call: Call) -> Response:
     shop = call.desk.shop
     session = await shop.sessions.open(call.session_id)
     key = await lane_of(call.desk, session)
-    if sum(entry.role == "user" for entry in session.window) < ONE_TO_SHOW:
+    if not session.shows_earlier:
         session = await shop.sessions.store.get(session.id)
     message = await _asked_again(call, session, key)
     # No await between this and the undo: a message that comes then waits for its turn.
@@ -163,7 +162,7 @@ async def _asked_again(call: Call, session: Session, key: str) -> Inbound:
     """The last question of the session, in other words where there are some."""
     again: Again = call.body
     known = session.entries_between(0, session.last_seq)
-    asked = next((entry for entry in reversed(known) if entry.role == "user"), None)
+    asked = next(iter(last_exchange(known)), None)
     if asked is None:
         raise Refusal(409, "there is nothing to ask again")
     files = [str(file.get("ref")) for file in asked.metadata.get("attachments") or ()]
