@@ -13,7 +13,7 @@ from nanoloop.channels.platform.platform import Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.transcriber import Transcriber
-from nanoloop.errors import Declined
+from nanoloop.errors import AttachmentsFull, Declined
 from nanoloop.events import (
     FileLeftOut,
     HearingFailed,
@@ -84,6 +84,17 @@ async def test_a_file_that_can_not_be_kept_costs_no_message(chats, tmp_path):
         await says(chats, CHAT, "nice")
     assert [event.reason for event in happened(bot, FileLeftOut)] == ["AttachmentsFull"]
     assert "cat.png" in asked(provider)
+
+
+async def test_files_that_went_make_room_for_others(tmp_path):
+    attachments = Attachments(tmp_path, limit_bytes=10)
+    given = {"owner": "fake:", "name": "a.bin", "mime_type": "application/octet-stream"}
+    await attachments.keep(b"one file", **given)
+    with pytest.raises(AttachmentsFull):
+        await attachments.keep(b"a second", **given)
+    for file in tmp_path.glob("*.data"):
+        file.unlink()
+    await attachments.keep(b"a second", **given)
 
 
 async def test_a_voice_note_is_transcribed_by_the_hook(chats, tmp_path):

@@ -130,7 +130,8 @@ class Attachments:
             raise
 
     def _take_room(self, size: int) -> None:
-        if self._bytes is None:
+        # Counted anew where there seems to be no room: some may have gone with their messages.
+        if self._bytes is None or self._bytes + size > self._limit_bytes:
             self._bytes = sum(file.stat().st_size for file in self._folder.glob("*.data"))
         if self._bytes + size > self._limit_bytes:
             raise AttachmentsFull(self._limit_bytes)
