@@ -12,7 +12,8 @@ from nanoloop.errors import SessionNotFound
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
-from nanoloop.session.entry import MESSAGE, Entry
+from nanoloop.session.entry import Entry
+from nanoloop.session.note import last_exchange
 from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
 from nanoloop.settings import Settings
@@ -73,13 +74,11 @@ class Prompt(TerminalChannel):
 
     def _last_exchange(self) -> list[str]:
         """What was said last, so that a person who comes back knows where they were."""
-        window = self._session.window if self._session else ()
-        said = [entry for entry in window if entry.type == MESSAGE]
-        asked = next((i for i in reversed(range(len(said))) if said[i].role == "user"), None)
-        if asked is None:
+        said = last_exchange(self._session.window if self._session else ())
+        if not said:
             return []
-        lines = [f"{_BOLD}› {_text(said[asked], _ASKED_SHOWN)}{_PLAIN}", ""]  # noqa: RUF001 - the prompt's mark
-        if answers := [entry for entry in said[asked:] if entry.role == "assistant"]:
+        lines = [f"{_BOLD}› {_text(said[0], _ASKED_SHOWN)}{_PLAIN}", ""]  # noqa: RUF001 - the prompt's mark
+        if answers := [entry for entry in said if entry.role == "assistant"]:
             lines += [rendered(_text(answers[-1], _ANSWER_SHOWN), self._columns), ""]
         return lines
 
