@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import anyio
 
 from nanoloop.amending import asked_anew, change
 from nanoloop.errors import NanoloopError, ProviderError, StoreConflict, place_of
-from nanoloop.events import Announce, TurnFailed, UnansweredFound
+from nanoloop.events import Announce, TurnFailed
 from nanoloop.exchange import Exchange
 from nanoloop.holds import Held, Holds, Left
-from nanoloop.intake import amended_by, inbound_of
+from nanoloop.intake import amended_by
 from nanoloop.lanes import Lanes
+from nanoloop.leftovers import Leftovers
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus
-from nanoloop.sending import question_in, reply_to, send_owed
+from nanoloop.sending import reply_to
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 
 CRASHED = "Sorry, something went wrong on my side. Your message is kept; please try again."
-INTERRUPTED = "I was restarted before I could answer your last message. Please send it again."
 
 Item = Delivery | Held | Left
 """What a lane works on."""
@@ -64,8 +64,15 @@ class Answering:
         self._exchange = exchange
         self._limiter = limiter
         self._lane_limit = lane_limit
-        self._answer_unanswered = answer_unanswered
         self._announce = announce
+        self._leftovers = Leftovers(
+            sessions,
+            bus=bus,
+            exchange=exchange,
+            answers=answer_unanswered,
+            failed=self.apology,
+            announce=announce,
+        )
         self.lanes: Lanes[str, Item] = Lanes(self._handle, limit=lane_limit)
         self.holds = Holds(
             sessions,
@@ -111,9 +118,14 @@ class Answering:
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             text = self.apology(key, error)
             if isinstance(item, Left):
-                await self._tell_left(key, item, text)
+                await self._leftovers.fail(key, item, text)
             else:
                 await self.tell(item, text, "error")
+
+    async def _resume(self, key: str, item: Left) -> None:
+        exchange = await self._leftovers.taken_up(item)
+        if exchange is not None:
+            await self._answer(key, exchange, resumed=True)
 
     async def tell(self, item: Delivery | Held, text: str, kind: str) -> None:
         """Acknowledge a message and answer it; never raises."""
@@ -270,39 +282,3 @@ class Answering:
         # No await between: a second change finds this turn.
         if again is not None:
             await self._answer(key, again)
-
-    # After a restart
-
-    async def _resume(self, key: str, item: Left) -> None:
-        session = await self._sessions.open(item.session_id)
-        await send_owed(session, bus=self._bus, sessions=self._sessions)
-        entry = next((e for e in session.window if e.seq == session.awaiting), None)
-        if entry is None:  # it was answered together with a newer one
-            return
-        message = inbound_of(entry, key=session.key)
-        if message.channel not in self._bus.channels:
-            return
-        action = "answer" if self._answer_unanswered else "report"
-        self._announce(UnansweredFound(session_id=session.id, action=action))
-        exchange = self._exchange(session, message)
-        if self._answer_unanswered:
-            await exchange.pick_up()
-            await self._answer(key, exchange, resumed=True)
-        else:
-            await exchange.fail(INTERRUPTED)
-
-    async def _tell_left(self, key: str, item: Left, text: str) -> None:
-        """Let what could not be taken up fail as any other turn does; never raises."""
-        try:
-            session = await self._sessions.open(item.session_id)
-            message = question_in(session.window)
-            is_owed = session.awaiting or session.unsent
-            if message is None or not is_owed or message.channel not in self._bus.channels:
-                return
-            exchange = self._exchange(session, replace(message, key=session.key))
-            try:
-                await exchange.fail(text)
-            except NanoloopError:  # that it failed could not be kept: the next start tries again
-                await exchange.say(text, kind="error")
-        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
-            self.apology(key, error)

@@ -1,0 +1,75 @@
+"""What an earlier process left of a chat: answers that are owed are sent, a question is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from nanoloop.errors import NanoloopError
+from nanoloop.events import Announce, UnansweredFound
+from nanoloop.exchange import Exchange
+from nanoloop.holds import Left
+from nanoloop.intake import inbound_of
+from nanoloop.messages import Inbound
+from nanoloop.protocols import Bus
+from nanoloop.sending import question_in, send_owed
+from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
+
+INTERRUPTED = "I was restarted before I could answer your last message. Please send it again."
+
+
+class Leftovers:
+    """Takes up one session's, in its chat's lane."""
+
+    def __init__(
+        self,
+        sessions: Sessions,
+        *,
+        bus: Bus,
+        exchange: Callable[[Session, Inbound], Exchange],
+        answers: bool,
+        failed: Callable[[str, Exception], object],
+        announce: Announce,
+    ) -> None:
+        self._sessions = sessions
+        self._bus = bus
+        self._exchange = exchange
+        self._answers = answers
+        self._failed = failed
+        self._announce = announce
+
+    async def taken_up(self, item: Left) -> Exchange | None:
+        """Send what is owed; the exchange for a question that still wants its answer, or None."""
+        session = await self._sessions.open(item.session_id)
+        await send_owed(session, bus=self._bus, sessions=self._sessions)
+        entry = next((e for e in session.window if e.seq == session.awaiting), None)
+        if entry is None:  # it was answered together with a newer one
+            return None
+        message = inbound_of(entry, key=session.key)
+        if message.channel not in self._bus.channels:
+            return None
+        action = "answer" if self._answers else "report"
+        self._announce(UnansweredFound(session_id=session.id, action=action))
+        exchange = self._exchange(session, message)
+        if not self._answers:
+            await exchange.fail(INTERRUPTED)
+            return None
+        await exchange.pick_up()
+        return exchange
+
+    async def fail(self, key: str, item: Left, text: str) -> None:
+        """Let what could not be taken up fail as any other turn does; never raises."""
+        try:
+            session = await self._sessions.open(item.session_id)
+            message = question_in(session.window)
+            is_owed = session.awaiting or session.unsent
+            if message is None or not is_owed or message.channel not in self._bus.channels:
+                return
+            exchange = self._exchange(session, replace(message, key=session.key))
+            try:
+                await exchange.fail(text)
+            except NanoloopError:  # that it failed could not be kept: the next start tries again
+                await exchange.say(text, kind="error")
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            self._failed(key, error)
