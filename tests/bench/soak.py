@@ -31,7 +31,7 @@ from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from tests.bench.living import ANSWERED, SAID
-from tests.bench.report import Report
+from tests.bench.report import Report, say
 
 STORES = {
     "memory": lambda _: InMemoryStore(),
@@ -89,6 +89,7 @@ async def soak(store: Store, *, turns: int, chats: int) -> list[Look]:
             await _ask(channel, names)
             seconds = time.process_time() - before
             looks.append(_look((step + 1) * count, seconds / count * 1e6))
+            say(f"... {looks[-1].turns:,} turns, {looks[-1].megabytes:.0f} MB")
     return looks
 
 
