@@ -380,13 +380,11 @@ class Conversation(Record):
 
     def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
         self._log = log
-        for message_id in seen:
-            self._seen.add(message_id)
-        for entry in log.entries:
-            if entry.seq > head_last:  # written, but its head was lost with the process
-                self._count(entry)
-            elif entry.role == "user":
-                self._seen.add(entry.metadata.get(MESSAGE_ID))
+        counted = [entry for entry in log.entries if entry.seq <= head_last]
+        said = (entry.metadata.get(MESSAGE_ID) for entry in counted if entry.role == "user")
+        self._seen.add(*seen, *said)
+        for entry in log.entries[len(counted) :]:  # written, but their head was lost
+            self._count(entry)
 
 
 def spent_in(head: Mapping[str, Any]) -> dict[str, int]:

@@ -75,8 +75,7 @@ class Owed(Conversation):
             known = {**dict.fromkeys(self._heard), **dict.fromkeys(message_ids)}
             self._heard = tuple(known)[-NOTED_LIMIT:]
             self._touch(HEARD)
-            for name in self._heard:
-                self._seen.add(name)
+            self._seen.add(*self._heard)
 
     @property
     def heard(self) -> tuple[str, ...]:
@@ -126,8 +125,7 @@ class Owed(Conversation):
         # One whose turn had come when a commit was torn is in the log already.
         there = {entry.id for entry in log.entries}
         self._waiting = tuple(entry for entry in self._waiting if entry.id not in there)
-        for entry in self._waiting:
-            self._seen.add(entry.metadata.get(MESSAGE_ID))
+        self._seen.add(*(entry.metadata.get(MESSAGE_ID) for entry in self._waiting))
 
 
 def reworded(entry: Entry, text: str) -> Entry:

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
 from collections.abc import Iterator
 
 MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
-SEEN_LIMIT = 512
-"""Message ids that a session in memory remembers."""
-NOTED_LIMIT = 200
+SEEN_LIMIT = 128
+"""Message ids that a session in memory remembers: more than any platform delivers at once."""
+NOTED_LIMIT = 100
 """The most of them that are in no entry of its log."""
+
+_line = json.JSONEncoder().encode
+"""An id as it stands in the text: with no line break in it, whatever it is."""
 
 
 class Seen:
-    """The newest ids, bounded."""
+    """The newest ids, bounded; lines of one text, as there are thousands of sessions of them."""
 
     def __init__(self) -> None:
-        self._ids: OrderedDict[str, None] = OrderedDict()
+        self._lines = "\n"
 
     def __contains__(self, message_id: str) -> bool:
-        return message_id in self._ids
+        return f"\n{_line(message_id)}\n" in self._lines
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._ids)
+        return map(json.loads, self._lines.split("\n")[1:-1])
 
     def remove(self, message_id: str | None) -> None:
         """Forget this one; an unknown one is fine."""
-        if message_id is not None:
-            self._ids.pop(message_id, None)
+        self._lines = self._lines.replace(f"\n{_line(message_id)}\n", "\n", 1)
 
-    def add(self, message_id: str | None) -> None:
-        """Remember this one as the newest; None is nobody's id."""
-        if message_id is None:
-            return
-        self._ids[message_id] = None
-        self._ids.move_to_end(message_id)
-        if len(self._ids) > SEEN_LIMIT:
-            self._ids.popitem(last=False)
+    def add(self, *message_ids: str | None) -> None:
+        """Remember these as the newest, in this order; None is nobody's id."""
+        new = {_line(name): None for name in message_ids if name is not None}
+        old = [line for line in self._lines.split("\n")[1:-1] if line not in new]
+        self._lines = "\n".join(("", *[*old, *new][-SEEN_LIMIT:], ""))
