@@ -63,6 +63,9 @@ async def send_owed(session: Session, *, bus: Bus, sessions: Sessions) -> None:
             session.arrived(seq)
             await sessions.store.save(session)
         elif question.channel in bus.channels:
+            if not bus.confirms(question.channel):  # then never twice: kept before it is sent
+                session.arrived(seq)
+                await sessions.store.save(session)
             text = reply_to(question, str(answer.content["text"]), "answer", session.id)
             await send_answer(
                 named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq

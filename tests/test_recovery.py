@@ -52,6 +52,25 @@ async def test_an_answer_behind_many_calls_is_still_owed_after_a_restart(store):
         assert await loop.chat.until(1) == ["and another thing"]
 
 
+async def test_where_nobody_tells_what_arrived_an_owed_answer_is_sent_once(store, monkeypatch):  # noqa: F811 - a fixture
+    session = await store.create(id="test:a", key="test:a")
+    session.add_entry(user_entry(said("one")))
+    session.add_message("assistant", "1")
+    session.owe(session.last_seq)
+    await store.save(session)
+    found, send = [], Chat.send
+
+    async def seen(chat, message):
+        found.append((await store.get("test:a")).unsent)
+        await send(chat, message)
+
+    monkeypatch.setattr(Chat, "confirms", False)
+    monkeypatch.setattr(Chat, "send", seen)
+    async with running(ScriptedProvider([]), store, recover=True) as loop:
+        assert await loop.chat.until(1) == ["1"]
+    assert found == [()]  # a kill right behind it would not bring it again
+
+
 async def test_an_answer_that_arrives_after_an_undo_is_not_sent_again(store):  # noqa: F811 - a fixture
     gate = anyio.Event()
 
