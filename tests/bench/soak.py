@@ -123,6 +123,12 @@ def _resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def stay_on_one_processor() -> None:
+    """With several the threads fight over the interpreter, the more the quieter the machine is."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 def main() -> None:
     """Print the steps, and whether they are flat."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.soak")
@@ -132,6 +138,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="10,000 turns over 100 chats")
     args = parser.parse_args()
     turns, chats = (10_000, 100) if args.short else (args.turns, args.chats)
+    stay_on_one_processor()
     report = Report(f"{turns:,} turns over {chats:,} chats, {args.store}")
     with tempfile.TemporaryDirectory() as folder:
         looks = anyio.run(_soak, STORES[args.store](Path(folder)), turns, chats)
