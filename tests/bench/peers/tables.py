@@ -15,8 +15,6 @@ GOAL_OF_BARE = 0.25
 GOAL_OF_PEERS = 0.2
 GOAL_FLAT = 1.1
 GOAL_CROWD = 1 / 3
-CROWD = "200"
-"""Users for whom that goal was set; of more it is only asked that none gets an error."""
 GOAL_SUMMARY_MS = 5
 GOAL_STALL_MS = 20
 GOAL_IDLE_MB = 100
@@ -214,7 +212,7 @@ def judge_rest(report: Report, name: str, found: Found) -> None:
     for users, rounds in facts.get("crowds", {}).items():
         errors = sum(each["errors"] for each in rounds)
         report.goal(f"{name}: errors with {users} users", errors, 0)
-        if users == CROWD and users in bare.get("crowds", {}):
+        if users in bare.get("crowds", {}):
             share = len(times(bare["crowds"][users])) / (len(times(rounds)) or 1)
             report.goal(f"{name}: {users} users, bare's turns of nanoloop's", share, GOAL_CROWD)
     if "import" in facts:
