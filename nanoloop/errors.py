@@ -34,8 +34,10 @@ NanoloopError
     ├── OverQuota
     ├── ContextTooLong       the turn trims harder, once
     ├── AnswerRefused        a content filter stopped it
+    ├── ServerFailed         the model's server failed on its side
     ├── ModelResting         it failed too often in a row and is left alone for now
     └── BadAnswer            the server said something that is no answer
+        ├── BrokenOff        it ended in the middle
         └── EmptyAnswer      the model said nothing
 """
 
@@ -236,6 +238,10 @@ class AnswerRefused(ProviderError):
     """A content filter stopped the answer."""
 
 
+class ServerFailed(ProviderError):
+    """The model's server failed on its side; it may do better in a moment."""
+
+
 class ModelResting(ProviderError):
     """It failed too often in a row, and is left alone for a while."""
 
@@ -248,6 +254,10 @@ class ModelResting(ProviderError):
 
 class BadAnswer(ProviderError):
     """The server said something that is no answer."""
+
+
+class BrokenOff(BadAnswer):
+    """The answer ended in the middle."""
 
 
 class EmptyAnswer(BadAnswer):

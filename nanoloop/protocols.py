@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from nanoloop.events import TextStreamed
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 ChatMessage = Mapping[str, Any]
 """One message of the OpenAI chat form: role, content, tool_calls, tool_call_id."""
+
+
+FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,8 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
     thinking: str = ""
     """Reasoning text, where the model shows it."""
-    finish_reason: str = "stop"
-    """`stop`, `tool_calls`, `length`, `content_filter`, or what the server said."""
+    finish_reason: FinishReason = "stop"
+    """Why it ended there; `length`: it was cut off."""
     usage: Usage = field(default_factory=Usage)
     model: str = ""
 

@@ -4,8 +4,9 @@ from contextlib import suppress
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nanoloop.errors import AnswerRefused, BadAnswer
-from nanoloop.providers.wire import Draft, request_bytes
+from nanoloop.errors import AnswerRefused, BadAnswer, ServerFailed
+from nanoloop.providers.answer import Draft
+from nanoloop.providers.openai import request_bytes, take
 from tests.openai_client import CLOCK, choice
 
 MESSAGES = st.lists(
@@ -17,9 +18,7 @@ MESSAGES = st.lists(
 @given(MESSAGES, MESSAGES)
 def test_a_request_begins_with_the_one_before(before, new):
     def body(messages):
-        return request_bytes(
-            model="m", options={"n": 1}, tools=[CLOCK], messages=messages, stream=True
-        )
+        return request_bytes(model="m", options={"n": 1}, tools=[CLOCK], messages=messages)
 
     assert body(before + new).startswith(body(before)[:-2])
     assert body(list(before)) == body(before)
@@ -27,7 +26,7 @@ def test_a_request_begins_with_the_one_before(before, new):
 
 def test_half_a_character_does_not_stop_a_request():
     messages = [{"role": "user", "content": "a\ud800b"}]
-    sent = request_bytes(model="m", options={}, tools=(), messages=messages, stream=False)
+    sent = request_bytes(model="m", options={}, tools=(), messages=messages)
     assert json.loads(sent)["messages"][0]["content"] == "a?b"
 
 
@@ -37,13 +36,13 @@ def test_calls_that_are_not_counted_are_told_apart_by_id():
 
     for index in ({}, {"index": 0}):
         draft = Draft()
-        draft.add(choice(tool_calls=[part("a", **index), part("b", **index)]))
+        take(draft, choice(tool_calls=[part("a", **index), part("b", **index)]))
         assert [call.name for call in draft.reply().tool_calls] == ["a", "b"]
 
 
 def test_a_call_without_an_id_gets_one():
     draft = Draft()
-    draft.add(choice(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": {"a": 1}}}]))
+    take(draft, choice(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": {"a": 1}}}]))
     (call,) = draft.reply().tool_calls
     assert call.id
     assert json.loads(call.arguments) == {"a": 1}
@@ -51,8 +50,8 @@ def test_a_call_without_an_id_gets_one():
 
 def test_reasoning_is_kept_under_either_name_and_text_in_parts_is_joined():
     draft = Draft()
-    draft.add(choice(reasoning="Let ", content=[{"type": "text", "text": "O"}, {"type": "x"}]))
-    assert draft.add(choice("stop", reasoning_content="me.", content="K")) == "K"
+    take(draft, choice(reasoning="Let ", content=[{"type": "text", "text": "O"}, {"type": "x"}]))
+    assert take(draft, choice("stop", reasoning_content="me.", content="K")) == "K"
     assert (draft.reply().thinking, draft.reply().text) == ("Let me.", "OK")
 
 
@@ -84,7 +83,7 @@ CHUNK = st.fixed_dictionaries(
 @example([choice(tool_calls=[{"index": [0]}])])
 def test_no_answer_is_too_odd_to_be_read(chunks):
     draft = Draft()
-    with suppress(BadAnswer, AnswerRefused):
+    with suppress(BadAnswer, AnswerRefused, ServerFailed):
         for chunk in chunks:
-            draft.add(chunk)
+            take(draft, chunk)
         draft.reply()

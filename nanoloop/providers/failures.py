@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from nanoloop.errors import (
     NoConnection,
     OverQuota,
     ProviderError,
+    ServerFailed,
     UnknownModel,
     WrongKey,
 )
@@ -62,6 +64,34 @@ class Asked:
     secrets: tuple[str, ...]
     body: bytes
     """What was sent: nothing of it may come back in an error."""
+    key_name: str = "OPENAI_API_KEY"
+    """The variable that a key is looked for in."""
+
+
+class ServerSaid(Exception):
+    """An error object in place of an answer."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.said = said
+
+
+def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
+    """The answer, or event of one, in these bytes; raises `BadAnswer` and `ServerSaid`."""
+    found = decoded(data)
+    if not isinstance(found, dict):
+        raise no_answer(asked, data)
+    if found.get("error"):
+        raise ServerSaid(found)
+    return found
+
+
+def decoded(data: bytes) -> Any:
+    """The JSON in it, or None."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def shown_url(url: str) -> str:
@@ -102,9 +132,9 @@ def out_of_credit(status: int | None, said: object) -> bool:
 
 def _wrong_key(asked: Asked, status: int | None) -> WrongKey:
     if not asked.has_key:
-        return WrongKey(f"{asked.where} wants a key: set OPENAI_API_KEY")
+        return WrongKey(f"{asked.where} wants a key: set {asked.key_name}")
     return WrongKey(
-        f"{asked.where} refused the key ({status}): check OPENAI_API_KEY, and that the key "
+        f"{asked.where} refused the key ({status}): check {asked.key_name}, and that the key "
         "belongs to this server and may use this model"
     )
 
@@ -140,7 +170,7 @@ def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
     facts = ": ".join(filter(None, (str(status or ""), _fit_to_show(asked, words))))
     what = f" ({facts})" if facts else ""
     if status is None or status >= 500:  # noqa: PLR2004
-        return ProviderError(f"{asked.where} failed on its side{what}: {TRY_AGAIN}")
+        return ServerFailed(f"{asked.where} failed on its side{what}: {TRY_AGAIN}")
     return ProviderError(
         f"{asked.where} refused the request{what}: check the model and its options"
     )

@@ -1,33 +1,45 @@
-"""Any server that speaks OpenAI's chat completions."""
+"""Any server that speaks OpenAI's chat completions, asked through OpenAI's own SDK."""
 
 from __future__ import annotations
 
+import json
+import os
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import partial
-from typing import Any
-from urllib.parse import urlsplit
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-import anyio
-import httpx2
-
-from nanoloop.errors import ProviderError, ProviderTimeout, SettingsError
-from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
-from nanoloop.providers import answer, failures
-from nanoloop.providers.by_loop import ByLoop
-from nanoloop.providers.endpoint import Endpoint, Refused
+from nanoloop.errors import SettingsError
+from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec, Usage
+from nanoloop.providers import failures
+from nanoloop.providers.answer import Draft, Limits, count
 from nanoloop.providers.failures import Asked
-from nanoloop.providers.wire import request_bytes
+from nanoloop.providers.hosted import Server, Terms
+from nanoloop.providers.vendors import Quirks
+from nanoloop.tools.here import here
+
+if TYPE_CHECKING:  # it takes long to load
+    import httpx2
+    import openai
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
-HEADERS: Mapping[str, str] = {
-    "Accept": "application/json, text/event-stream",
-    "Content-Type": "application/json",
-    "User-Agent": "nanoloop",
-}
 OWN = {"messages", "model", "stream", "tools"}
 """What a request says that no option may."""
-CLOSE_SECONDS = 1
+HEADERS = {"Accept": "application/json, text/event-stream", "User-Agent": "nanoloop"}
+UNSAID = (
+    "OpenAI-Organization",
+    "OpenAI-Project",
+    "X-Stainless-Arch",
+    "X-Stainless-Async",
+    "X-Stainless-Lang",
+    "X-Stainless-OS",
+    "X-Stainless-Package-Version",
+    "X-Stainless-Runtime",
+    "X-Stainless-Runtime-Version",
+)
+"""Headers of the SDK that tell about this machine, or are meant for OpenAI alone."""
 
 
 class OpenAIProvider:
@@ -44,22 +56,28 @@ class OpenAIProvider:
         call_timeout_seconds: float = 300,
         max_retries: int = 2,
         options: Mapping[str, Any] | None = None,
+        quirks: Quirks | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """`options` go into each request as they are (`temperature` …); None leaves one out."""
         self._model = model
         self._key = _clean_key(api_key)
         self._url = _clean_url(base_url)
         self._options = _clean_options(options)
-        self._first_token_timeout_seconds = first_token_timeout_seconds
-        self._call_timeout_seconds = call_timeout_seconds
-        self._endpoints = ByLoop(
-            partial(
-                Endpoint,
-                _completions(self._url),
-                headers={**HEADERS, **_authorization(self._key)},
+        self._quirks = quirks or Quirks(takes_cache_key=base_url is None)
+        self._user, place = _without_user(self._url)
+        self._server = Server(
+            place,
+            _completions(place),
+            make_sdk=self._sdk,
+            has_key=bool(self._key or self._user),
+            terms=Terms(
                 connect_timeout_seconds=connect_timeout_seconds,
+                first_token_timeout_seconds=first_token_timeout_seconds,
+                call_timeout_seconds=call_timeout_seconds,
                 max_retries=max_retries,
-            )
+                limits=limits or Limits(),
+            ),
         )
 
     async def chat(
@@ -74,24 +92,11 @@ class OpenAIProvider:
         model = model or self._model
         body = request_bytes(
             model=model,
-            options=self._options,
+            options={**self._own_options(is_streamed=on_text is not None), **self._options},
             tools=tools or (),
             messages=messages,
-            stream=on_text is not None,
         )
-        asked = self._asked(model, body)
-        with anyio.move_on_after(self._call_timeout_seconds):
-            try:
-                return await (self._stream(asked, on_text) if on_text else self._whole(asked))
-            except (Refused, httpx2.HTTPError, httpx2.InvalidURL, answer.ServerSaid) as error:
-                failure = _failure(asked, error)
-            # Raised outside of `except`: what was raised there quotes the server, and no traceback
-            # may lead there.
-            raise failure
-        raise ProviderTimeout(
-            f"{asked.where} had not finished after {self._call_timeout_seconds:g} seconds: "
-            "try again, or raise call_timeout_seconds"
-        )
+        return await self._server.ask(self._asked(model, body), take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
         """One whose requests have these options too; it shares the connections."""
@@ -99,9 +104,23 @@ class OpenAIProvider:
         other._options = {**self._options, **_clean_options(options)}  # noqa: SLF001 - its own
         return other
 
+    async def load(self) -> None:
+        """Load the SDK, in a thread; a call does so too."""
+        await self._server.load()
+
     async def close(self) -> None:
         """Let go of connections; closing twice is fine."""
-        await self._endpoints.close()
+        await self._server.close()
+
+    def _own_options(self, *, is_streamed: bool) -> dict[str, Any]:
+        options: dict[str, Any] = {"stream": True} if is_streamed else {}
+        if is_streamed and self._quirks.streams_usage:
+            options["stream_options"] = {"include_usage": True}
+        session = here.get(None)
+        if self._quirks.takes_cache_key and session is not None and session.last_seq:
+            # Not the id itself: it may hold someone's name on a platform.
+            options["prompt_cache_key"] = sha256(session.id.encode()).hexdigest()[:32]
+        return options
 
     def _asked(self, model: str, body: bytes) -> Asked:
         secrets = (self._key, *failures.url_secrets(self._url))
@@ -113,51 +132,132 @@ class OpenAIProvider:
             body=body,
         )
 
-    @property
-    def _endpoint(self) -> Endpoint:
-        if self._endpoints.is_closed:
-            raise ProviderError("this provider is closed: make a new one")
-        return self._endpoints.here()
+    def _sdk(self, http_client: httpx2.AsyncClient, max_retries: int) -> openai.AsyncOpenAI:
+        import openai  # noqa: PLC0415 - loaded by now
 
-    async def _whole(self, asked: Asked) -> Reply:
-        response = await self._endpoint.post(asked.body)
-        return answer.whole(asked, response.content)[0]
-
-    async def _stream(self, asked: Asked, on_text: OnText) -> Reply:
-        with anyio.CancelScope() as patience:
-            response = await self._endpoint.post(
-                asked.body,
-                stream=True,
-                patience=patience,
-                patience_seconds=self._first_token_timeout_seconds,
-            )
-            try:
-                return await answer.read(asked, response, on_text, patience)
-            finally:
-                with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                    await response.aclose()
-        raise ProviderTimeout(
-            f"{asked.where} said nothing for {self._first_token_timeout_seconds:g} seconds: "
-            "try again, or raise first_token_timeout_seconds"
+        # Of what the environment says for OpenAI's own servers no other server may hear.
+        extra = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
+        unsaid = [*UNSAID, *(line.partition(":")[0].strip() for line in extra if ":" in line)]
+        headers = dict(HEADERS) | ({"Authorization": self._user} if self._user else {})
+        return openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            admin_api_key="",
+            organization="",
+            project="",
+            webhook_secret="",
+            base_url=self._url,
+            max_retries=max_retries,
+            default_headers={**dict.fromkeys(unsaid, openai.omit), **headers},  # type: ignore[arg-type]
+            http_client=http_client,
         )
 
 
-def _failure(asked: Asked, error: Exception) -> ProviderError:
-    if isinstance(error, Refused):
-        return failures.refusal(
-            asked, status=error.status, said=error.said, retry_after=error.retry_after
-        )
-    if isinstance(error, answer.ServerSaid):
-        return failures.refusal(asked, status=_status_in(error.said), said=error.said)
-    if isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.UnsupportedProtocol)):
-        return failures.no_connection(asked, str(error))
-    return failures.broken_off(asked)
+# A request
 
 
-def _status_in(said: Mapping[str, Any]) -> int | None:
-    inner = said["error"]
-    code = inner.get("code") if isinstance(inner, dict) else None
-    return code if isinstance(code, int) and 400 <= code < 600 else None  # noqa: PLR2004
+def _plain(value: object) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
+
+
+def request_bytes(
+    *,
+    model: str,
+    options: Mapping[str, Any],
+    tools: Sequence[ToolSpec],
+    messages: Sequence[ChatMessage],
+) -> bytes:
+    """The body of a request; equal input gives equal bytes."""
+    head = {"model": model, **options}
+    form: dict[str, Any] = {key: value for key, value in head.items() if value is not None}
+    if tools:
+        form["tools"] = [tool_form(tool) for tool in tools]
+    # Last: so each request is the one before it, byte for byte, plus what is new.
+    form["messages"] = list(messages)
+    return _json(form).encode("utf-8", "replace")
+
+
+def tool_form(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as the server wants to hear of it."""
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+    }
+    return {"type": "function", "function": function}
+
+
+# An answer
+
+
+def take(draft: Draft, data: Mapping[str, Any]) -> str:
+    """Put a chunk, or a whole answer, into the draft; returns the text that is new."""
+    draft.model = draft.model or _string(data.get("model"))
+    if isinstance(counted := data.get("usage"), dict):
+        draft.usage = _usage(counted)
+    choices = data.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        return ""
+    draft.has_begun = True
+    draft.finish_reason = _string(choices[0].get("finish_reason")) or draft.finish_reason
+    return _said(draft, _mapping(choices[0].get("delta") or choices[0].get("message")))
+
+
+def _said(draft: Draft, said: Mapping[str, Any]) -> str:
+    thought = _string(said.get("reasoning_content") or said.get("reasoning"))
+    if thought:
+        draft.think(thought)
+    calls = said.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        _call(draft, _mapping(call))
+        if draft.is_full:
+            break
+    text = _text(said.get("content")) or _string(said.get("refusal"))
+    return draft.say(text) if text else ""
+
+
+def _call(draft: Draft, part: Mapping[str, Any]) -> None:
+    index, function = part.get("index"), _mapping(part.get("function"))
+    arguments = function.get("arguments")
+    draft.call(
+        index if isinstance(index, int) else None,
+        _string(part.get("id")),
+        _string(function.get("name")),
+        _json(arguments) if isinstance(arguments, dict) else _string(arguments),
+    )
+
+
+def _usage(counted: Mapping[str, Any]) -> Usage:
+    details = _mapping(counted.get("prompt_tokens_details"))
+    tokens_in = count(counted.get("prompt_tokens"))
+    cached = details.get("cached_tokens") or counted.get("prompt_cache_hit_tokens")
+    return Usage(
+        tokens_in=tokens_in,
+        tokens_out=count(counted.get("completion_tokens")),
+        tokens_cached=min(count(cached), tokens_in),
+    )
+
+
+def _text(content: object) -> str:
+    """Text that came as a string, or as parts of which some are text."""
+    if isinstance(content, list):
+        return "".join(_string(_mapping(part).get("text")) for part in content)
+    return _string(content)
+
+
+def _string(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+# What it is made with
 
 
 def _clean_key(key: str | None) -> str:
@@ -170,25 +270,28 @@ def _clean_key(key: str | None) -> str:
 def _clean_url(base_url: str | None) -> str:
     url = (base_url or DEFAULT_BASE_URL).strip()
     try:
-        parsed = httpx2.URL(url)
+        parts = urlsplit(url)
         failures.shown_url(url)
-        _ = urlsplit(url).port  # which is below 65536
-    except (ValueError, httpx2.InvalidURL):
+        _ = parts.port  # which is below 65536
+    except ValueError:
         raise SettingsError("base_url is no URL: it looks like http://localhost:8080/v1") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingsError("base_url has to begin with http:// or https:// and name a host")
     return url
 
 
-def _authorization(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"} if key else {}
+def _without_user(url: str) -> tuple[str, str]:
+    """The header for the name and password in a URL, empty where there are none, and the rest."""
+    parts = urlsplit(url)
+    user, at, place = parts.netloc.rpartition("@")
+    header = f"Basic {b64encode(unquote(user).encode()).decode()}" if at else ""
+    return header, urlunsplit(parts._replace(netloc=place))
 
 
-def _completions(url: str) -> httpx2.URL:
-    parsed = httpx2.URL(url)
-    path, mark, query = parsed.raw_path.partition(b"?")
-    path = path.rstrip(b"/") + b"/chat/completions"
-    return parsed.copy_with(raw_path=path + mark + query, fragment=None)
+def _completions(url: str) -> str:
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/") + "/chat/completions"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
 def _clean_options(options: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,0 +1,259 @@
+"""A server of models, asked through its vendor's SDK: bounded in time, and again where that helps.
+
+The SDK asks again until an answer begins; what goes wrong later is for this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import anyio
+from anyio import to_thread
+
+from nanoloop.errors import BrokenOff, NoConnection, ProviderError, ProviderTimeout, ServerFailed
+from nanoloop.protocols import OnText, Reply
+from nanoloop.providers import failures
+from nanoloop.providers.answer import Draft, Limits
+from nanoloop.providers.failures import Asked
+
+if TYPE_CHECKING:  # loaded in a thread, with the first call: it takes long
+    import httpx2
+
+    from nanoloop.providers.http import Patience
+
+CLOSE_SECONDS = 1
+LINGER_SECONDS = 0.25
+"""How long a finished stream may take to end, so that its connection can be used again."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
+_PASSING = (BrokenOff, NoConnection, ServerFailed)
+"""What may go well the next time, once the server had begun to answer."""
+
+MakeSDK = Callable[["httpx2.AsyncClient", int], Any]
+"""Makes a vendor's client that asks through this one, and again so often."""
+Take = Callable[[Draft, Mapping[str, Any]], str]
+"""Puts an answer, or an event of one, into the draft; returns the text that is new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How long a server may take, how often it is asked again, and how much it may say."""
+
+    connect_timeout_seconds: float = 10
+    first_token_timeout_seconds: float = 60
+    call_timeout_seconds: float = 300
+    max_retries: int = 2
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(slots=True)
+class _Client:
+    """The SDK's client in one event loop: connections can't be used in another."""
+
+    sdk: Any = None
+    calls: int = 0
+    """Calls that are under way."""
+    making: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class Server:
+    """Takes requests as bytes and gives replies."""
+
+    def __init__(
+        self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms, has_key: bool = True
+    ) -> None:
+        """`path` is what is asked there, as the SDK's `post` takes it."""
+        self._url = url
+        self._path = path
+        self._has_key = has_key
+        self._make_sdk = make_sdk
+        self._terms = terms
+        self._clients: WeakKeyDictionary[AbstractEventLoop, _Client] = WeakKeyDictionary()
+        self._http: Any = None
+        """The module that holds all that takes long to load."""
+        self._is_closed = False
+
+    async def ask(self, asked: Asked, take: Take, on_text: OnText | None) -> Reply:
+        """The answer; with `on_text` its text comes in pieces too. Raises `ProviderError` only."""
+        await self.load()
+        with anyio.move_on_after(self._terms.call_timeout_seconds):
+            return await self._asked(asked, take, on_text)
+        raise ProviderTimeout(
+            f"{asked.where} had not finished after {self._terms.call_timeout_seconds:g} seconds: "
+            "try again, or raise call_timeout_seconds"
+        )
+
+    async def _asked(self, asked: Asked, take: Take, on_text: OnText | None) -> Reply:
+        for tried in count():
+            call = _Call(asked, take, on_text, self._terms.limits)
+            try:
+                reply = await self._answer(call)
+            except self._http.ERRORS as error:
+                failure = self._http.failure(asked, error)
+            except ProviderError as error:
+                failure = error
+            else:
+                return reply
+            # Raised outside of `except`: what was raised there quotes the server, and no traceback
+            # may lead there.
+            if tried >= self._terms.max_retries or not call.may_be_made_again(failure):
+                raise failure
+            await anyio.sleep(_pause(tried))
+        raise AssertionError("counting has no end")
+
+    async def _answer(self, call: _Call) -> Reply:
+        client = await self._client()
+        client.calls += 1
+        try:
+            with anyio.CancelScope() as scope:
+                patience = self._http.Patience(scope)
+                if call.on_text is not None:
+                    patience.seconds = self._terms.first_token_timeout_seconds
+                response = await self._posted(client, call, patience)
+                try:
+                    return await call.read(response, patience, self._http)
+                finally:
+                    with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                        await response.aclose()
+        finally:
+            client.calls -= 1
+            if self._is_closed and not client.calls:
+                await client.sdk.close()
+        raise ProviderTimeout(
+            f"{call.asked.where} said nothing for {patience.seconds:g} seconds: "
+            "try again, or raise first_token_timeout_seconds"
+        )
+
+    async def _posted(self, client: _Client, call: _Call, patience: Patience) -> httpx2.Response:
+        try:
+            response: httpx2.Response = await self._http.post(
+                client.sdk, self._path, call.asked.body, patience, has_key=self._has_key
+            )
+        except RuntimeError:
+            if not self._is_closed:
+                raise
+        else:
+            return response
+        raise _closed()
+
+    async def load(self) -> None:
+        """Load the SDK, in a thread; a call does so too."""
+        if self._http is None:
+            self._http = await to_thread.run_sync(_load)
+
+    async def _client(self) -> _Client:
+        if self._is_closed:
+            raise _closed()
+        client = self._clients.setdefault(asyncio.get_running_loop(), _Client())
+        if client.sdk is None:
+            async with client.making:
+                client.sdk = client.sdk or await to_thread.run_sync(self._made)
+        return client
+
+    def _made(self) -> Any:
+        terms = self._terms
+        client = self._http.make_client(
+            self._url, connect_timeout_seconds=terms.connect_timeout_seconds
+        )
+        return self._make_sdk(client, terms.max_retries)
+
+    async def close(self) -> None:
+        """Let go of connections, each once its call is over; closing twice is fine."""
+        self._is_closed = True
+        while self._clients:
+            loop, client = self._clients.popitem()
+            if client.sdk is None or client.calls:
+                continue
+            if loop is asyncio.get_running_loop():
+                await client.sdk.close()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(client.sdk.close(), loop)
+                await asyncio.wrap_future(closing)
+
+
+def _load() -> Any:
+    from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
+
+    return http
+
+
+def _closed() -> ProviderError:
+    return ProviderError("this provider is closed: make a new one")
+
+
+def _pause(tried: int) -> float:
+    longest = min(FIRST_PAUSE_SECONDS * 2.0 ** min(tried, 10), LONGEST_PAUSE_SECONDS)
+    return longest * random.uniform(0.75, 1)  # noqa: S311 - so that not all come back at once
+
+
+class _Call:
+    """One request, and what came of it."""
+
+    def __init__(self, asked: Asked, take: Take, on_text: OnText | None, limits: Limits) -> None:
+        self.asked = asked
+        self.on_text = on_text
+        self._take = take
+        self._limits = limits
+        self._draft = Draft(limits)
+        self._has_answered = False
+        self._was_heard = False
+
+    def may_be_made_again(self, failure: ProviderError) -> bool:
+        """Whether the same may go well, where the SDK did not try: an answer had begun."""
+        return self._has_answered and not self._was_heard and isinstance(failure, _PASSING)
+
+    async def read(self, response: httpx2.Response, patience: Patience, http: Any) -> Reply:
+        """The answer of a stream, or of a server that doesn't stream."""
+        self._has_answered = True
+        kind = response.headers.get("content-type", "")
+        if self.on_text is not None and "json" not in kind and "html" not in kind:
+            await self._read_events(response, patience, http)
+        else:
+            await self._read_whole(response, http)
+        return self._draft.reply()
+
+    async def _read_whole(self, response: httpx2.Response, http: Any) -> None:
+        try:
+            data = failures.answered(self.asked, await http.body(response, self._limits.body_bytes))
+        except http.TooMuch as cut:
+            data = http.begun(cut.data)
+            self._draft.cut()
+        self._tell(self._take(self._draft, data))
+
+    async def _read_events(self, response: httpx2.Response, patience: Patience, http: Any) -> None:
+        try:
+            with anyio.CancelScope() as ending:
+                async for event in http.events(response, self._limits):
+                    patience.end()
+                    if not self._draft.is_done:
+                        self._hear(event)
+                    if self._draft.is_full:
+                        return
+                    if self._draft.is_done and ending.deadline == math.inf:
+                        ending.deadline = anyio.current_time() + LINGER_SECONDS
+        except http.TooMuch:
+            self._draft.cut()
+        except http.ERRORS:
+            # All was said before the connection broke.
+            if not self._draft.has_ended:
+                raise
+        if not (self._draft.has_ended or self._draft.is_full):
+            raise BrokenOff(f"the answer of {self.asked.where} broke off in the middle: try again")
+
+    def _hear(self, event: bytes) -> None:
+        if event == b"[DONE]":
+            self._draft.is_done = True
+        else:
+            self._tell(self._take(self._draft, failures.answered(self.asked, event)))
+
+    def _tell(self, text: str) -> None:
+        if text and self.on_text is not None:
+            self._was_heard = True
+            self.on_text(text)

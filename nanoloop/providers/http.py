@@ -1,0 +1,336 @@
+"""The SDKs' HTTP client, and what a server may send through it: so much, and so long.
+
+Loaded with the first call to a hosted model: it brings the OpenAI SDK.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import anyio
+import httpx2
+import jiter
+import openai
+
+from nanoloop.errors import ProviderError, how_to_install
+from nanoloop.providers import failures
+from nanoloop.providers.answer import Limits
+from nanoloop.providers.failures import Asked, ServerSaid
+
+THIS_MACHINE = {"localhost", "127.0.0.1", "::1"}
+KEPT_SECONDS = 4
+"""After so long without use a connection is closed, before servers that wait for 5 close it."""
+REFUSAL_BYTES = 65_536
+REFUSAL_SECONDS = 5
+"""How much of a refusal is read, and how long."""
+SLICE_SECONDS = 0.004
+"""So long one answer is read at a stretch, before others have their turn."""
+PIECE = 16_384
+
+
+class TooMuch(Exception):
+    """The server sent more than an answer may hold."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        super().__init__()
+        self.data = data
+        """What came before."""
+
+
+class Unreadable(Exception):
+    """The server sent something in a form that it was not asked for."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long each try may take until the answer begins."""
+
+    scope: anyio.CancelScope
+    seconds: float = math.inf
+
+    def begin(self) -> None:
+        """Count from now."""
+        self.scope.deadline = anyio.current_time() + self.seconds
+
+    def end(self) -> None:
+        """Wait as long as it takes."""
+        self.scope.deadline = math.inf
+
+
+patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
+"""Of the call that is being made."""
+
+
+def make_client(url: str, *, connect_timeout_seconds: float) -> httpx2.AsyncClient:
+    """A client for one server, through the proxy that the environment names for it."""
+    settings: dict[str, Any] = {
+        "timeout": httpx2.Timeout(None, connect=connect_timeout_seconds),
+        # 0 is no limit: there are as many connections as there are calls.
+        "limits": httpx2.Limits(max_connections=0, keepalive_expiry=KEPT_SECONDS),
+        "event_hooks": {"request": [_before], "response": [_after]},
+        "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        "headers": {"Accept-Encoding": "identity"},
+    }
+    proxy = _proxy_for(url)
+    if proxy is None:
+        # What is asked on this machine goes through no proxy; certificates are trusted as ever.
+        settings |= {"trust_env": False, "verify": httpx2.create_ssl_context(trust_env=True)}
+    elif proxy.startswith("socks"):
+        return _through_socks(settings)
+    return openai.DefaultAioHttpClient(**settings)
+
+
+def _proxy_for(url: str) -> str | None:
+    parts, proxies = urlsplit(url), getproxies()
+    host = parts.hostname or ""
+    if host in THIS_MACHINE or proxy_bypass(host):
+        return None
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def _through_socks(settings: dict[str, Any]) -> httpx2.AsyncClient:
+    # The SDK's aiohttp client would speak HTTP to a SOCKS proxy.
+    settings["limits"] = httpx2.Limits(max_connections=None, keepalive_expiry=KEPT_SECONDS)
+    try:
+        return openai.DefaultAsyncHttpxClient(**settings)
+    except ImportError:
+        raise ProviderError(
+            f"the proxy in front of the model speaks SOCKS: {how_to_install('socks')}"
+        ) from None
+
+
+async def post(
+    sdk: Any, path: str, body: bytes, waits: Patience, *, has_key: bool
+) -> httpx2.Response:
+    """What the server answers, with its body still to be read; raises one of `ERRORS`."""
+    token = patience.set(waits)
+    try:
+        # Not `create`, which looks at each message anew and at the whole answer: most of its time.
+        response: httpx2.Response = await sdk.post(
+            path,
+            cast_to=httpx2.Response,
+            content=body,
+            options={} if has_key else {"headers": {"Authorization": openai.omit}},
+            stream=True,
+            stream_cls=openai.AsyncStream,
+        )
+    finally:
+        patience.reset(token)
+    return response
+
+
+# Around each request
+
+
+async def _before(_: httpx2.Request) -> None:
+    if (waits := patience.get()) is not None:
+        waits.begin()
+
+
+async def _after(response: httpx2.Response) -> None:
+    """Read a refusal as far as it may go, and say where asking again is no use."""
+    if response.is_success:
+        return
+    raw, said = cast("httpx2.AsyncByteStream", response.stream), bytearray()
+    with anyio.move_on_after(REFUSAL_SECONDS):
+        try:
+            async for piece in _inflated(response, raw, REFUSAL_BYTES):
+                said += piece
+        except (TooMuch, Unreadable):
+            """What was read says enough."""
+    if (waits := patience.get()) is not None:
+        waits.end()  # the wait for the next try is as long as the server asks
+    await raw.aclose()
+    response.headers.pop("content-encoding", None)
+    response.stream = httpx2.ByteStream(bytes(said))
+    if failures.out_of_credit(response.status_code, failures.decoded(bytes(said))) or _is_too_late(
+        response
+    ):
+        response.headers["x-should-retry"] = "false"
+
+
+def _is_too_late(response: httpx2.Response) -> bool:
+    """Whether the call will be given up before the time that the server asks for has passed."""
+    return anyio.current_time() + _asked_for(response) > anyio.current_effective_deadline()
+
+
+def _asked_for(response: httpx2.Response) -> float:
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(response.headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        return 0.0 if math.isnan(seconds) else seconds
+    try:
+        date = parsedate_to_datetime(response.headers.get("retry-after", ""))
+        return date.timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError, OSError):
+        return 0.0
+
+
+# What comes in
+
+
+async def body(response: httpx2.Response, limit: int) -> bytes:
+    """The whole body; raises `TooMuch`, which holds what came before the limit."""
+    data = bytearray()
+    try:
+        async with aclosing(_inflated(response, response.aiter_raw(), limit)) as pieces:
+            async for piece in pieces:
+                data += piece
+    except TooMuch:
+        raise TooMuch(bytes(data)) from None
+    return bytes(data)
+
+
+async def events(response: httpx2.Response, limits: Limits) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, as it comes; raises `TooMuch`."""
+    raw, rest = response.aiter_raw(), bytearray()
+    async with aclosing(_inflated(response, raw, limits.stream_bytes)) as pieces:
+        async for piece in pieces:
+            for line in piece.splitlines(keepends=True):
+                rest += line
+                if len(rest) > limits.event_bytes:
+                    raise TooMuch
+                if line[-1] in b"\r\n":
+                    if rest.startswith(b"data:"):
+                        yield bytes(rest[5:]).strip()
+                    rest.clear()
+    if rest.startswith(b"data:"):
+        yield bytes(rest[5:]).strip()
+
+
+async def _inflated(
+    response: httpx2.Response, raw: AsyncIterable[bytes], limit: int
+) -> AsyncGenerator[bytes]:
+    """What comes, decompressed in small pieces: at most `limit` bytes, then `TooMuch`."""
+    encoding = response.headers.get("content-encoding", "").strip().lower()
+    pace = _Pace()
+    inflate = _inflater(encoding)
+    async for packed in raw:
+        for piece in inflate(packed):
+            pace.begin()
+            limit -= len(piece)
+            if limit < 0:
+                yield piece[:limit]
+                raise TooMuch
+            yield piece
+            await pace.keep()
+
+
+def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
+    if encoding in ("", "identity"):
+        return lambda data: (data,)
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise Unreadable
+    packed = zlib.decompressobj(zlib.MAX_WBITS | 32)  # of either form, by its own word
+
+    def inflate(data: bytes) -> Iterator[bytes]:
+        while data:
+            try:
+                yield packed.decompress(data, PIECE)
+            except zlib.error:
+                raise Unreadable from None
+            data = packed.unconsumed_tail
+
+    return inflate
+
+
+class _Pace:
+    """Lets one answer be read for a short while at a stretch, and half of the time at most."""
+
+    def __init__(self) -> None:
+        self._worked = 0.0
+        self._since = time.monotonic()
+
+    def begin(self) -> None:
+        """Hear that there is something to read; the time since the last time was rest."""
+        now = time.monotonic()
+        self._worked = max(0.0, self._worked - (now - self._since))
+        self._since = now
+
+    async def keep(self) -> None:
+        """Hear that it was read; rest where that took long."""
+        now = time.monotonic()
+        self._worked += now - self._since
+        self._since = now
+        if self._worked > SLICE_SECONDS:
+            await anyio.sleep(self._worked)
+
+
+def begun(data: bytes) -> Mapping[str, Any]:
+    """What there is of an answer of which only the beginning was read."""
+    try:
+        said = jiter.from_json(data, partial_mode="trailing-strings")
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+# What went wrong
+
+ERRORS = (
+    ServerSaid,
+    Unreadable,
+    aiohttp.ClientError,
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    httpx2.StreamError,
+    openai.OpenAIError,
+)
+"""Whatever a call may raise; the SDKs' errors of other vendors are among them, see `failure`."""
+_NO_CONNECTION = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.InvalidURL,
+    httpx2.ConnectError,
+    httpx2.UnsupportedProtocol,
+)
+
+
+def failure(asked: Asked, error: Exception) -> ProviderError:
+    """The error for people, of one of `ERRORS`."""
+    if isinstance(error, ServerSaid):
+        return failures.refusal(asked, status=_status_in(error.said), said=error.said)
+    status = getattr(error, "status_code", None)
+    if status is not None:
+        after = error.response.headers.get("retry-after")  # type: ignore[attr-defined]
+        return failures.refusal(asked, status=status, said=error.body, retry_after=after)  # type: ignore[attr-defined]
+    causes = list(_causes(error))
+    if any(isinstance(cause, (aiohttp.ClientResponseError, Unreadable)) for cause in causes):
+        return failures.no_answer(asked, b"")
+    if any(isinstance(cause, _NO_CONNECTION) for cause in causes):
+        return failures.no_connection(asked, " ".join(map(str, causes)))
+    return failures.broken_off(asked)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _status_in(said: Mapping[str, Any]) -> int | None:
+    inner = said["error"]
+    code = inner.get("code") if isinstance(inner, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else None  # noqa: PLR2004
