@@ -36,8 +36,8 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 _PASSING = (BrokenOff, NoConnection, ServerFailed)
 """What may go well the next time, once the server had begun to answer."""
 
-MakeSDK = Callable[["httpx2.AsyncClient", int], Any]
-"""Makes a vendor's client that asks through this one, and again so often."""
+MakeSDK = Callable[["httpx2.AsyncClient"], tuple[Any, Mapping[str, Any]]]
+"""Makes a vendor's client that asks through this one, and the options for each request."""
 Take = Callable[[Draft, Mapping[str, Any]], str]
 """Puts an answer, or an event of one, into the draft; returns the text that is new."""
 
@@ -58,6 +58,7 @@ class _Client:
     """The SDK's client in one event loop: connections can't be used in another."""
 
     sdk: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
     calls: int = 0
     """Calls that are under way."""
     making: anyio.Lock = field(default_factory=anyio.Lock)
@@ -66,13 +67,10 @@ class _Client:
 class Server:
     """Takes requests as bytes and gives replies."""
 
-    def __init__(
-        self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms, has_key: bool = True
-    ) -> None:
+    def __init__(self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms) -> None:
         """`path` is what is asked there, as the SDK's `post` takes it."""
         self._url = url
         self._path = path
-        self._has_key = has_key
         self._make_sdk = make_sdk
         self._terms = terms
         self._clients: WeakKeyDictionary[AbstractEventLoop, _Client] = WeakKeyDictionary()
@@ -112,16 +110,11 @@ class Server:
         client = await self._client()
         client.calls += 1
         try:
+            if call.on_text is None:
+                return await self._answer_of(client, call, None)
             with anyio.CancelScope() as scope:
-                patience = self._http.Patience(scope)
-                if call.on_text is not None:
-                    patience.seconds = self._terms.first_token_timeout_seconds
-                response = await self._posted(client, call, patience)
-                try:
-                    return await call.read(response, patience, self._http)
-                finally:
-                    with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                        await response.aclose()
+                patience = self._http.Patience(scope, self._terms.first_token_timeout_seconds)
+                return await self._answer_of(client, call, patience)
         finally:
             client.calls -= 1
             if self._is_closed and not client.calls:
@@ -131,10 +124,21 @@ class Server:
             "try again, or raise first_token_timeout_seconds"
         )
 
-    async def _posted(self, client: _Client, call: _Call, patience: Patience) -> httpx2.Response:
+    async def _answer_of(self, client: _Client, call: _Call, patience: Patience | None) -> Reply:
+        response = await self._posted(client, call, patience)
+        try:
+            return await call.read(response, patience, self._http)
+        finally:
+            if not response.is_closed:
+                with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                    await response.aclose()
+
+    async def _posted(
+        self, client: _Client, call: _Call, patience: Patience | None
+    ) -> httpx2.Response:
         try:
             response: httpx2.Response = await self._http.post(
-                client.sdk, self._path, call.asked.body, patience, has_key=self._has_key
+                client.sdk, self._path, call.asked.body, options=client.options, waits=patience
             )
         except RuntimeError:
             if not self._is_closed:
@@ -154,15 +158,13 @@ class Server:
         client = self._clients.setdefault(asyncio.get_running_loop(), _Client())
         if client.sdk is None:
             async with client.making:
-                client.sdk = client.sdk or await to_thread.run_sync(self._made)
+                if client.sdk is None:
+                    client.sdk, client.options = await to_thread.run_sync(self._made)
         return client
 
-    def _made(self) -> Any:
-        terms = self._terms
-        client = self._http.make_client(
-            self._url, connect_timeout_seconds=terms.connect_timeout_seconds
-        )
-        return self._make_sdk(client, terms.max_retries)
+    def _made(self) -> tuple[Any, Mapping[str, Any]]:
+        seconds = self._terms.connect_timeout_seconds
+        return self._make_sdk(self._http.make_client(self._url, connect_timeout_seconds=seconds))
 
     async def close(self) -> None:
         """Let go of connections, each once its call is over; closing twice is fine."""
@@ -209,11 +211,11 @@ class _Call:
         """Whether the same may go well, where the SDK did not try: an answer had begun."""
         return self._has_answered and not self._was_heard and isinstance(failure, _PASSING)
 
-    async def read(self, response: httpx2.Response, patience: Patience, http: Any) -> Reply:
+    async def read(self, response: httpx2.Response, patience: Patience | None, http: Any) -> Reply:
         """The answer of a stream, or of a server that doesn't stream."""
         self._has_answered = True
         kind = response.headers.get("content-type", "")
-        if self.on_text is not None and "json" not in kind and "html" not in kind:
+        if patience is not None and "json" not in kind and "html" not in kind:
             await self._read_events(response, patience, http)
         else:
             await self._read_whole(response, http)

@@ -83,14 +83,19 @@ patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 def make_client(url: str, *, connect_timeout_seconds: float) -> httpx2.AsyncClient:
     """A client for one server, through the proxy that the environment names for it."""
-    settings: dict[str, Any] = {
-        "timeout": httpx2.Timeout(None, connect=connect_timeout_seconds),
+    client = _client_for(
+        url,
+        timeout=httpx2.Timeout(None, connect=connect_timeout_seconds),
         # 0 is no limit: there are as many connections as there are calls.
-        "limits": httpx2.Limits(max_connections=0, keepalive_expiry=KEPT_SECONDS),
-        "event_hooks": {"request": [_before], "response": [_after]},
-        "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        "headers": {"Accept-Encoding": "identity"},
-    }
+        limits=httpx2.Limits(max_connections=0, keepalive_expiry=KEPT_SECONDS),
+        event_hooks={"request": [_before], "response": [_after]},
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+    )
+    client.headers.clear()  # an SDK says all that is to be said
+    return client
+
+
+def _client_for(url: str, **settings: Any) -> httpx2.AsyncClient:
     proxy = _proxy_for(url)
     if proxy is None:
         # What is asked on this machine goes through no proxy; certificates are trusted as ever.
@@ -120,7 +125,7 @@ def _through_socks(settings: dict[str, Any]) -> httpx2.AsyncClient:
 
 
 async def post(
-    sdk: Any, path: str, body: bytes, waits: Patience, *, has_key: bool
+    sdk: Any, path: str, body: bytes, *, options: Mapping[str, Any], waits: Patience | None
 ) -> httpx2.Response:
     """What the server answers, with its body still to be read; raises one of `ERRORS`."""
     token = patience.set(waits)
@@ -130,7 +135,7 @@ async def post(
             path,
             cast_to=httpx2.Response,
             content=body,
-            options={} if has_key else {"headers": {"Authorization": openai.omit}},
+            options=options,
             stream=True,
             stream_cls=openai.AsyncStream,
         )

@@ -27,7 +27,11 @@ if TYPE_CHECKING:  # it takes long to load
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
 """What a request says that no option may."""
-HEADERS = {"Accept": "application/json, text/event-stream", "User-Agent": "nanoloop"}
+HEADERS = {
+    "Accept": "application/json, text/event-stream",
+    "Accept-Encoding": "identity",
+    "User-Agent": "nanoloop",
+}
 UNSAID = (
     "OpenAI-Organization",
     "OpenAI-Project",
@@ -65,12 +69,12 @@ class OpenAIProvider:
         self._url = _clean_url(base_url)
         self._options = _clean_options(options)
         self._quirks = quirks or Quirks(takes_cache_key=base_url is None)
+        self._max_retries = max_retries
         self._user, place = _without_user(self._url)
         self._server = Server(
             place,
             _completions(place),
             make_sdk=self._sdk,
-            has_key=bool(self._key or self._user),
             terms=Terms(
                 connect_timeout_seconds=connect_timeout_seconds,
                 first_token_timeout_seconds=first_token_timeout_seconds,
@@ -132,24 +136,39 @@ class OpenAIProvider:
             body=body,
         )
 
-    def _sdk(self, http_client: httpx2.AsyncClient, max_retries: int) -> openai.AsyncOpenAI:
+    def _sdk(
+        self, http_client: httpx2.AsyncClient
+    ) -> tuple[openai.AsyncOpenAI, openai.types.RequestOptions]:
         import openai  # noqa: PLC0415 - loaded by now
 
         # Of what the environment says for OpenAI's own servers no other server may hear.
         extra = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
         unsaid = [*UNSAID, *(line.partition(":")[0].strip() for line in extra if ":" in line)]
-        headers = dict(HEADERS) | ({"Authorization": self._user} if self._user else {})
-        return openai.AsyncOpenAI(
+        own = dict(HEADERS) | ({"Authorization": self._user} if self._user else {})
+        headers: dict[str, Any] = {**dict.fromkeys(unsaid, openai.omit), **own}
+        client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             admin_api_key="",
             organization="",
             project="",
             webhook_secret="",
             base_url=self._url,
-            max_retries=max_retries,
-            default_headers={**dict.fromkeys(unsaid, openai.omit), **headers},  # type: ignore[arg-type]
+            max_retries=self._max_retries,
+            default_headers=headers,
             http_client=http_client,
         )
+        # All of them, since the SDK takes long to copy each that is left out.
+        return client, {
+            "extra_json": None,
+            "follow_redirects": True,
+            "headers": {} if self._key or self._user else {"Authorization": openai.omit},
+            "idempotency_key": "",
+            "max_retries": self._max_retries,
+            "params": {},
+            "security": {"bearer_auth": True},
+            "synthesize_event_and_data": False,
+            "timeout": http_client.timeout,
+        }
 
 
 # A request
