@@ -1,15 +1,33 @@
 """Servers that behave badly, and calls that go on while the provider is closed: an error each."""
 
+import json
+import ssl
+
 import anyio
 import pytest
 
 from nanoloop.errors import NoConnection, OverQuota, ProviderError, ProviderTimeout
-from nanoloop.providers import attempts
+from nanoloop.providers import hosted
 from nanoloop.providers.openai import OpenAIProvider
-from tests.openai_client import HI, KEY, connected, error
+from tests.certificates import certified
+from tests.openai_client import HI, choice, connected, error, sse
 from tests.openai_server import Answer, OpenAIServer
 from tests.raw_server import RawServer
-from tests.test_openai_connections import OK, PLAIN, trust  # noqa: F401 - a fixture
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+SAID = json.dumps({"choices": [{"message": {"content": "Hello."}}]}).encode()
+PLAIN = OK + b"Content-Length: %d\r\n\r\n" % len(SAID) + SAID
+AT_ONCE = (("Retry-After-Ms", "1"),)
+
+
+@pytest.fixture
+def trust(tmp_path, monkeypatch):
+    """What a server has that speaks TLS; its clients trust it."""
+    certified(tmp_path)
+    trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trust.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+    return trust
 
 
 async def failing_at(url, *, on_text=None, **settings):
@@ -31,7 +49,7 @@ class Breaks(RawServer):
 
 
 @pytest.mark.parametrize("said", [b"H", OK + b"Content-Length: 50\r\n\r\nHel"])
-async def test_what_is_not_encrypted_as_it_should_be_breaks_the_connection(trust, said):  # noqa: F811
+async def test_what_is_not_encrypted_as_it_should_be_breaks_the_connection(trust, said):
     async with Breaks(said, trust=trust) as server:
         assert isinstance(await failing_at(server.url), NoConnection)
 
@@ -42,24 +60,7 @@ async def test_a_server_that_hangs_up_before_it_is_trusted_is_not_there():
     assert isinstance(failure, NoConnection)
 
 
-async def test_a_provider_that_is_closed_before_the_next_try_says_so(monkeypatch):
-    waits = anyio.Event()
-    monkeypatch.setattr(attempts, "pause_after", lambda *_, **__: waits.set() or 0.01)
-    async with (
-        connected(error(503), max_retries=1) as (provider, _),
-        anyio.create_task_group() as group,
-    ):
-        group.start_soon(close_after, waits, provider)
-        with pytest.raises(ProviderError, match="closed"):
-            await provider.chat(messages=HI)
-
-
-async def close_after(event, provider):
-    await event.wait()
-    await provider.close()
-
-
-async def test_the_connection_of_a_call_that_goes_on_is_closed_after_it():
+async def test_a_call_that_goes_on_is_finished_and_its_connection_closed_after_it():
     async with connected(Answer(held=True)) as (provider, server):
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: provider.chat(messages=HI))
@@ -67,17 +68,6 @@ async def test_the_connection_of_a_call_that_goes_on_is_closed_after_it():
             await provider.close()
             server.release()
         await server.deserted()
-
-
-@pytest.mark.parametrize("status", [301, 307, 308])
-async def test_a_conversation_goes_nowhere_but_to_the_server_that_was_named(status):
-    async with OpenAIServer() as other:
-        head = f"HTTP/1.1 {status} X\r\nLocation: {other.url}/chat/completions\r\n"
-        async with RawServer(head.encode() + b"Content-Length: 0\r\n\r\n") as server:
-            failure = await failing_at(server.url, api_key=KEY)
-    assert isinstance(failure, NoConnection)
-    assert f"no chat completions ({status})" in str(failure)
-    assert other.count == 0
 
 
 @pytest.mark.parametrize("where", ["ftp://x/y", "mailto:x", "http://[oops"])
@@ -119,3 +109,116 @@ async def test_no_proxy_hears_what_is_asked_on_this_machine(monkeypatch):
         assert (await provider.chat(messages=HI)).text == "Hello."
         await provider.close()
     assert proxy.count == 0
+
+
+# Connections
+
+
+async def test_calls_in_a_row_share_a_connection_and_those_at_once_do_not():
+    async with connected(max_retries=0) as (provider, server):
+        for _ in range(3):
+            await provider.chat(messages=HI)
+        assert server.connections_made == 1
+        server.otherwise = Answer(held=True)
+        async with anyio.create_task_group() as group:
+            for _ in range(5):
+                group.start_soon(lambda: provider.chat(messages=HI))
+            await server.arrived(8)
+            server.release()
+        assert server.connections_made == 5
+
+
+async def test_what_a_server_let_go_of_while_nobody_asked_is_not_used_again():
+    async with RawServer(PLAIN, hangs_up=True) as server:
+        provider = OpenAIProvider(model="m", base_url=server.url, max_retries=1)
+        for _ in range(3):
+            assert (await provider.chat(messages=HI)).text == "Hello."
+        await provider.close()
+    assert server.connections_made == 3
+
+
+async def test_what_comes_right_behind_an_answer_is_nobodys_answer():
+    async with RawServer(PLAIN + PLAIN.replace(b"Hello", b"OTHER")) as server:
+        provider = OpenAIProvider(model="m", base_url=server.url, max_retries=0)
+        for _ in range(2):
+            assert (await provider.chat(messages=HI)).text == "Hello."
+        await provider.close()
+    assert server.connections_made == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"220 ready for mail\r\n",
+        OK + b"Content-Length: 9\r\n\r\nHello",
+        OK + b"Transfer-Encoding: chunked\r\n\r\n9\r\nHello",
+        OK + b"X-Endless: " + b"a" * 300_000,
+        b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        OK.replace(b"200", b"999999") + b"Content-Length: 0\r\n\r\n",
+    ],
+)
+async def test_what_is_no_whole_answer_is_a_failure(said):
+    async with RawServer(said, hangs_up=True) as server:
+        await failing_at(server.url)
+
+
+async def test_only_a_certificate_that_is_trusted_will_do(trust, monkeypatch):
+    async with RawServer(PLAIN, trust=trust) as server:
+        provider = OpenAIProvider(model="m", base_url=server.url, max_retries=0)
+        for _ in range(2):
+            assert (await provider.chat(messages=HI)).text == "Hello."
+        await provider.close()
+        assert server.connections_made == 1
+        monkeypatch.delenv("SSL_CERT_FILE")
+        assert "certificate" in str(await failing_at(server.url))
+
+
+# What is tried again
+
+
+async def test_an_answer_that_failed_unheard_is_asked_for_again(monkeypatch):
+    monkeypatch.setattr(hosted, "FIRST_PAUSE_SECONDS", 0.001)
+    failed = Answer(text="Error: key sk-1", finish_reason="error")
+    async with connected(failed, failed, max_retries=2) as (provider, server):
+        assert (await provider.chat(messages=HI)).text == "Hello."
+    assert server.count == 3
+
+
+async def test_no_error_is_tried_again_by_the_sdk_and_by_us():
+    busy = error(503, headers=AT_ONCE)
+    async with connected(otherwise=busy, max_retries=2) as (provider, server):
+        with pytest.raises(ProviderError):
+            await provider.chat(messages=HI)
+    assert server.count == 3
+
+
+async def test_what_was_heard_is_not_asked_for_again():
+    said = (*sse(choice(content="one")), *sse({"error": "overloaded"}))
+    heard = []
+    async with connected(otherwise=Answer(chunks=said), max_retries=2) as (provider, server):
+        with pytest.raises(ProviderError):
+            await provider.chat(messages=HI, on_text=heard.append)
+    assert (heard, server.count) == (["one"], 1)
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529])
+async def test_a_server_that_is_busy_or_in_trouble_is_asked_again(status):
+    async with connected(error(status, headers=AT_ONCE), max_retries=1) as (provider, _):
+        assert (await provider.chat(messages=HI)).text == "Hello."
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422])
+async def test_a_refusal_stays_one(status):
+    async with connected(error(status, headers=AT_ONCE), max_retries=1) as (provider, server):
+        with pytest.raises(ProviderError):
+            await provider.chat(messages=HI)
+    assert server.count == 1
+
+
+@pytest.mark.parametrize("said", ["121", "1e999", "100000000000"])
+async def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(said):
+    busy = error(429, headers=(("Retry-After", said),))
+    async with connected(busy, max_retries=1) as (provider, server):
+        with pytest.raises(OverQuota):
+            await provider.chat(messages=HI)
+    assert server.count == 1
