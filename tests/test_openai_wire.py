@@ -48,6 +48,17 @@ def test_a_call_without_an_id_gets_one():
     assert json.loads(call.arguments) == {"a": 1}
 
 
+@given(st.text(alphabet=st.sampled_from("a\\\ud83d\ude00\ud800\n\"u")))
+def test_arguments_hold_no_half_characters_once_they_are_decoded(text):
+    draft = Draft()
+    arguments = json.dumps({"text": text})
+    take(draft, choice(tool_calls=[{"id": "a", "function": {"name": "f", "arguments": arguments}}]))
+    (call,) = draft.reply().tool_calls
+    said = json.loads(call.arguments)["text"]
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert said == whole
+
+
 def test_reasoning_is_kept_under_either_name_and_text_in_parts_is_joined():
     draft = Draft()
     take(draft, choice(reasoning="Let ", content=[{"type": "text", "text": "O"}, {"type": "x"}]))

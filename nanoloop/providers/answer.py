@@ -31,6 +31,12 @@ MOST_TOKENS = 100_000_000
 """No request has so many: a larger count is no count."""
 NAME_CHARS = 256
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole pair
+    r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    r"|.)",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,7 @@ class Draft:
             self._calls.append(known)
             self._by_index[index] = known
         known.name = known.name or clean(name)[:NAME_CHARS]
-        self._arguments_left -= len(arguments)
+        self._arguments_left -= len(arguments.encode("utf-8", "surrogatepass"))
         if self._arguments_left < 0:
             self.is_full = True
         else:
@@ -151,7 +157,10 @@ class _Call:
 
 def _tool_call(call: _Call) -> ToolCall:
     call_id = clean(call.said_id)[:NAME_CHARS] or f"call_{uuid4().hex}"
-    return ToolCall(id=call_id, name=call.name, arguments=clean("".join(call.arguments)))
+    arguments = clean("".join(call.arguments))
+    if "\\u" in arguments:
+        arguments = _ESCAPE.sub(lambda found: r"\ufffd" if found[1] else found[0], arguments)
+    return ToolCall(id=call_id, name=call.name, arguments=arguments)
 
 
 def _is_whole(call: ToolCall) -> bool:
