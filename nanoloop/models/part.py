@@ -75,9 +75,13 @@ class Part:
         if needed > free:
             raise NoRoom(self.path.parent, needed=needed, free=free)
 
+    def grows(self) -> IO[bytes]:
+        """Its file, open at its end."""
+        return self.path.open("ab")
+
     def append(self, source: IO[bytes]) -> None:
         """Add all that the source has."""
-        with self.path.open("ab") as file:
+        with self.grows() as file:
             while piece := source.read(PIECE_BYTES):
                 file.write(piece)
         self.told(self.size)

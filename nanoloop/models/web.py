@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.to_thread
 
 from nanoloop.models.errors import SourceFailed
 from nanoloop.models.part import Part
+from nanoloop.proxies import is_socks, proxy_for, shown
 
 if TYPE_CHECKING:
-    import httpx2
+    import aiohttp
 
 TRIES = 4
 """Lost connections in a row, without a byte between them, after which it is given up."""
 PAUSE_SECONDS = 1.0
+REDIRECTS = 20
 _SILENCE_SECONDS = 60
-_PARTIAL, _NOTHING_BEYOND = 206, 416
+_SUCCESS, _PARTIAL, _NOTHING_BEYOND = 2, 206, 416
 _HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
 
 
@@ -38,34 +43,35 @@ class Url:
 
     async def fetch(self, part: Part, hub: str | None) -> None:  # noqa: ARG002 - hubs need it
         """Add what is missing; raises `SourceFailed`, and what came until then stays."""
-        import httpx2  # noqa: PLC0415 - it takes a while, and few commands fetch anything
+        import aiohttp  # noqa: PLC0415 - it takes a while, and few commands fetch anything
 
-        timeout = httpx2.Timeout(_SILENCE_SECONDS)
         lost = 0
-        async with httpx2.AsyncClient(
-            follow_redirects=True, timeout=timeout, headers=_HEADERS
-        ) as client:
+        async with await _client() as client:
             while True:
                 before = part.size
                 try:
                     return await self._go_on(client, part)
-                except (httpx2.RequestError, httpx2.InvalidURL) as error:
+                except aiohttp.ClientError as error:
                     lost = 0 if part.size > before else lost + 1
-                    if lost == TRIES or not isinstance(error, httpx2.TransportError):
-                        raise SourceFailed(_reason(error)) from None
+                    reason, may_pass = _reason(error)
+                    if lost == TRIES or not may_pass:
+                        raise SourceFailed(reason) from None
                 await anyio.sleep(self.pause_seconds * lost)
 
-    async def _go_on(self, client: httpx2.AsyncClient, part: Part) -> None:
-        async with client.stream("GET", self.url, headers=_from_where(part)) as response:
-            if response.status_code == _NOTHING_BEYOND and part.size:
+    async def _go_on(self, client: aiohttp.ClientSession, part: Part) -> None:
+        where = _from_where(part)
+        async with client.get(self.url, headers=where, max_redirects=REDIRECTS) as response:
+            if response.status == _NOTHING_BEYOND and part.size:
                 part.begin(None)  # it is longer than the file there: another one
                 return await self._go_on(client, part)
             _take_up(part, response)
             part.need_room()
-            async with await anyio.open_file(part.path, "ab") as file:
+            # Written here and not in a thread: what aiohttp holds back meanwhile would be lost when
+            # the connection breaks.
+            with part.grows() as file:
                 done = part.size
-                async for piece in response.aiter_raw():
-                    await file.write(piece)
+                async for piece in response.content.iter_any():
+                    file.write(piece)
                     part.told(done := done + len(piece))
         return None
 
@@ -90,6 +96,45 @@ class Hub:
         await Url(url=url).fetch(part, hub)
 
 
+async def _client() -> aiohttp.ClientSession:
+    import aiohttp  # noqa: PLC0415 - as above
+
+    trusted = await anyio.to_thread.run_sync(_trusted)  # it reads all certificates there are
+    return aiohttp.ClientSession(
+        auto_decompress=False,
+        connector=aiohttp.TCPConnector(ssl=trusted),
+        headers=_HEADERS,
+        middlewares=(_through_proxy,),
+        timeout=aiohttp.ClientTimeout(connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS),
+    )
+
+
+def _trusted() -> ssl.SSLContext:
+    """Trust the certificates that the environment names; otherwise those of the system."""
+    import truststore  # noqa: PLC0415 - as above
+
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file or folder:
+        return ssl.create_default_context(cafile=file or None, capath=folder or None)
+    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def _through_proxy(
+    request: aiohttp.ClientRequest, go_on: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Ask through the proxy that stands before this address; each redirect has its own."""
+    from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
+
+    if proxy := proxy_for(str(request.url)):
+        if is_socks(proxy):
+            raise SourceFailed(
+                f"{shown(proxy)} is a SOCKS proxy, and files come through HTTP proxies only: "
+                "set HTTPS_PROXY to one, or fetch the file by other means"
+            )
+        request.update_proxy(URL(proxy), None, None)
+    return await go_on(request)
+
+
 def _from_where(part: Part) -> dict[str, str]:
     """Ask for what is missing only, and only if it is of the same version."""
     if part.sha256 is None and part.tag is None and part.size:
@@ -100,12 +145,12 @@ def _from_where(part: Part) -> dict[str, str]:
     return {"Range": f"bytes={part.size}-"} | same
 
 
-def _take_up(part: Part, response: httpx2.Response) -> None:
+def _take_up(part: Part, response: aiohttp.ClientResponse) -> None:
     """Make the part ready for what comes: the rest, or all of it from the beginning."""
-    if not response.is_success:
-        raise SourceFailed(_refusal(response.status_code))
+    if response.status // 100 != _SUCCESS:
+        raise SourceFailed(_refusal(response.status))
     start = 0
-    if response.status_code == _PARTIAL:
+    if response.status == _PARTIAL:
         place = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
         start = int(place[1]) if place else -1
         if start != part.size:
@@ -134,13 +179,25 @@ def _refusal(status: int) -> str:
     return f"it refused ({status}): try again in a while"
 
 
-def _reason(error: Exception) -> str:
-    """What to say of a connection that failed, without the address."""
-    kind = type(error).__name__
-    if "Connect" in kind or "Proxy" in kind:
-        return "nothing answers there: check the address and the network"
-    if "Timeout" in kind:
-        return "it fell silent: try again in a while"
-    if kind in ("InvalidURL", "UnsupportedProtocol"):
-        return "no address to fetch from: begin it with https://"
-    return "the connection was lost again and again: try again in a while"
+def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
+    """What to say of a connection that failed, without the address; and if it may pass."""
+    import aiohttp  # noqa: PLC0415 - as above
+
+    match error:
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return "no address to fetch from: begin it with https://", False
+        case aiohttp.TooManyRedirects():
+            return "it redirects without an end: check the address", False
+        case aiohttp.ClientHttpProxyError():
+            return f"the proxy refused ({error.status}): check its address and password", False
+        case aiohttp.ClientConnectorCertificateError():
+            return "its certificate is not trusted: name your own CA's in SSL_CERT_FILE", False
+        case aiohttp.ClientProxyConnectionError():
+            said = "the proxy does not answer: check its address"
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            said = "nothing answers there: check the address and the network"
+        case aiohttp.ServerTimeoutError():
+            said = "it fell silent: try again in a while"
+        case _:
+            said = "the connection was lost again and again: try again in a while"
+    return said, True
