@@ -112,6 +112,17 @@ async def test_a_server_that_hangs_is_ended_and_started_anew(monkeypatch):
         assert (await provider.chat(messages=said("Hi."))).text
 
 
+async def test_a_server_that_is_only_slow_is_left_alive_whatever_proxy_there_is(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    async with opened(call_timeout_seconds=0.3, options=LONG) as provider:
+        await provider.ready()
+        before = provider.pid
+        with pytest.raises(ProviderError, match="had not finished"):
+            await provider.chat(messages=said("Count."))
+        assert provider.pid == before
+        assert is_alive(before)
+
+
 async def test_closed_it_leaves_no_process_and_answers_no_more():
     async with opened() as provider:
         await provider.chat(messages=said("Hi."))
