@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class FileServer:
     """Gives `content` under any name; the attributes say how it misbehaves."""
 
-    def __init__(self, content):
+    def __init__(self, content, *, trust=None):
         self.content = content
         self.tag = '"first"'
         self.cuts = []
@@ -16,13 +16,16 @@ class FileServer:
         self.status = None
         self.knows_ranges = True
         self.says_length = True
+        self.moved_to = ""
         self.asked = []
         """Path and range of each request."""
         self.stops_after = None
         """After how many bytes it falls silent until `release`."""
         self._released = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.root = f"http://127.0.0.1:{self._server.server_port}"
+        if trust is not None:
+            self._server.socket = trust.wrap_socket(self._server.socket, server_side=True)
+        self.root = f"http{'s' if trust else ''}://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self):
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -56,9 +59,9 @@ class FileServer:
 
     def answer(self, to):
         self.asked.append((to.path, to.headers.get("Range")))
-        if to.path.startswith("/moved/"):
+        if to.path.startswith(("/moved/", "/forever/")):
             to.send_response(302)
-            to.send_header("Location", to.path.removeprefix("/moved"))
+            to.send_header("Location", self.moved_to + to.path.removeprefix("/moved"))
             to.end_headers()
             return
         if self.status is not None:

@@ -1,6 +1,7 @@
 """Model files from the web: a real server, and all that may go wrong on the way."""
 
 import hashlib
+import ssl
 from dataclasses import replace
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from nanoloop.models import fetching, part
 from nanoloop.models.catalogue import Model, at
 from nanoloop.models.errors import ModelError, NoRoom, NotFetched
-from nanoloop.models.web import Hub, Url
+from nanoloop.models.web import REDIRECTS, Hub, Url
+from tests.certificates import certified
 from tests.file_server import FileServer
+from tests.servers.forwarding import HttpProxy, running
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000
 SUM = hashlib.sha256(CONTENT).hexdigest()
@@ -96,6 +99,12 @@ async def test_a_redirect_is_followed(server, tmp_path):
     assert path.read_bytes() == CONTENT
 
 
+async def test_redirects_without_an_end_are_given_up(server, tmp_path):
+    with pytest.raises(NotFetched, match="redirects without an end"):
+        await fetching.fetch(model(server, "forever/tiny.gguf"), tmp_path)
+    assert len(server.asked) == REDIRECTS
+
+
 async def test_a_server_that_says_no_length_is_believed_to_the_end(server, tmp_path):
     server.says_length = False
     path = await fetching.fetch(model(server, sha256=SUM), tmp_path)
@@ -129,6 +138,94 @@ async def test_no_network_is_told_with_the_next_step(tmp_path):
     nowhere = Model(name="tiny", sources=(Url(url="http://127.0.0.1:9", pause_seconds=0),))
     with pytest.raises(NotFetched, match=r"model get tiny.*\n.*nothing answers"):
         await fetching.fetch(nowhere, tmp_path)
+
+
+# Proxies and certificates
+
+
+def far(server):
+    """The file under a name that only a proxy knows."""
+    url = server.url().replace("127.0.0.1", "models.example")
+    return Model(name="tiny", sha256=SUM, sources=(Url(url=url, pause_seconds=0),))
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "all_proxy"])
+async def test_a_proxy_is_used_with_its_password(server, tmp_path, monkeypatch, name):
+    async with running(HttpProxy(user="me", password="p%40ss")) as proxy:
+        monkeypatch.setenv(name, proxy.url)
+        proxy.password = "p@ss"
+        path = await fetching.fetch(far(server), tmp_path)
+    assert path.read_bytes() == CONTENT
+    assert proxy.asked == [f"GET {far(server).sources[0].url}"]
+
+
+async def test_a_redirect_has_the_proxy_of_its_own_host(server, tmp_path, monkeypatch):
+    async with running(HttpProxy()) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        server.moved_to = "http://models.example:" + server.root.rpartition(":")[2]
+        await fetching.fetch(model(server, "moved/tiny.gguf"), tmp_path)
+    assert proxy.asked == [f"GET {far(server).sources[0].url}"]
+
+
+async def test_hosts_that_need_no_proxy_are_asked_directly(server, tmp_path, monkeypatch):
+    async with running(HttpProxy()) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        await fetching.fetch(model(server), tmp_path)
+        monkeypatch.setenv("NO_PROXY", "models.example")
+        with pytest.raises(NotFetched, match="nothing answers"):
+            await fetching.fetch(far(server), tmp_path / "other")
+    assert proxy.asked == []
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_only_a_certificate_that_is_trusted_will_do(tmp_path, monkeypatch, trusted):
+    certified(tmp_path, "models.example")
+    trust = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trust.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with FileServer(CONTENT, trust=trust) as server:
+        async with running(HttpProxy()) as proxy:
+            monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+            if trusted:
+                monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+                await fetching.fetch(far(server), tmp_path / "models")
+            else:
+                with pytest.raises(NotFetched, match=r"not trusted.*SSL_CERT_FILE"):
+                    await fetching.fetch(far(server), tmp_path / "models")
+    assert len(proxy.asked) == 1
+
+
+async def test_certificates_that_are_not_there_are_told(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    with pytest.raises(NotFetched, match=r"SSL_CERT_FILE .* can't be read"):
+        await fetching.fetch(model(server), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("proxy", "told"),
+    [
+        ("http://me:secret@127.0.0.1:9", "the proxy does not answer"),
+        ("socks5://me:secret@127.0.0.1:9", "socks5://127.0.0.1:9 is a SOCKS proxy"),
+        ("http://me:secret@127.0.0.1:99999", "names no proxy that"),
+    ],
+)
+async def test_a_proxy_of_no_use_is_told_without_secrets(
+    server, tmp_path, monkeypatch, proxy, told
+):
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(NotFetched, match=told) as raised:
+        await fetching.fetch(far(server), tmp_path)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("trust", [None, ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)])
+async def test_a_proxy_that_turns_away_says_so(tmp_path, monkeypatch, trust):
+    with FileServer(CONTENT, trust=trust) as server:
+        async with running(HttpProxy(user="me", password="secret")) as proxy:
+            for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+                monkeypatch.setenv(name, proxy.url.replace("secret", "wrong"))
+            with pytest.raises(NotFetched, match=r"the proxy refused \(407\)"):
+                await fetching.fetch(far(server), tmp_path)
+    assert proxy.turned_away == 1
 
 
 async def test_the_next_source_goes_on_with_what_the_first_one_gave(server, tmp_path):

@@ -25,6 +25,9 @@ PAUSE_SECONDS = 1.0
 REDIRECTS = 20
 _SILENCE_SECONDS = 60
 _SUCCESS, _PARTIAL, _NOTHING_BEYOND = 2, 206, 416
+_PROXY_REFUSED = 407
+_TURNED_AWAY = "the proxy refused (407): put its name and password into HTTPS_PROXY"
+_NO_WAY = "the proxy finds no way there: check the address, or NO_PROXY"
 _HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
 
 
@@ -99,7 +102,10 @@ class Hub:
 async def _client() -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - as above
 
-    trusted = await anyio.to_thread.run_sync(_trusted)  # it reads all certificates there are
+    try:
+        trusted = await anyio.to_thread.run_sync(_trusted)  # it reads all certificates there are
+    except OSError:
+        raise SourceFailed("SSL_CERT_FILE or SSL_CERT_DIR names what can't be read") from None
     return aiohttp.ClientSession(
         auto_decompress=False,
         connector=aiohttp.TCPConnector(ssl=trusted),
@@ -131,7 +137,13 @@ async def _through_proxy(
                 f"{shown(proxy)} is a SOCKS proxy, and files come through HTTP proxies only: "
                 "set HTTPS_PROXY to one, or fetch the file by other means"
             )
-        request.update_proxy(URL(proxy), None, None)
+        try:
+            request.update_proxy(URL(proxy), None, None)
+        except ValueError:
+            raise SourceFailed(
+                "the environment names no proxy that could be used: HTTPS_PROXY looks like "
+                "http://proxy.example:3128"
+            ) from None
     return await go_on(request)
 
 
@@ -174,6 +186,8 @@ def _agree(part: Part, start: int, length: str | None) -> None:
 def _refusal(status: int) -> str:
     if status in (401, 403):
         return f"it gives the file only to whom it knows ({status})"
+    if status == _PROXY_REFUSED:
+        return _TURNED_AWAY
     if status in (404, 410):
         return f"it has no such file ({status})"
     return f"it refused ({status}): try again in a while"
@@ -189,7 +203,7 @@ def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
         case aiohttp.TooManyRedirects():
             return "it redirects without an end: check the address", False
         case aiohttp.ClientHttpProxyError():
-            return f"the proxy refused ({error.status}): check its address and password", False
+            return _TURNED_AWAY if error.status == _PROXY_REFUSED else _NO_WAY, False
         case aiohttp.ClientConnectorCertificateError():
             return "its certificate is not trusted: name your own CA's in SSL_CERT_FILE", False
         case aiohttp.ClientProxyConnectionError():
