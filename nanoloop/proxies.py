@@ -6,19 +6,37 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from nanoloop.errors import SettingsError
+
+SCHEMES = ("http", "https", "socks5", "socks5h")
+
 
 def proxy_for(url: str) -> str | None:
     """The proxy to use for a URL, with its password; None if the URL is asked directly.
 
     `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` name proxies, and `NO_PROXY` the hosts without one.
+    Raises `SettingsError` if what is named there is no proxy.
     """
     parts = urlsplit(url)
-    host, _, place = parts.hostname or "", *parts.netloc.rpartition("@")[1:]
-    if is_this_machine(host) or proxy_bypass(place):
+    if is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     known = getproxies()
     proxy = known.get(parts.scheme) or known.get("all")
-    return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+    return _usable(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
+
+
+def _usable(proxy: str) -> str:
+    try:
+        parts = urlsplit(proxy)
+        is_one = parts.scheme in SCHEMES and parts.hostname and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise SettingsError(
+            "the environment names a proxy that can't be used: HTTPS_PROXY, HTTP_PROXY or "
+            "ALL_PROXY has to look like http://proxy.example:3128, or socks5://…"
+        )
+    return proxy
 
 
 def is_this_machine(host: str) -> bool:
@@ -36,5 +54,5 @@ def is_socks(proxy: str) -> bool:
 
 def shown(proxy: str) -> str:
     """The proxy's address without its name and password."""
-    scheme, _, rest = proxy.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('/')[0]}"
+    parts = urlsplit(proxy)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

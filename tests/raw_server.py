@@ -17,6 +17,7 @@ class RawServer:
         self._words = deque(words)
         self._hangs_up = hangs_up
         self._trust = trust
+        self.connections = 0
         self.connections_made = 0
         self.count = 0
         self.url = ""
@@ -26,6 +27,12 @@ class RawServer:
         """Wait until so many requests have come."""
         with anyio.fail_after(10):
             while self.count < count:
+                await self._changed.wait()
+
+    async def deserted(self) -> None:
+        """Wait until no client is connected."""
+        with anyio.fail_after(10):
+            while self.connections:
                 await self._changed.wait()
 
     async def __aenter__(self):
@@ -47,15 +54,26 @@ class RawServer:
 
     async def _hear(self, stream: ByteStream) -> None:
         self.connections_made += 1
-        async with stream:
-            while await self._asked(stream):
-                self.count += 1
-                self._changed.set()
-                self._changed = anyio.Event()
-                said = self._words.popleft() if len(self._words) > 1 else self._words[0]
-                await stream.send(said)
-                if self._hangs_up or not said:
-                    return
+        self.connections += 1
+        try:
+            async with stream:
+                await self._answer(stream)
+        finally:
+            self.connections -= 1
+            self._change()
+
+    async def _answer(self, stream: ByteStream) -> None:
+        while await self._asked(stream):
+            self.count += 1
+            self._change()
+            said = self._words.popleft() if len(self._words) > 1 else self._words[0]
+            await stream.send(said)
+            if self._hangs_up or not said:
+                return
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def _asked(self, stream: ByteStream) -> bool:
         """Read a request, of which the head and the body are at most a packet."""

@@ -205,7 +205,7 @@ async def test_certificates_that_are_not_there_are_told(server, tmp_path, monkey
     [
         ("http://me:secret@127.0.0.1:9", "the proxy does not answer"),
         ("socks5://me:secret@127.0.0.1:9", "socks5://127.0.0.1:9 is a SOCKS proxy"),
-        ("http://me:secret@127.0.0.1:99999", "names no proxy that"),
+        ("http://me:secret@127.0.0.1:99999", "names a proxy that can't be used"),
     ],
 )
 async def test_a_proxy_of_no_use_is_told_without_secrets(

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.to_thread
 
+from nanoloop.errors import SettingsError
 from nanoloop.models.errors import SourceFailed
 from nanoloop.models.part import Part
 from nanoloop.proxies import is_socks, proxy_for, shown
@@ -131,19 +132,17 @@ async def _through_proxy(
     """Ask through the proxy that stands before this address; each redirect has its own."""
     from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
 
-    if proxy := proxy_for(str(request.url)):
+    try:
+        proxy = proxy_for(str(request.url))
+    except SettingsError as error:
+        raise SourceFailed(str(error)) from None
+    if proxy is not None:
         if is_socks(proxy):
             raise SourceFailed(
                 f"{shown(proxy)} is a SOCKS proxy, and files come through HTTP proxies only: "
                 "set HTTPS_PROXY to one, or fetch the file by other means"
             )
-        try:
-            request.update_proxy(URL(proxy), None, None)
-        except ValueError:
-            raise SourceFailed(
-                "the environment names no proxy that could be used: HTTPS_PROXY looks like "
-                "http://proxy.example:3128"
-            ) from None
+        request.update_proxy(URL(proxy), None, None)
     return await go_on(request)
 
 

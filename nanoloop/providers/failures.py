@@ -51,6 +51,7 @@ TRY_AGAIN = "try again in a moment"
 
 ADDRESS = "the address (base_url in the settings, or OPENAI_BASE_URL)"
 """What to look at where something else than the model's server answers."""
+CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +218,31 @@ def no_connection(asked: Asked, cause: str) -> NoConnection:
         )
     return NoConnection(
         f"nothing answers at {asked.where}: check that the server runs, and {ADDRESS}"
+    )
+
+
+def through(proxy: str | None, failed: ProviderError) -> ProviderError:
+    """The same error, which also names the proxy that may be its cause."""
+    if proxy is None:
+        return failed
+    return type(failed)(f"{failed}; it is asked through the proxy {proxy}: {CHECK_PROXY}")
+
+
+def turned_away(asked: Asked, proxy: str) -> NoConnection:
+    """The error for a proxy that won't connect us to the server."""
+    return NoConnection(
+        f"the proxy {proxy} makes no connection to {asked.where}: {CHECK_PROXY}, also for the "
+        "proxy's name and password"
+    )
+
+
+def redirected(asked: Asked, place: str | None) -> NoConnection:
+    """The error for a server that sends the question elsewhere, or round and round."""
+    if place is None:
+        return NoConnection(f"{asked.where} redirects without an end: check {ADDRESS}")
+    return NoConnection(
+        f"{asked.where} redirects to {shown_url(place)[:SHOWN]}: if that is the right server, "
+        f"set {ADDRESS} to it"
     )
 
 

@@ -16,15 +16,14 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, cast
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import anyio
@@ -32,12 +31,20 @@ import httpx2
 import jiter
 import openai
 
-from nanoloop.errors import ProviderError, how_to_install
+from nanoloop.errors import ProviderError, ServerFailed, SettingsError, how_to_install
 from nanoloop.providers import failures
 from nanoloop.providers.answer import Limits
 from nanoloop.providers.failures import Asked, ServerSaid
+from nanoloop.proxies import is_socks, proxy_for, shown
 
-THIS_MACHINE = {"localhost", "127.0.0.1", "::1"}
+try:
+    from socksio import ProtocolError
+
+    _SOCKS_ERRORS: tuple[type[Exception], ...] = (ProtocolError,)
+except ImportError:  # it comes with an extra
+    _SOCKS_ERRORS = ()
+
+CLOSE_SECONDS = 1
 KEPT_SECONDS = 4
 """After so long without use a connection is closed, before servers that wait for 5 close it."""
 REFUSAL_BYTES = 65_536
@@ -46,6 +53,10 @@ REFUSAL_SECONDS = 5
 SLICE_SECONDS = 0.004
 """So long one answer is read at a stretch, before others have their turn."""
 PIECE = 16_384
+REDIRECTS = 5
+"""How many are followed, one after the other."""
+_ASKS_NOTHING = (301, 302, 303)
+"""Redirects that turn a question into a mere look at the other address."""
 
 
 class TooMuch(Exception):
@@ -55,6 +66,15 @@ class TooMuch(Exception):
         super().__init__()
         self.data = data
         """What came before."""
+
+
+class Redirected(Exception):
+    """The server sends the question elsewhere, in a way that can't be followed."""
+
+    def __init__(self, place: str | None = None) -> None:
+        super().__init__()
+        self.place = place
+        """Where to; None if one redirect only leads to the next."""
 
 
 class Unreadable(Exception):
@@ -96,32 +116,44 @@ def make_client(url: str, *, connect_timeout_seconds: float) -> httpx2.AsyncClie
 
 
 def _client_for(url: str, **settings: Any) -> httpx2.AsyncClient:
-    proxy = _proxy_for(url)
+    try:
+        proxy = proxy_for(url)
+    except SettingsError as error:
+        raise ProviderError(str(error)) from None
     if proxy is None:
         # What is asked on this machine goes through no proxy; certificates are trusted as ever.
         settings |= {"trust_env": False, "verify": httpx2.create_ssl_context(trust_env=True)}
-    elif proxy.startswith("socks"):
-        return _through_socks(settings)
+    elif is_socks(proxy):
+        return _through_socks(proxy, settings)
     return openai.DefaultAioHttpClient(**settings)
 
 
-def _proxy_for(url: str) -> str | None:
-    parts, proxies = urlsplit(url), getproxies()
-    host = parts.hostname or ""
-    if host in THIS_MACHINE or proxy_bypass(host):
-        return None
-    return proxies.get(parts.scheme) or proxies.get("all")
-
-
-def _through_socks(settings: dict[str, Any]) -> httpx2.AsyncClient:
+def _through_socks(proxy: str, settings: dict[str, Any]) -> httpx2.AsyncClient:
     # The SDK's aiohttp client would speak HTTP to a SOCKS proxy.
     settings["limits"] = httpx2.Limits(max_connections=None, keepalive_expiry=KEPT_SECONDS)
+    settings["event_hooks"]["request"].append(_watch)
     try:
         return openai.DefaultAsyncHttpxClient(**settings)
     except ImportError:
         raise ProviderError(
-            f"the proxy in front of the model speaks SOCKS: {how_to_install('socks')}"
+            f"the proxy {shown(proxy)} needs a package: {how_to_install('socks')}"
         ) from None
+
+
+async def _watch(request: httpx2.Request) -> None:
+    request.extensions["trace"] = _Handshake().heard
+
+
+class _Handshake:
+    """Closes the connection to a SOCKS proxy that won't do; httpx2 would leave it open."""
+
+    async def heard(self, event: str, info: Mapping[str, Any]) -> None:
+        """Hear how far the connection is."""
+        if event == "socks.setup_socks5_connection.started":
+            self._stream = info["stream"]
+        elif event == "socks.setup_socks5_connection.failed":
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                await self._stream.aclose()
 
 
 async def post(
@@ -156,6 +188,8 @@ async def _after(response: httpx2.Response) -> None:
     """Read a refusal as far as it may go, and say where asking again is no use."""
     if response.is_success:
         return
+    if response.has_redirect_location:
+        _follow(response)
     raw, said = cast("httpx2.AsyncByteStream", response.stream), bytearray()
     with anyio.move_on_after(REFUSAL_SECONDS):
         try:
@@ -172,6 +206,16 @@ async def _after(response: httpx2.Response) -> None:
         response
     ):
         response.headers["x-should-retry"] = "false"
+
+
+def _follow(response: httpx2.Response) -> None:
+    """Raise `Redirected` if the next request would not ask the same, or there have been enough."""
+    seen = response.request.extensions.get("redirects", 0)
+    if response.status_code in _ASKS_NOTHING and response.request.method == "POST":
+        raise Redirected(str(response.request.url.join(response.headers["location"])))
+    if seen == REDIRECTS:
+        raise Redirected
+    response.request.extensions["redirects"] = seen + 1
 
 
 def _is_too_late(response: httpx2.Response) -> bool:
@@ -296,7 +340,9 @@ def begun(data: bytes) -> Mapping[str, Any]:
 
 ERRORS = (
     ServerSaid,
+    Redirected,
     Unreadable,
+    *_SOCKS_ERRORS,
     aiohttp.ClientError,
     httpx2.HTTPError,
     httpx2.InvalidURL,
@@ -304,6 +350,7 @@ ERRORS = (
     openai.OpenAIError,
 )
 """Whatever a call may raise; the SDKs' errors of other vendors are among them, see `failure`."""
+_PROXY_REFUSED = 407
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
@@ -317,16 +364,40 @@ def failure(asked: Asked, error: Exception) -> ProviderError:
     """The error for people, of one of `ERRORS`."""
     if isinstance(error, ServerSaid):
         return failures.refusal(asked, status=_status_in(error.said), said=error.said)
-    status = getattr(error, "status_code", None)
-    if status is not None:
-        after = error.response.headers.get("retry-after")  # type: ignore[attr-defined]
-        return failures.refusal(asked, status=status, said=error.body, retry_after=after)  # type: ignore[attr-defined]
-    causes = list(_causes(error))
-    if any(isinstance(cause, (aiohttp.ClientResponseError, Unreadable)) for cause in causes):
-        return failures.no_answer(asked, b"")
-    if any(isinstance(cause, _NO_CONNECTION) for cause in causes):
-        return failures.no_connection(asked, " ".join(map(str, causes)))
-    return failures.broken_off(asked)
+    if isinstance(error, Redirected):
+        return failures.redirected(asked, error.place)
+    status, proxy = getattr(error, "status_code", None), _shown_proxy(asked)
+    if status is None:
+        return _on_the_way(asked, list(_causes(error)), proxy)
+    if status == _PROXY_REFUSED and proxy:
+        return failures.turned_away(asked, proxy)
+    after = error.response.headers.get("retry-after")  # type: ignore[attr-defined]
+    failed = failures.refusal(asked, status=status, said=error.body, retry_after=after)  # type: ignore[attr-defined]
+    # A proxy may have said it, where nothing is encrypted.
+    may_be_proxy = isinstance(failed, ServerFailed) and asked.where.startswith("http:")
+    return failures.through(proxy if may_be_proxy else None, failed)
+
+
+def _on_the_way(asked: Asked, causes: Sequence[BaseException], proxy: str | None) -> ProviderError:
+    """The error of a connection that failed."""
+
+    def is_any(*kinds: type[BaseException]) -> bool:
+        return any(isinstance(cause, kinds) for cause in causes)
+
+    if proxy and is_any(aiohttp.ClientHttpProxyError, httpx2.ProxyError):
+        return failures.turned_away(asked, proxy)
+    if is_any(aiohttp.ClientResponseError, Unreadable):
+        return failures.through(proxy, failures.no_answer(asked, b""))
+    if is_any(*_NO_CONNECTION):
+        words = " ".join(map(str, causes))
+        return failures.through(proxy, failures.no_connection(asked, words))
+    return failures.through(proxy, failures.broken_off(asked))
+
+
+def _shown_proxy(asked: Asked) -> str | None:
+    with suppress(SettingsError):
+        return shown(proxy) if (proxy := proxy_for(asked.where)) else None
+    return None
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

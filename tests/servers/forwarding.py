@@ -103,7 +103,7 @@ class HttpProxy(Proxy):
         while True:
             method, target, rest = head.decode().split(" ", 2)
             self.asked.append(f"{method} {target}")
-            rest = re.sub(r"(?im)^proxy-.*\r\n", "", rest)
+            rest = re.sub(r"(?i)\r\nproxy-[^\r]*", "", rest)
             path = "/" + target.split("/", 3)[3]
             await server.send(f"{method} {path} {rest}\r\n\r\n".encode())
             length = re.search(r"(?im)^content-length: *(\d+)", rest)
