@@ -136,9 +136,7 @@ class OpenAIProvider:
             body=body,
         )
 
-    def _sdk(
-        self, http_client: httpx2.AsyncClient
-    ) -> tuple[openai.AsyncOpenAI, openai.types.RequestOptions]:
+    def _sdk(self, http_client: httpx2.AsyncClient) -> tuple[openai.AsyncOpenAI, Mapping[str, Any]]:
         import openai  # noqa: PLC0415 - loaded by now
 
         # Of what the environment says for OpenAI's own servers no other server may hear.
