@@ -133,7 +133,7 @@ def address_in(variable: str, value: str) -> str:
 
 
 def _of_ollama(host: str) -> str:
-    """Ollama's server reads the same variable, and listens on 0.0.0.0 where clients say localhost."""
+    """Ollama's server reads the same variable, and may listen everywhere."""
     found = _HOST.fullmatch(host.strip())
     if found is None:
         return host
