@@ -89,13 +89,13 @@ def test_the_example_changes_nothing(tmp_path):
 def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     (tmp_path / "nanoloop.toml").write_text(re.sub(r"^#(?! |$)", "", example(), flags=re.MULTILINE))
     settings = Settings.load(cwd=tmp_path)
-    shown = {key.replace(".cook.", ".NAME.") for key, _ in values(settings)}
+    shown = {re.sub(r"\.(cook|groq)\.", ".NAME.", key) for key, _ in values(settings)}
     assert shown == {key for key, _ in known_settings(Settings)}
     assert all(settings.origin(key).kind == "file" for key, _ in values(settings))
     optional = dict.fromkeys(
         ("summary_model", "api_key", "base_url", "context_limit", "context_tokens")
     )
-    optional |= {"agents": {}}
+    optional |= {"agents": {}, "providers": {}}
     optional["channels"] = Settings().channels  # its agent is an example
     calls = settings.provider.model_copy(update={"options": {}})
     store = settings.store.model_copy(update={"url": None, "encryption_key": None})

@@ -11,6 +11,7 @@ SHOWN = {
     "bot.py": "bot: Ada, you told me just now.",
     "custom_tool.py": "answer: We have 12 apples.",
     "custom_channel.py": "answer: You said: Hello over TCP",
+    "custom_provider.py": "answer: Squawk! Hello!",
     "custom_store.py": "stored: 4 messages in ['direct:ada']",
     "summary_seen.py": "answered, while the summary waits: True",
 }

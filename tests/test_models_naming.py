@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from nanoloop.errors import SettingsError
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.settings import Settings
 
@@ -43,19 +42,6 @@ def test_models_lie_beside_the_users_data_or_where_one_says(tmp_path):
 
 def test_the_hubs_address_may_come_from_the_variable_that_others_read(tmp_path):
     assert load(tmp_path, HF_ENDPOINT="http://hub.example/").local.hub == "http://hub.example"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'model = "local:tiny"\nsummary_model = "gpt"',
-        'summary_model = "local:tiny"',
-        'model = "local:tiny"\n[agents.cook]\nmodel = "local:big"',
-    ],
-)
-def test_a_model_on_this_machine_goes_with_no_other(tmp_path, text):
-    with pytest.raises(SettingsError, match="goes with no other"):
-        load(tmp_path, text)
 
 
 def test_it_may_summarise_what_it_said_itself(tmp_path):

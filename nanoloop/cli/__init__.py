@@ -111,7 +111,7 @@ COMMANDS = {
         ),
     ),
     "model": Command(
-        "list, fetch and remove model files for this machine",
+        "list models, fetch and remove model files for this machine",
         (
             "nanoloop model list",
             "nanoloop model get qwen2.5-coder-1.5b",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from argparse import ArgumentParser, Namespace
@@ -25,19 +26,24 @@ from nanoloop.cli.name import opened
 from nanoloop.errors import NanoloopError
 from nanoloop.events import silent
 from nanoloop.models.naming import file_of, is_local
-from nanoloop.parts.models import make_provider
+from nanoloop.parts.models import make_models
 from nanoloop.parts.serving import make_transcriber
 from nanoloop.parts.storage import make_attachments
-from nanoloop.protocols import Store
+from nanoloop.protocols import Reply, Store
+from nanoloop.providers.models import Models
+from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
+from nanoloop.settings.vendors import lacking, models_of, server_of
 from nanoloop.stores.disk import refusal
 from nanoloop.stores.place import default_url, path_of, shown
 from nanoloop.telemetry import Telemetry
 
 CONNECT_SECONDS = 30.0
+_SHOWN = 40
+"""Characters of an answer."""
 _HOW = """
-The model is asked a word, and each chat platform is connected to; where a daemon runs, it says how
-they stand."""
+Each model is asked for one token, and each chat platform is connected to; where a daemon runs, it
+says how they stand."""
 
 
 class Found(NamedTuple):
@@ -73,29 +79,59 @@ async def look(settings: Settings) -> AsyncIterator[Found]:
     """Everything that can be looked at, one after the other."""
     file = settings.file or "no file: the defaults, the environment and flags"
     yield Found("settings", is_well=True, says=str(file))
-    yield await _model(settings)
+    for found in await _models(settings):
+        yield found
     yield await _store(settings)
     async for found in _channels(settings):
         yield found
 
 
-async def _model(settings: Settings) -> Found:
-    if not settings.has_model:
-        return Found("model", is_well=False, says=no_model(settings))
-    if is_local(settings.model):
-        path = file_of(settings.model, settings.models)
+async def _models(settings: Settings) -> list[Found]:
+    """What came of asking each model, all of them asked at once, in the order of the settings."""
+    keys: dict[str, list[str]] = {}
+    for key, model in models_of(settings):
+        keys.setdefault(model, []).append(key)
+    found: dict[str, Found] = {}
+
+    async def ask(model: str, models: Models) -> None:
+        found[model] = await _model(model, ", ".join(keys[model]), settings, models)
+
+    models = make_models(settings, Telemetry(level="error"))
+    try:
+        async with anyio.create_task_group() as group:
+            for model in keys:
+                group.start_soon(ask, model, models, name=f"check {model}")
+    finally:
+        await models.close()
+    return [found[model] for model in keys]
+
+
+async def _model(model: str, key: str, settings: Settings, models: Models) -> Found:
+    if lacks := lacking(settings, model):
+        says = no_model(settings) if model == settings.model else f"{model}: {lacks}"
+        return Found(key, is_well=False, says=says)
+    if is_local(model):
+        path = file_of(model, settings.models)
         says = str(path) if path.exists() else f"{path} is missing: `nanoloop model list`"
-        return Found("model", is_well=path.exists(), says=says)
-    provider = make_provider(settings, Telemetry(level="error"))
+        return Found(key, is_well=path.exists(), says=says)
     begin = time.monotonic()
     try:
-        await provider.chat(messages=[{"role": "user", "content": "Say: ok"}])
+        reply = await _one_token(model, settings, models)
     except NanoloopError as error:
-        return Found("model", is_well=False, says=f"{settings.model}: {error}")
-    finally:
-        await provider.close()
+        return Found(key, is_well=False, says=f"{model}: {error}")
     seconds = time.monotonic() - begin
-    return Found("model", is_well=True, says=f"{settings.model} answers in {seconds:.1f} s")
+    said = json.dumps(" ".join(reply.text.split())[:_SHOWN], ensure_ascii=False)
+    return Found(key, is_well=True, says=f"{model} answers {said} in {seconds:.1f} s")
+
+
+async def _one_token(model: str, settings: Settings, models: Models) -> Reply:
+    """What the model says where it may say hardly anything; raises `NanoloopError`."""
+    provider, (word, name) = models.provider_of(model), split(model)
+    fitted = getattr(provider, "with_options", None)
+    if fitted is not None and (word in VENDORS or not word):
+        quirks = server_of(settings, word).vendor.quirks
+        provider = fitted({quirks.max_tokens_field: 1})
+    return await provider.chat(messages=[{"role": "user", "content": "Say: ok"}], model=name)
 
 
 async def _store(settings: Settings) -> Found:

@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from nanoloop.cli.amounts import size
 from nanoloop.cli.local import EXTRA, can_run
-from nanoloop.cli.servers import Server, models_at, running
+from nanoloop.cli.servers import MOST_SHOWN, Server, models_at, running, served_by
 from nanoloop.models.catalogue import CATALOGUE, Model
 from nanoloop.models.naming import PREFIX
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import http_address
+from nanoloop.settings.vendors import Server as Configured
+from nanoloop.settings.vendors import keyed_vendors, server_of
 
 Said = Mapping[str, str]
 """What the settings file is to say."""
@@ -31,11 +33,13 @@ class _Choice(NamedTuple):
 def ask(settings: Settings, servers: Sequence[Server] | None = None) -> Said | None:
     """What the person chose, or None where they left."""
     found = running() if servers is None else servers
+    keyed = [server_of(settings, word) for word in keyed_vendors(settings)]
     choices = [
         *(_local(model, settings) for model in CATALOGUE),
         _Choice("a hosted model, with a key", partial(_with_key, settings)),
         _Choice("a server, by its address", partial(_with_address, settings)),
         *(_server(server) for server in found),
+        *(_keyed(server) for server in keyed),
     ]
     print("No model is set yet. Who shall answer? (Times to fetch are for 50 Mbit/s.)\n")
     for number, choice in enumerate(choices, start=1):
@@ -78,6 +82,18 @@ def _server(server: Server) -> _Choice:
     return _Choice(
         line, lambda: {"base_url": server.url, "model": _one_of(server.models, server.models[0])}
     )
+
+
+def _keyed(server: Configured) -> _Choice:
+    line = f"{server.vendor.title}, with the key that is set"
+
+    def follow() -> Said | None:
+        listed = [model.removeprefix(f"{server.word}:") for model in served_by(server)]
+        if not listed:
+            return print(f"{server.vendor.title} lists no models: check the key.")
+        return {"model": f"{server.word}:{_one_of(listed[:MOST_SHOWN], listed[0])}"}
+
+    return _Choice(line, follow)
 
 
 def _with_key(settings: Settings) -> Said | None:

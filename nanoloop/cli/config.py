@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from nanoloop.cli import Exit, load_settings
 from nanoloop.settings import Settings
-from nanoloop.settings.keys import Unit, is_named, table_of
+from nanoloop.settings.keys import Unit, by_name, is_named, table_of
 from nanoloop.settings.problems import MASK, shown
 
 _HEAD = """\
@@ -93,7 +93,8 @@ def _table(model: type[BaseModel], above: str = "") -> Iterator[str]:
 def _header(key: str, field: FieldInfo, inner: type[BaseModel]) -> Iterator[str]:
     yield f"# {inner.__doc__}"
     # An empty table says nothing; a named one would make an agent of that name.
-    yield f"#[{key}.cook]" if is_named(field) else f"[{key}]"
+    mark = by_name(field)
+    yield f"#[{key}.{mark.example if mark else 'cook'}]" if is_named(field) else f"[{key}]"
     yield ""
 
 

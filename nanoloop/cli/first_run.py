@@ -15,10 +15,12 @@ from nanoloop.cli import load_settings
 from nanoloop.cli.local import make_ready
 from nanoloop.errors import SettingsError
 from nanoloop.models.catalogue import SMALLEST
-from nanoloop.models.naming import PREFIX, is_local
+from nanoloop.models.naming import PREFIX
+from nanoloop.providers.vendors import split
 from nanoloop.settings import Settings
 from nanoloop.settings.file import NAME
 from nanoloop.settings.sources import user_folder
+from nanoloop.settings.vendors import keyed_vendors, unaskable
 from nanoloop.settings.writing import write
 
 _HOW = """\
@@ -43,10 +45,12 @@ def settle(args: Namespace, *, can_ask: bool) -> Settings | None:
     if args.local is not None:
         args.model = f"{PREFIX}{args.local.removeprefix(PREFIX)}"
     settings = load_settings(args)
+    # Whoever names a vendor has chosen already: they want to hear which key is missing.
+    can_ask = can_ask and not split(settings.model)[0]
     found = settings if settings.has_model else _chosen(args, settings) if can_ask else None
     if found is None:
         print(f"nanoloop: {no_model(settings)}", file=sys.stderr)
-    elif is_local(found.model):
+    else:
         make_ready(found)
     return found
 
@@ -54,7 +58,12 @@ def settle(args: Namespace, *, can_ask: bool) -> Settings | None:
 def no_model(settings: Settings) -> str:
     """What these settings lack so that a model can be asked, and the ways to one."""
     if settings.origin("model").kind == "default":
-        return _HOW.format("no model is set")
+        keyed = keyed_vendors(settings)
+        so = f" (but a key for {keyed[0]}: export NANOLOOP_MODEL={keyed[0]}:...)" if keyed else ""
+        return _HOW.format(f"no model is set{so}")
+    if split(settings.model)[0]:
+        [problem] = [each for each in unaskable(settings) if each.keys == ("model",)]
+        return str(problem)
     return _HOW.format(f"neither a key nor a server is set for model {settings.model!r}")
 
 

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from nanoloop.cli.download import fetched
 from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.models.catalogue import CATALOGUE, SMALLEST, find
-from nanoloop.models.naming import PREFIX, file_of
+from nanoloop.models.naming import PREFIX, file_of, is_local
 from nanoloop.settings import Settings
+from nanoloop.settings.vendors import models_of
 
 EXTRA = f"a model on this machine needs xllamacpp: {how_to_install('local')}"
 _TINY = f"{SMALLEST.name} is tiny; to talk: nanoloop chat --local {CATALOGUE[1].name}"
@@ -21,13 +22,19 @@ def can_run() -> bool:
 
 
 def make_ready(settings: Settings) -> None:
-    """Fetch the model's file where it is missing: whoever names a model wants it."""
-    if not can_run():
+    """Fetch the local models' files where they are missing: whoever names a model wants it."""
+    models = {model for _, model in models_of(settings) if is_local(model)}
+    if models and not can_run():
         raise SettingsError(EXTRA)
-    path = file_of(settings.model, settings.models)
+    for model in sorted(models):
+        _make_ready(model, settings)
+
+
+def _make_ready(model: str, settings: Settings) -> None:
+    path = file_of(model, settings.models)
     if not path.exists():
-        if not settings.model.startswith(PREFIX):
+        if not model.startswith(PREFIX):
             raise SettingsError(f"there is no model file {path}: check the path")
         fetched(find(path.stem), settings)
-    if path.stem == SMALLEST.name and sys.stderr.isatty():
+    if model == settings.model and path.stem == SMALLEST.name and sys.stderr.isatty():
         print(_TINY, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`nanoloop model`: model files for this machine, listed, fetched and removed."""
+"""`nanoloop model`: models listed, and the files of those for this machine fetched and removed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.amounts import size
 from nanoloop.cli.download import fetched
+from nanoloop.cli.servers import Served, serving
 from nanoloop.errors import SettingsError
 from nanoloop.models import shelf
 from nanoloop.models.catalogue import CATALOGUE, Model, at, find
@@ -29,7 +31,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         # Taken here too, so that they may stand last; left out, those before the action count.
         common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    listed = actions.add_parser("list", help="list what is here and may be had", parents=[common])
+    listed = actions.add_parser(
+        "list", help="list what is here, may be had, and is served", parents=[common]
+    )
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
     got = actions.add_parser(
         "get", help="fetch a model, or go on with one that was stopped", parents=[common]
@@ -53,7 +57,8 @@ def run(args: Namespace) -> int:
 
 
 def show_list(args: Namespace, settings: Settings) -> int:
-    """Print the catalogue, and what else is in the folder."""
+    """Print what runs on this machine, and what each server of the settings serves."""
+    served = serving(settings)
     rows = [_facts(model, settings.models) for model in CATALOGUE]
     known = {model.name for model in CATALOGUE}
     rows += [
@@ -62,10 +67,18 @@ def show_list(args: Namespace, settings: Settings) -> int:
         if name not in known
     ]
     if args.json:
-        print(json.dumps(rows, indent=2))
-        return Exit.DONE
-    print("\n".join(_table(rows)))
-    print(f"\n{settings.models} is where they are kept; chat --local NAME talks", file=sys.stderr)
+        print(json.dumps([*rows, *_served(served)], indent=2))
+    else:
+        print("\n".join(_table(rows)))
+        print(
+            f"\n{settings.models} is where they are kept; chat --local NAME talks", file=sys.stderr
+        )
+        for each in served:
+            print("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
+    for each in served:
+        if not each.models:
+            told = f"nothing at {each.where} lists models: check the address and the key"
+            print(f"{each.name}: {told}", file=sys.stderr)
     return Exit.DONE
 
 
@@ -101,6 +114,7 @@ def _facts(model: Model, folder: Path) -> dict[str, Any]:
     file, kept = folder / model.file, shelf.kept_bytes(folder, model.name)
     return {
         "name": model.name,
+        "vendor": "local",
         "setting": f"{PREFIX}{model.name}",
         "file": str(file) if file.is_file() else None,
         "size_bytes": model.size_bytes or kept,
@@ -112,6 +126,13 @@ def _facts(model: Model, folder: Path) -> dict[str, Any]:
         "calls_tools": model.calls_tools if model.sources else None,
         "about": model.about or None,
     }
+
+
+def _served(served: list[Served]) -> Iterator[dict[str, Any]]:
+    for each in served:
+        for setting in each.models:
+            name = setting.removeprefix(f"{each.server.word}:")
+            yield {"name": name, "vendor": each.name, "setting": setting}
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from nanoloop.cli.config import values
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded
 from nanoloop.parts.agents import make_agents
+from nanoloop.parts.models import check_models
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 
@@ -44,6 +45,7 @@ class Reload:
         try:
             fresh = self._load()
             agents = make_agents(fresh, self._app.loop.recall)
+            check_models(fresh)
         except SettingsError as error:
             self._app.telemetry(SettingsRefused(reason=str(error)))
             return

@@ -1,11 +1,22 @@
-"""Model servers on this machine: whether one runs at its usual place, and what it has."""
+"""Model servers, here and elsewhere: which ones run on this machine, and what each one serves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from urllib.parse import urlsplit
 
 import anyio
+
+from nanoloop.channels.screen import printable
+from nanoloop.settings.problems import shown
+from nanoloop.settings.vendors import servers_of
+
+if TYPE_CHECKING:
+    from nanoloop.settings import Settings
+    from nanoloop.settings.vendors import Server as Configured
 
 USUAL: Mapping[str, str] = {
     "Ollama": "http://localhost:11434/v1",
@@ -15,8 +26,18 @@ USUAL: Mapping[str, str] = {
 _PATIENCE_SECONDS = 1.0
 """For a server on this machine, which answers at once or not at all."""
 _FAR_SECONDS = 5.0
-_MOST_SHOWN = 30
+_HERE = {"localhost", "127.0.0.1", "::1"}
+MOST_SHOWN = 30
+_MOST_LISTED = 500
+_MOST_BYTES = 10_000_000
 _LONGEST_NAME = 200
+_NO_CHAT = re.compile(
+    r"embed|rerank|whisper|transcri|\btts\b|speech|moderation|dall-e|image|imagen|sora|veo"
+    r"|realtime|\baudio\b|ocr",
+    re.IGNORECASE,
+)
+"""What the names of models have in them that don't chat."""
+_NO_CHAT_KINDS = {"audio", "embedding", "embeddings", "image", "moderation", "rerank", "transcribe"}
 
 
 class Server(NamedTuple):
@@ -27,51 +48,128 @@ class Server(NamedTuple):
     models: Sequence[str]
 
 
+class Served(NamedTuple):
+    """What a configured server said when it was asked for its models."""
+
+    server: Configured
+    models: Sequence[str]
+    """As `model = …` takes them; none where it could not be asked."""
+
+    @property
+    def name(self) -> str:
+        """The vendor's word, or the address of a server that has none."""
+        return self.server.word or self.where
+
+    @property
+    def where(self) -> str:
+        """Its address, without a password that may stand in it."""
+        return printable(shown(self.server.url).strip('"'))
+
+
 def running(usual: Mapping[str, str] = USUAL) -> list[Server]:
     """The servers that run at their usual places, all looked for at once."""
-    found: dict[str, list[str]] = {}
-
-    async def look(url: str) -> None:
-        found[url] = await _listed(url, None, _PATIENCE_SECONDS)
-
-    async def look_everywhere() -> None:
-        async with anyio.create_task_group() as group:
-            for name, url in usual.items():
-                group.start_soon(look, url, name=name)
-
-    anyio.run(look_everywhere)
-    return [Server(name, url, found[url]) for name, url in usual.items() if found[url]]
+    asks = {url: _Asked(url, {}, _PATIENCE_SECONDS) for url in usual.values()}
+    found = anyio.run(_all_listed, asks)
+    shown = {url: [name for name, _ in found[url]][:MOST_SHOWN] for url in found}
+    return [Server(name, url, shown[url]) for name, url in usual.items() if shown[url]]
 
 
 def models_at(url: str, key: str | None = None) -> list[str]:
     """The models of the server at that address; none where it can't be asked."""
-    return anyio.run(_listed, url, key, _FAR_SECONDS)
+    asks = {url: _Asked(url, _bearer(key), _FAR_SECONDS)}
+    return [name for name, _ in anyio.run(_all_listed, asks)[url]][:MOST_SHOWN]
 
 
-async def _listed(url: str, key: str | None, seconds: float) -> list[str]:
-    import httpx2  # noqa: PLC0415 - it takes a while, and only a first run asks
+def serving(settings: Settings) -> list[Served]:
+    """What each server of the settings serves to chat with, all of them asked at once."""
+    servers = [server for server in servers_of(settings) if server.url]
+    found = anyio.run(_all_listed, {server.word: _asked_of(server) for server in servers})
+    return [Served(server, [*_named(server, found[server.word])]) for server in servers]
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+def served_by(server: Configured) -> list[str]:
+    """The models of that vendor to chat with, as the settings name them."""
+    found = anyio.run(_all_listed, {server.word: _asked_of(server)})
+    return [*_named(server, found[server.word])]
+
+
+class _Asked(NamedTuple):
+    """Where a list of models is, and how it is asked for."""
+
+    url: str
+    headers: Mapping[str, str]
+    seconds: float
+    path: str = "/models"
+
+
+Listed = list[tuple[str, str]]
+"""Models, each with its name and its kind where the server says one."""
+
+
+def _asked_of(server: Configured) -> _Asked:
+    if server.vendor.speaks == "anthropic":
+        headers = {"x-api-key": server.key or "", "anthropic-version": "2023-06-01"}
+        return _Asked(server.url or "", headers, _FAR_SECONDS, "/v1/models?limit=1000")
+    return _Asked(server.url or "", _bearer(server.key), _FAR_SECONDS)
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _named(server: Configured, listed: Listed) -> Iterator[str]:
+    """The models that chat, as the settings name them."""
+    for name, kind in sorted(listed):
+        if not (_NO_CHAT.search(name) or kind in _NO_CHAT_KINDS):
+            short = name.removeprefix(server.vendor.lists_under)
+            yield f"{server.word}:{short}" if server.word else short
+
+
+async def _all_listed(asks: Mapping[str, _Asked]) -> dict[str, Listed]:
+    found: dict[str, Listed] = {}
+
+    async def look(name: str, ask: _Asked) -> None:
+        found[name] = await _listed(ask)
+
+    async with anyio.create_task_group() as group:
+        for name, ask in asks.items():
+            group.start_soon(look, name, ask, name=f"models of {name}")
+    return found
+
+
+async def _listed(ask: _Asked) -> Listed:
+    import aiohttp  # noqa: PLC0415 - it takes a while, and only these commands ask
+
     # No proxy stands before this machine; a server elsewhere is asked as the environment says.
-    through = seconds == _FAR_SECONDS
+    through = urlsplit(ask.url).hostname not in _HERE
     try:
-        with anyio.fail_after(seconds):
-            async with httpx2.AsyncClient(
-                timeout=seconds, trust_env=through, verify=through
-            ) as client:
-                answer = await client.get(f"{url}/models", headers=headers)
-                return _names(answer.json()) if answer.is_success else []
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, TimeoutError):
+        with anyio.fail_after(ask.seconds):
+            async with (
+                aiohttp.ClientSession(trust_env=through) as client,
+                client.get(f"{ask.url}{ask.path}", headers=ask.headers) as answer,
+            ):
+                return _names(json.loads(await _body(answer.content))) if answer.ok else []
+    except (aiohttp.ClientError, OSError, RecursionError, TimeoutError, ValueError):
         return []
 
 
-def _names(said: Any) -> list[str]:
+async def _body(content: Any) -> bytes:
+    """All of it; raises `ValueError` where it is more than a list of models is."""
+    body = b""
+    async for piece in content.iter_chunked(65_536):
+        body += piece
+        if len(body) > _MOST_BYTES:
+            raise ValueError("too long")
+    return body
+
+
+def _names(said: Any) -> Listed:
     """The ids in a list of models, if it is one, and only what may be shown and typed."""
-    listed = said.get("data") if isinstance(said, dict) else None
-    items = listed if isinstance(listed, list) else []
-    ids = [item.get("id") for item in items if isinstance(item, dict)]
-    return [
-        name
-        for name in ids
-        if isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME
-    ][:_MOST_SHOWN]
+    listed = said.get("data") if isinstance(said, dict) else said
+    items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    found = ((item.get("id"), item.get("type")) for item in items)
+    return [(name, str(kind)) for name, kind in found if _is_name(name)][:_MOST_LISTED]
+
+
+def _is_name(name: object) -> TypeGuard[str]:
+    return isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME

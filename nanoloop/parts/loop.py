@@ -9,9 +9,9 @@ from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.parts.agents import make_agents
-from nanoloop.parts.models import in_background
 from nanoloop.parts.storage import recall_file, spent_file
 from nanoloop.protocols import Provider, Store
+from nanoloop.providers.models import in_background
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 

@@ -1,50 +1,59 @@
-"""The model that the settings name, hosted or on this machine."""
+"""The models that the settings name, each at its vendor or on this machine."""
 
 from __future__ import annotations
 
+from functools import partial
+from importlib import import_module
+
 from nanoloop.channels.pictures import Pictures
+from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.events import Announce, silent
-from nanoloop.models.naming import file_of, is_local
+from nanoloop.models.naming import file_of
 from nanoloop.parts.storage import make_attachments
 from nanoloop.protocols import Provider
+from nanoloop.providers import plugins
+from nanoloop.providers.models import Models
+from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings import Settings
-from nanoloop.settings.local import context_tokens
+from nanoloop.settings.local import call_timeout_seconds, context_tokens
+from nanoloop.settings.problems import Refused
+from nanoloop.settings.vendors import (
+    Server,
+    models_of,
+    no_model,
+    own_of,
+    server_of,
+    unaskable,
+)
 
 
-def make_provider(settings: Settings, announce: Announce = silent) -> Provider:
-    """The provider that these settings name."""
-    if is_local(settings.model):
-        return make_local_provider(settings, announce)
-    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - with an HTTP client
+def make_provider(settings: Settings, announce: Announce = silent) -> Models:
+    """The provider of all models that these settings name.
 
-    key = settings.api_key
-    return OpenAIProvider(
-        model=settings.model,
-        api_key=key.get_secret_value() if key else None,
-        base_url=settings.base_url,
-        connect_timeout_seconds=settings.provider.connect_timeout_seconds,
-        first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
-        call_timeout_seconds=settings.provider.call_timeout_seconds,
-        max_retries=settings.provider.max_retries,
-        options=settings.provider.options,
-    )
+    Raises `SettingsError` where one of them can't be asked: before anything is said to it.
+    """
+    check_models(settings)
+    models = make_models(settings, announce)
+    problems = []
+    for key, model in models_of(settings):
+        try:
+            models.provider_of(model)
+        except SettingsError as error:
+            problems.append(no_model(settings, key, model, str(error)))
+    if problems:
+        raise Refused(problems)
+    return models
 
 
-def make_local_provider(settings: Settings, announce: Announce) -> Provider:
-    """A model file that runs on this machine."""
-    from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
+def check_models(settings: Settings) -> None:
+    """Raise `SettingsError` where a model is named that lacks a key or an address."""
+    if problems := unaskable(settings):
+        raise Refused(problems)
 
-    return LocalProvider(
-        file_of(settings.model, settings.models),
-        model=settings.model,
-        context_tokens=context_tokens(settings),
-        answer_tokens=settings.local.answer_tokens,
-        parallel=settings.local.parallel,
-        threads=settings.local.threads,
-        options=settings.provider.options,
-        call_timeout_seconds=settings.provider.call_timeout_seconds,
-        announce=announce,
-    )
+
+def make_models(settings: Settings, announce: Announce = silent) -> Models:
+    """The same, each made when it is first asked, and not before."""
+    return Models(settings.model, partial(_made, settings, announce))
 
 
 def with_pictures(settings: Settings, provider: Provider) -> Provider:
@@ -52,7 +61,63 @@ def with_pictures(settings: Settings, provider: Provider) -> Provider:
     return Pictures(provider, make_attachments(settings))
 
 
-def in_background(provider: Provider) -> Provider:
-    """The provider as work is done that can wait, where it tells the two apart."""
-    apart = getattr(provider, "in_background", None)
-    return provider if apart is None else apart()
+def _made(settings: Settings, announce: Announce, word: str, model: str) -> Provider:
+    if word == "local":
+        return _local(settings, announce, model)
+    if word and word not in VENDORS:
+        return plugins.load(word).make(own_of(settings, word), model)
+    server = server_of(settings, word)
+    if word and server.lacks:
+        raise SettingsError(server.lacks)
+    if server.vendor.speaks == "anthropic":
+        return _anthropic(settings, server, model)
+    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - with an HTTP client
+
+    return OpenAIProvider(
+        model=model,
+        api_key=server.key,
+        base_url=server.url,
+        connect_timeout_seconds=settings.provider.connect_timeout_seconds,
+        first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
+        call_timeout_seconds=settings.provider.call_timeout_seconds,
+        max_retries=settings.provider.max_retries,
+        options=server.options,
+    )
+
+
+def _anthropic(settings: Settings, server: Server, model: str) -> Provider:
+    try:
+        make = import_module("nanoloop.providers.anthropic").AnthropicProvider
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("nanoloop"):
+            raise
+        raise SettingsError(
+            f"it needs {missing.name}, which is not installed: {how_to_install('anthropic')}"
+        ) from None
+    provider: Provider = make(
+        model=model,
+        api_key=server.key,
+        base_url=server.url,
+        connect_timeout_seconds=settings.provider.connect_timeout_seconds,
+        first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
+        call_timeout_seconds=settings.provider.call_timeout_seconds,
+        max_retries=settings.provider.max_retries,
+        options=server.options,
+    )
+    return provider
+
+
+def _local(settings: Settings, announce: Announce, model: str) -> Provider:
+    from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
+
+    return LocalProvider(
+        file_of(model, settings.models),
+        model=model,
+        context_tokens=context_tokens(settings, model),
+        answer_tokens=settings.local.answer_tokens,
+        parallel=settings.local.parallel,
+        threads=settings.local.threads,
+        options=settings.provider.options,
+        call_timeout_seconds=call_timeout_seconds(settings),
+        announce=announce,
+    )

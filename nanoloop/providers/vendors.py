@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from nanoloop.models.naming import is_local
+from nanoloop.providers.plugins import is_installed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
@@ -118,6 +121,26 @@ VENDORS: Mapping[str, Vendor] = {
 
 _HOST = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/\s]*)(?::(\d+))?(/\S*)?")
 _EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nobody listens there for it
+
+
+def split(model: str) -> tuple[str, str]:
+    """The vendor's word, "" where there is none, and the model as that vendor names it.
+
+    Only a word of the table, or the name of an installed plugin, makes what follows its colon a
+    vendor's: `qwen3:4b` is a name like any other. A local model keeps its whole name.
+    """
+    if is_local(model):
+        return "local", model
+    word, colon, name = model.partition(":")
+    if colon and (word in VENDORS or is_installed(word)):
+        return word, name
+    return "", model
+
+
+def at(url: str) -> Vendor:
+    """The vendor at that address; one without quirks where none of the table is there."""
+    known = (vendor for vendor in VENDORS.values() if vendor.url == url.rstrip("/"))
+    return next(known, Vendor(title="a server"))
 
 
 def address_in(variable: str, value: str) -> str:

@@ -12,15 +12,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
+    BeforeValidator,
     Field,
     PrivateAttr,
     SecretStr,
+    SerializeAsAny,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from nanoloop.events import Level
-from nanoloop.models.naming import is_local
 from nanoloop.settings.channels import (
     DiscordSettings,
     MatrixSettings,
@@ -28,10 +30,11 @@ from nanoloop.settings.channels import (
     SlackSettings,
     TelegramSettings,
 )
-from nanoloop.settings.keys import Unit
+from nanoloop.settings.keys import ByName, Unit
 from nanoloop.settings.problems import Refused, conflicts, function_name, http_address
 from nanoloop.settings.section import Folder, Messages, Names, Seconds, Section
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
+from nanoloop.settings.vendors import VendorSettings, lacking, table_for, tables
 from nanoloop.stores.place import store_url
 
 PROMPT = (
@@ -283,7 +286,7 @@ class Settings(BaseSettings):
     )
     """The folder for model files that were fetched; several data folders may share it."""
     model: str = Field("gpt-5.4-mini", min_length=1)
-    """The model that answers, as the server names it; or local:NAME, or the path of a .gguf."""
+    """The model that answers: VENDOR:NAME, or a name as your server has it; or a .gguf's path."""
     summary_model: str | None = Field(None, min_length=1, examples=["gpt-5.4-nano"])
     """The model that summarises; left out, it is the one that answers."""
     api_key: SecretStr | None = Field(None, examples=["..."])
@@ -319,6 +322,12 @@ class Settings(BaseSettings):
     turn: TurnSettings = TurnSettings()
     tools: ToolSettings = ToolSettings()
     provider: ProviderSettings = ProviderSettings()
+    providers: Annotated[
+        dict[str, BaseModel],
+        ByName(table_for, usual=VendorSettings, example="groq"),
+        BeforeValidator(tables),
+        SerializeAsAny(),
+    ] = Field(default_factory=dict)
     local: LocalSettings = LocalSettings()
     summary: SummarySettings = SummarySettings()
     recall: RecallSettings = RecallSettings()
@@ -380,8 +389,8 @@ class Settings(BaseSettings):
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a key, a server or a local model, so that a model can be asked."""
-        return any((self.api_key, self.base_url, is_local(self.model)))
+        """Whether nothing is missing, such as a key or a server, to ask the model for all."""
+        return lacking(self, self.model) is None
 
     def origin(self, key: str) -> Origin:
         """Where the value of a dotted key came from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -19,6 +19,17 @@ class Unit:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class ByName:
+    """Marks a table of tables that are not all alike: which one a name has."""
+
+    table: Callable[[str], type[BaseModel]]
+    """Raises `SettingsError` for a name that has none."""
+    usual: type[BaseModel]
+    """What most names have."""
+    example: str
+
+
 def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every setting with its dotted key, in order; `agents.NAME.model` stands for all agents."""
     for name, field in model.model_fields.items():
@@ -30,15 +41,25 @@ def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[st
 
 
 def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
-    """The setting or table at that path, or None."""
+    """The setting or table at that path, or None; raises `SettingsError` as `ByName` does."""
     field = model.model_fields.get(path[0])
     table = table_of(field) if field else None
     rest = path[1:]
     if field and is_named(field) and rest:
+        mark = by_name(field)
+        table = mark.table(rest[0]) if mark else table
         field, rest = FieldInfo(annotation=table), rest[1:]
     if not rest:
         return field
     return setting(table, rest) if table else None
+
+
+def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
+    """What may have been meant by that path: all settings, or those of its own named table."""
+    mark = by_name(model.model_fields[path[0]]) if path[0] in model.model_fields else None
+    if mark is None or len(path) < 2:  # noqa: PLR2004 - a name and a key
+        return dict(known_settings(model))
+    return dict(known_settings(mark.table(path[1]), f"{path[0]}.{path[1]}."))
 
 
 def variable(key: str) -> str:
@@ -56,8 +77,15 @@ def is_named(field: FieldInfo) -> bool:
     return is_free(field) and table_of(field) is not None
 
 
+def by_name(field: FieldInfo) -> ByName | None:
+    """How its tables differ, where they do."""
+    return next((mark for mark in field.metadata if isinstance(mark, ByName)), None)
+
+
 def table_of(field: FieldInfo) -> type[BaseModel] | None:
     """The fields below it, when it is a table."""
+    if mark := by_name(field):
+        return mark.usual
     kind: Any = get_args(field.annotation)[1] if is_free(field) else field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 

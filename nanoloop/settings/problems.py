@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from operator import attrgetter
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import SecretStr
 
 from nanoloop.errors import SettingsError
-from nanoloop.models.naming import is_local
 from nanoloop.settings.keys import is_secret
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def unknown(key: str, value: Any, known: Mapping[str, FieldInfo], origin: Origin
 
 
 def malformed(
-    key: str, value: Any, field: FieldInfo, error: ErrorDetails, origin: Origin
+    key: str, value: Any, field: FieldInfo, error: ErrorDetails, origin: Origin | None
 ) -> Problem:
     """The value has the wrong type or is out of bounds."""
     what = MASK if is_secret(field) else shown(value)
@@ -129,6 +128,8 @@ def _wrong(value: Any, error: ErrorDetails) -> str:
     match error["type"]:
         case kind if kind in _OUT_OF_BOUNDS:
             return _OUT_OF_BOUNDS[kind].format_map(bounds)
+        case "missing":
+            return "missing: set it"
         case "string_too_short":
             return "too short: say something, or leave it out"
         case "literal_error":
@@ -196,26 +197,8 @@ def conflicts(settings: Settings) -> list[Problem]:
         keys = ("store.durability", "store.url")
         text = '{} is "fsync", but {} "memory:" writes nothing: choose "sqlite:"'.format(*keys)
         found.append(Problem(text=text, keys=keys))
-    found += [_other_model(settings, key, name) for key, name in _further_models(settings)]
     found += [_no_agent(settings), *(_agent_window(settings, name) for name in settings.agents)]
     return [problem for problem in found if problem]
-
-
-def _further_models(settings: Settings) -> Iterator[tuple[str, str | None]]:
-    yield "summary_model", settings.summary_model
-    yield "summary.fallback_model", settings.summary.fallback_model
-    for name, agent in settings.agents.items():
-        yield f"agents.{name}.model", agent.model
-
-
-def _other_model(settings: Settings, key: str, name: str | None) -> Problem | None:
-    """A model on this machine stands alone: nobody else is asked beside it."""
-    if name is None or name == settings.model or not (is_local(name) or is_local(settings.model)):
-        return None
-    which = name if is_local(name) else settings.model
-    text = f"{key} is {shown(name)} and model {shown(settings.model)}, but {shown(which)} runs on "
-    advice = "this machine and goes with no other: name it for both"
-    return Problem(text=text + advice, keys=(key, "model"))
 
 
 def _no_agent(settings: Settings) -> Problem | None:

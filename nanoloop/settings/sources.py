@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
+from nanoloop.errors import SettingsError
+from nanoloop.providers.vendors import VENDORS, address_in
 from nanoloop.settings import agents as settings_agents
 from nanoloop.settings import file as settings_file
 from nanoloop.settings.keys import (
@@ -19,19 +21,29 @@ from nanoloop.settings.keys import (
     flag,
     is_free,
     is_list,
-    known_settings,
     setting,
+    settings_near,
     table_of,
     variable,
 )
 from nanoloop.settings.problems import Problem, malformed, unknown
 
-EVERYWHERE = {
-    "OPENAI_API_KEY": "api_key",
-    "OPENAI_BASE_URL": "base_url",
-    "HF_ENDPOINT": "local.hub",
-}
-"""Names that other programs know too; ours are stronger."""
+EVERYWHERE = (
+    ("OPENAI_API_KEY", "api_key"),
+    ("OPENAI_BASE_URL", "base_url"),
+    ("HF_ENDPOINT", "local.hub"),
+    *(
+        (name, f"providers.{word}.api_key")
+        for word, vendor in VENDORS.items()
+        for name in reversed(vendor.keys)
+    ),
+    *(
+        (vendor.address, f"providers.{word}.base_url")
+        for word, vendor in VENDORS.items()
+        if vendor.address
+    ),
+)
+"""Names that other programs know too, the weaker of two before the stronger; ours beat all."""
 _SERVICE_LINK = re.compile(r"NANOLOOP_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 """What Kubernetes tells every process about a service called nanoloop."""
 
@@ -103,9 +115,13 @@ class Layer(PydanticBaseSettingsSource):
         return self._values.get(field_name), field_name, False
 
     def _take(self, given: Given) -> None:
-        field = setting(self.settings_cls, given.path)
+        try:
+            field = setting(self.settings_cls, given.path)
+        except SettingsError as error:
+            self.problems.append(Problem(text=str(error), origin=given.origin))
+            return
         if field is None:
-            known = dict(known_settings(self.settings_cls))
+            known = settings_near(self.settings_cls, given.path)
             self.problems.append(unknown(given.key, given.value, known, given.origin))
             return
         try:
@@ -219,21 +235,28 @@ def _from_table(
 ) -> Iterator[Given]:
     for name, value in table.items():
         path = (*above, name)
-        field = setting(model, path)
-        if isinstance(value, Mapping) and field and table_of(field):
+        if isinstance(value, Mapping) and _is_table(model, path):
             yield from _from_table(model, value, path, lines, file)
         else:
             line = lines.get(".".join(path))
             yield Given(path=path, value=value, origin=Origin(kind="file", name=file, line=line))
 
 
+def _is_table(model: type[BaseModel], path: tuple[str, ...]) -> bool:
+    try:
+        field = setting(model, path)
+    except SettingsError:  # told where it is taken
+        return False
+    return field is not None and table_of(field) is not None
+
+
 def _from_env(env: Mapping[str, str]) -> Iterator[Given]:
     """What the environment says; an empty variable says nothing."""
     # Ours come after those that all programs know: the later one counts.
-    for name, key in EVERYWHERE.items():
+    for name, key in EVERYWHERE:
         if env.get(name):
             path, origin = tuple(key.split(".")), Origin(kind="env", name=name)
-            yield Given(path=path, value=env[name], origin=origin)
+            yield Given(path=path, value=address_in(name, env[name]), origin=origin)
     for name, value in env.items():
         if name.startswith(PREFIX) and value and not _SERVICE_LINK.fullmatch(name):
             path = tuple(name.removeprefix(PREFIX).lower().split("__"))

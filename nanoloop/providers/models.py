@@ -1,0 +1,133 @@
+"""All models behind one provider: each is asked where it is served, by the vendor in its name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from copy import copy
+from typing import Any
+
+from nanoloop.errors import ProviderError, SettingsError
+from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
+from nanoloop.providers.vendors import VENDORS, split
+
+Make = Callable[[str, str], Provider]
+"""Given a vendor's word ("" for none) and the first model asked of it, makes its provider."""
+Around = Callable[[Provider], Provider]
+WithOptions = Callable[[Mapping[str, Any]], Provider]
+
+UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
+
+
+class Models:
+    """A provider of many vendors' models; each vendor's own is made once, when first asked."""
+
+    def __init__(self, model: str, make: Make) -> None:
+        """`model` answers where a call names none; `make` may raise `SettingsError`."""
+        self._model = model
+        self._make = make
+        self._arounds: tuple[Around, ...] = ()
+        self._shelf = _Shelf()
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        """Answer as the vendor's provider does. Raises `ProviderError` only."""
+        word, name = split(model or self._model)
+        if word in VENDORS and not VENDORS[word].quirks.sees_images:
+            messages = [_without_images(message) for message in messages]
+        provider = self._asked(model or self._model)
+        return await provider.chat(messages=messages, tools=tools, model=name, on_text=on_text)
+
+    def provider_of(self, model: str) -> Provider:
+        """The provider that is asked for that model; raises `SettingsError` as its maker does."""
+        word, name = split(model)
+        # A plugin and a model file are made for one model; a server has many.
+        key = word if word in VENDORS and word != "local" else model
+        return self._shelf.get(key if word else "", lambda: self._make(word, name))
+
+    @property
+    def with_options(self) -> WithOptions | None:
+        """Makes one whose requests have these options too; None where the usual model has none."""
+        usual = getattr(self.provider_of(self._model), "with_options", None)
+        return None if usual is None else lambda options: self._around(_optioned(options))
+
+    def in_background(self) -> Models:
+        """The same models for work that can wait, where their providers tell the two apart."""
+        return self._around(in_background)
+
+    async def close(self) -> None:
+        """Close all that were made; closing twice is fine."""
+        await self._shelf.close()
+
+    def _around(self, around: Around) -> Models:
+        other = copy(self)
+        other._arounds = (*self._arounds, around)  # noqa: SLF001 - its own
+        return other
+
+    def _asked(self, model: str) -> Provider:
+        try:
+            provider = self.provider_of(model)
+        except SettingsError as error:
+            raise ProviderError(str(error)) from error
+        for around in self._arounds:
+            provider = around(provider)
+        return provider
+
+
+class _Shelf:
+    """The providers that were made; loops in several threads may ask at once."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._made: dict[str, Provider] = {}
+        self._is_closed = False
+
+    def get(self, key: str, make: Callable[[], Provider]) -> Provider:
+        with self._guard:
+            if self._is_closed:
+                raise ProviderError("this provider is closed: make a new one")
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
+
+    async def close(self) -> None:
+        self._is_closed = True
+        with self._guard:
+            made, self._made = self._made, {}
+        async with AsyncExitStack() as stack:  # one that fails keeps none of the others open
+            for provider in made.values():
+                stack.push_async_callback(provider.close)
+
+
+def in_background(provider: Provider) -> Provider:
+    """The provider as work is done that can wait, where it tells the two apart."""
+    apart = getattr(provider, "in_background", None)
+    return provider if apart is None else apart()
+
+
+def _optioned(options: Mapping[str, Any]) -> Around:
+    def around(provider: Provider) -> Provider:
+        fitted: WithOptions | None = getattr(provider, "with_options", None)
+        return provider if fitted is None else fitted(options)
+
+    return around
+
+
+def _without_images(message: ChatMessage) -> ChatMessage:
+    """The message as a model may read it that takes no images."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [UNSEEN if _is_image(part) else part for part in content]
+    return {**message, "content": parts} if UNSEEN in parts else message
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image_url"

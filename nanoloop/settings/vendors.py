@@ -1,0 +1,199 @@
+"""The vendors that settings name: what is said of each, where it is asked, and what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
+
+from nanoloop.errors import SettingsError
+from nanoloop.providers import plugins, vendors
+from nanoloop.providers.vendors import VENDORS, Vendor, split
+from nanoloop.settings.keys import setting
+from nanoloop.settings.problems import Problem, Refused, http_address, malformed, shown
+from nanoloop.settings.section import Section
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from nanoloop.settings import Settings
+
+
+class VendorSettings(Section):
+    """A vendor of models, by the word in model = "groq:NAME"; other packages' have their own."""
+
+    api_key: SecretStr | None = Field(default=None, examples=["..."])
+    """Its key; better kept in its own variable, GROQ_API_KEY here, than in a file."""
+    base_url: Annotated[str, AfterValidator(http_address)] | None = Field(
+        default=None, examples=["https://proxy.example.org/v1"]
+    )
+    """Where it is asked; left out, at its usual address."""
+    options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
+    """Further fields of each request to it, beside those of [provider]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where the models of one vendor are asked, and how."""
+
+    word: str
+    """What stands before the colon; "" for the server that `base_url` names."""
+    vendor: Vendor
+    url: str | None
+    """Its address, None where nothing says it."""
+    key: str | None
+    options: Mapping[str, Any]
+
+    @property
+    def lacks(self) -> str | None:
+        """What has to be set before it can be asked; None where nothing has to."""
+        if self.url is None:
+            return f"no address is set: set {self.vendor.address}"
+        if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
+            return f"no key is set: set {self.vendor.keys[0]}"
+        return None
+
+
+def table_for(name: str) -> type[BaseModel]:
+    """What `[providers.NAME]` may hold; raises `SettingsError` where there is no such provider."""
+    if name == "local":
+        raise SettingsError("providers.local takes no settings: those of local models are in local")
+    if name in VENDORS:
+        return VendorSettings
+    if plugins.is_installed(name):
+        return plugins.load(name).settings or _Nothing
+    known = [*VENDORS, *plugins.names()]
+    near = get_close_matches(name, known, n=1)
+    advice = f"did you mean providers.{near[0]}?" if near else f"there are {', '.join(known)}"
+    raise SettingsError(f"providers.{name} names no provider: {advice}")
+
+
+def tables(said: Any) -> Any:
+    """Each provider's table in its own type; raises `Refused` with all that is wrong with them."""
+    return {name: _table(name, own) for name, own in said.items()} if _is_table(said) else said
+
+
+def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
+    """Every model that the settings name, with the key that names it."""
+    named = [
+        ("model", settings.model),
+        ("summary_model", settings.summary_model),
+        ("summary.fallback_model", settings.summary.fallback_model),
+        *((f"agents.{name}.model", agent.model) for name, agent in settings.agents.items()),
+    ]
+    yield from ((key, model) for key, model in named if model is not None)
+
+
+def server_of(settings: Settings, word: str) -> Server:
+    """Where the models of that vendor of ours are asked."""
+    if not word:
+        return _plain(settings)
+    own, vendor = own_of(settings, word), VENDORS[word]
+    key = own.api_key
+    if word == "openai" and settings.base_url is None:
+        key = key or settings.api_key  # that one is OpenAI's too
+    options = {**settings.provider.options, **own.options}
+    url = own.base_url or vendor.url
+    return Server(word=word, vendor=vendor, url=url, key=_said(key), options=options)
+
+
+def servers_of(settings: Settings) -> list[Server]:
+    """Every server that is set up or that a model is named of."""
+    named = {split(model)[0] for _, model in models_of(settings)}
+    words = [word for word in VENDORS if word in named or settings.providers.get(word)]
+    servers = [server_of(settings, word) for word in words if word != "local"]
+    plain = _plain(settings)
+    if plain.lacks:
+        return servers
+    # A key for OpenAI alone is said for both names of it.
+    others = [each for each in servers if (each.url, each.key) != (plain.url, plain.key)]
+    return [plain, *others]
+
+
+def keyed_vendors(settings: Settings) -> list[str]:
+    """The vendors that a key is set for, by their words."""
+    said = ((word, settings.providers.get(word)) for word in VENDORS)
+    return [word for word, own in said if getattr(own, "api_key", None)]
+
+
+def own_of(settings: Settings, word: str) -> Any:
+    """What `[providers.WORD]` says, in its own type; raises `Refused` where that is too little."""
+    return settings.providers.get(word) or _table(word, {})
+
+
+def lacking(settings: Settings, model: str) -> str | None:
+    """What has to be set before that model can be asked; None where nothing has to."""
+    word, name = split(model)
+    if word and not name:
+        return f"no model is named: write {word}:NAME"
+    if word == "local":
+        return None
+    if word and word not in VENDORS:
+        return _lacking_to_plugin(settings, word)
+    return server_of(settings, word).lacks
+
+
+def unaskable(settings: Settings) -> list[Problem]:
+    """The models that are named and can't be asked, each with what it lacks and its place."""
+    lacks = ((key, model, lacking(settings, model)) for key, model in models_of(settings))
+    return [no_model(settings, key, model, why) for key, model, why in lacks if why]
+
+
+def no_model(settings: Settings, key: str, model: str, why: str) -> Problem:
+    """That setting names a model that can't be had."""
+    origin = settings.origin(key)
+    where = None if origin.kind == "default" else origin
+    return Problem(text=f"{key} is {shown(model)}, but {why}", origin=where, keys=(key,))
+
+
+class _Nothing(Section):
+    """The table of a provider that takes no settings."""
+
+
+def _plain(settings: Settings) -> Server:
+    """The server of all models that are named without a vendor."""
+    url, key = settings.base_url, _said(settings.api_key)
+    options = settings.provider.options
+    vendor = VENDORS["openai"] if url is None else vendors.at(url)
+    # Whoever names an address of their own says thereby that a key may not be needed.
+    vendor = vendor if url is None else replace(vendor, keys=())
+    return Server(word="", vendor=vendor, url=url or vendor.url, key=key, options=options)
+
+
+def _lacking_to_plugin(settings: Settings, word: str) -> str | None:
+    try:
+        own_of(settings, word)
+    except SettingsError as error:
+        return str(error).replace("\n", "; ")
+    return None
+
+
+def _table(name: str, said: Any) -> BaseModel:
+    if isinstance(said, BaseModel):
+        return said
+    table = table_for(name)
+    try:
+        return table.model_validate(said)
+    except ValidationError as error:
+        wrong = [_problem(f"providers.{name}", table, each) for each in error.errors()]
+        raise Refused(wrong) from None  # its text may hold a secret
+
+
+def _problem(above: str, table: type[BaseModel], error: ErrorDetails) -> Problem:
+    path = tuple(map(str, error["loc"]))
+    key = ".".join((above, *path))
+    field = setting(table, path) if path else None
+    if error["type"] == "missing" or field is None:
+        return Problem(text=f"{key} is missing: set it" if path else f"{key}: {error['msg']}")
+    return malformed(key, error["input"], field, error, None)
+
+
+def _is_table(said: Any) -> bool:
+    return isinstance(said, Mapping)
+
+
+def _said(key: SecretStr | None) -> str | None:
+    return key.get_secret_value() if key else None

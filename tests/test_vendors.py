@@ -1,0 +1,244 @@
+"""Any model, by a name that people know: who serves it, with which key, told where one is missing."""
+
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from nanoloop.app import App
+from nanoloop.channels.direct import DirectChannel
+from nanoloop.errors import ProviderError, SettingsError
+from nanoloop.parts.models import make_provider
+from nanoloop.providers.vendors import VENDORS, address_in, split
+from nanoloop.settings import Settings
+from nanoloop.settings.vendors import lacking, server_of
+from tests.openai_server import OpenAIServer
+
+HELLO = [{"role": "user", "content": "Hello."}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load with a file of that text, in an otherwise empty world."""
+
+    def load(text="", **env):
+        (tmp_path / "nanoloop.toml").write_text(text)
+        return Settings.load(env={"HOME": str(tmp_path)} | env, cwd=tmp_path)
+
+    return load
+
+
+@asynccontextmanager
+async def two_vendors(load, text="", **env):
+    """Settings with a stand-in for Groq's server and one for Mistral's."""
+    async with OpenAIServer(otherwise="G.") as groq, OpenAIServer(otherwise="M.") as mistral:
+        tables = (
+            f'[providers.groq]\napi_key = "gsk"\nbase_url = "{groq.url}"\n'
+            f'[providers.mistral]\napi_key = "mis"\nbase_url = "{mistral.url}"\n'
+        )
+        yield load(f"{text}\n{tables}", **env), groq, mistral
+
+
+def asked(server):
+    """Which models a server was asked for, with which key."""
+    return [(each.json["model"], each.headers.get("authorization")) for each in server.requests]
+
+
+@pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ("groq:llama-3.3-70b", ("groq", "llama-3.3-70b")),
+        ("openrouter:meta/llama:free", ("openrouter", "meta/llama:free")),
+        ("ollama:qwen3:4b", ("ollama", "qwen3:4b")),
+        ("local:tiny", ("local", "local:tiny")),
+        ("/srv/groq:x.gguf", ("local", "/srv/groq:x.gguf")),
+        ("qwen3:4b", ("", "qwen3:4b")),
+        ("ft:gpt-5.4:me::7", ("", "ft:gpt-5.4:me::7")),
+        ("Groq:x", ("", "Groq:x")),
+        ("groq", ("", "groq")),
+    ],
+)
+def test_only_a_word_of_the_table_is_a_vendor(model, parts):
+    assert split(model) == parts
+
+
+async def test_a_name_with_a_colon_goes_as_it_is_to_the_configured_server(load):
+    async with OpenAIServer() as server:
+        provider = make_provider(load(f'model = "qwen3:4b"\nbase_url = "{server.url}"'))
+        await provider.chat(messages=HELLO)
+        await provider.chat(messages=HELLO, model="ft:gpt-5.4:me::7")
+        await provider.close()
+        assert [name for name, _ in asked(server)] == ["qwen3:4b", "ft:gpt-5.4:me::7"]
+
+
+async def test_each_vendor_is_asked_at_its_own_address_with_its_own_key(load):
+    async with two_vendors(load, 'model = "groq:a"') as (settings, groq, mistral):
+        provider = make_provider(settings)
+        assert (await provider.chat(messages=HELLO)).text == "G."
+        assert (await provider.chat(messages=HELLO, model="mistral:b:c")).text == "M."
+        await provider.close()
+    assert asked(groq) == [("a", "Bearer gsk")]
+    assert asked(mistral) == [("b:c", "Bearer mis")]
+
+
+async def test_one_vendors_models_share_their_connections(load):
+    async with two_vendors(load, 'model = "groq:a"') as (settings, groq, _):
+        provider = make_provider(settings)
+        for model in ("groq:a", "groq:b", "groq:c"):
+            await provider.chat(messages=HELLO, model=model)
+        await provider.close()
+        assert groq.connections_made == 1
+        await groq.deserted()
+
+
+async def test_an_agent_and_the_summary_are_each_at_a_vendor_of_their_own(load):
+    text = (
+        'model = "groq:a"\nsummary_model = "mistral:s"\nmessage_buffer_limit = 4\n'
+        'message_buffer_min = 2\nstore.url = "memory:"\nrecall.enabled = false\n'
+        '[agents.cook]\nmodel = "mistral:c"\n[channels.terminal]\nenabled = false'
+    )
+    async with two_vendors(load, text) as (settings, groq, mistral):
+        app = App.of(settings)
+        channel = DirectChannel(app.loop.bus)
+        async with anyio.create_task_group() as group:
+            group.start_soon(app.run)
+            with anyio.fail_after(10):
+                for number in range(3):
+                    assert (await channel.ask(f"Hello {number}.")).text == "G."
+                await mistral.arrived(1)
+                agent = app.loop.agents["cook"]
+                assert await agent.ask("Soup?") == "M." if agent.provider else True
+            app.stop()
+    assert asked(mistral)[0] == ("s", "Bearer mis")
+    assert {name for name, _ in asked(groq)} == {"a"}
+
+
+async def test_options_are_one_vendors_own(load):
+    text = 'model = "groq:a"\nprovider.options = {temperature = 0, seed = 1}'
+    async with two_vendors(load, text, NANOLOOP_PROVIDERS__GROQ__OPTIONS='{"seed": 7}') as world:
+        settings, groq, mistral = world
+        provider = make_provider(settings)
+        with_more = provider.with_options({"top_p": 1})
+        await with_more.chat(messages=HELLO)
+        await with_more.chat(messages=HELLO, model="mistral:b")
+        await provider.close()
+    for server, seed in ((groq, 7), (mistral, 1)):
+        sent = server.requests[-1].json
+        assert (sent["temperature"], sent["seed"], sent["top_p"]) == (0, seed, 1)
+
+
+async def test_a_vendor_that_takes_no_images_is_sent_none(load):
+    async with OpenAIServer() as server:
+        text = f'model = "deepseek:x"\nproviders.deepseek.base_url = "{server.url}"'
+        provider = make_provider(load(text))
+        await provider.chat(messages=[{"role": "user", "content": [IMAGE]}])
+        await provider.close()
+        [part] = server.requests[-1].json["messages"][0]["content"]
+        assert part["type"] == "text"
+
+
+async def test_after_closing_nothing_is_asked_any_more(load):
+    async with two_vendors(load, 'model = "groq:a"') as (settings, _, _):
+        provider = make_provider(settings)
+        await provider.close()
+        await provider.close()
+        with pytest.raises(ProviderError, match="closed"):
+            await provider.chat(messages=HELLO)
+
+
+async def test_a_vendor_named_later_without_a_key_is_told_and_ends_nothing(load):
+    async with two_vendors(load, 'model = "groq:a"') as (settings, _, _):
+        provider = make_provider(settings)
+        with pytest.raises(ProviderError, match="set XAI_API_KEY"):
+            await provider.chat(messages=HELLO, model="xai:grok")
+        await provider.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('model = "groq:a"', ':1: model is "groq:a", but no key is set: set GROQ_API_KEY'),
+        ('model = "azure:a"', "no address is set: set AZURE_OPENAI_ENDPOINT"),
+        ('model = "groq:"', "no model is named: write groq:NAME"),
+        ('model = "ollama:a"\nsummary_model = "gemini:b"', ':2: summary_model is "gemini:b", but'),
+        ('model = "ollama:a"\nsummary.fallback_model = "xai:b"', "set XAI_API_KEY"),
+        ('model = "ollama:a"\nagents.cook.model = "gpt"', "set OPENAI_API_KEY"),
+        ('model = "ollama:a"\n[agents.cook]\nmodel = "xai:b"', ":3: agents.cook.model is"),
+    ],
+)
+def test_a_missing_key_is_told_at_start_with_its_place(load, text, told):
+    with pytest.raises(SettingsError) as caught:
+        App.of(load(text))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("word", [word for word in VENDORS if word not in ("azure", "local")])
+def test_a_key_in_its_variable_is_all_that_a_vendor_needs(load, word):
+    model = f"{word}:x"
+    keys = VENDORS[word].keys
+    assert (lacking(load(), model) is None) == (not keys)
+    for name in keys:
+        settings = load(f'model = "{model}"', **{name: "k"})
+        assert settings.has_model
+        assert server_of(settings, word).key == "k"
+
+
+def test_azure_is_reached_at_its_v1_address(load):
+    env = {"AZURE_OPENAI_ENDPOINT": "https://me.openai.azure.com/", "AZURE_OPENAI_API_KEY": "k"}
+    settings = load('model = "azure:mine"', **env)
+    assert server_of(settings, "azure").url == "https://me.openai.azure.com/openai/v1"
+    assert settings.has_model
+    assert not load('model = "azure:mine"', AZURE_OPENAI_ENDPOINT="https://x").has_model
+
+
+@pytest.mark.parametrize(
+    ("said", "url"),
+    [
+        ("0.0.0.0", "http://localhost:11434/v1"),
+        ("10.0.0.7:9", "http://10.0.0.7:9/v1"),
+        ("https://ai.example.org", "https://ai.example.org/v1"),
+        ("http://[::1]:5/", "http://[::1]:5/v1"),
+        (":99", "http://localhost:99/v1"),
+    ],
+)
+def test_ollama_is_where_its_own_variable_says(load, said, url):
+    assert address_in("OLLAMA_HOST", said) == url
+    assert server_of(load(OLLAMA_HOST=said), "ollama").url == url
+
+
+def test_openais_key_is_not_sent_where_another_server_is_configured(load):
+    alone = load('api_key = "k"')
+    assert server_of(alone, "openai").key == "k"
+    beside = load('api_key = "k"\nbase_url = "http://localhost:1/v1"')
+    assert server_of(beside, "openai").key is None
+    assert server_of(beside, "").key == "k"
+
+
+def test_a_known_address_has_its_vendors_quirks(load):
+    assert not server_of(
+        load(OPENAI_BASE_URL="https://api.mistral.ai/v1/"), ""
+    ).vendor.quirks.streams_usage
+    assert server_of(load(OPENAI_API_KEY="k"), "").vendor.quirks.takes_cache_key
+    assert not server_of(load('base_url = "http://x/v1"'), "").vendor.quirks.takes_cache_key
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "[providers.gorq]\napi_key = 'x1234567'",
+            "names no provider: did you mean providers.groq",
+        ),
+        ("[providers.groq]\nkey = 'x1234567'", "did you mean providers.groq.api_key?"),
+        ("[providers.groq]\napi_key = 12345678", "providers.groq.api_key is ********, not a text"),
+        ("[providers.groq]\nbase_url = 'x'", '2: providers.groq.base_url is "x", not an address'),
+        ("[providers.local]\nbase_url = 'x'", "those of local models are in local"),
+        ("[providers]\ngroq = 5", "providers.groq is 5, not a table"),
+    ],
+)
+def test_what_is_wrong_with_a_vendors_table_is_told(load, text, told):
+    with pytest.raises(SettingsError) as caught:
+        load(text)
+    assert told in str(caught.value)
+    assert "1234567" not in str(caught.value)
