@@ -89,6 +89,8 @@ class OpenAIServer:
         self.answers: deque[Say] = deque(answers)
         self.otherwise = otherwise
         self.requests: deque[Request] = deque(maxlen=keep)
+        self.models: Any = None
+        """What its list of models has; None where it has no list."""
         self.count = 0
         self.connections = 0
         self.connections_made = 0
@@ -145,6 +147,8 @@ class OpenAIServer:
         self.count += 1
         self.requests.append(request)
         self.changed()
+        if self.models is not None and request.path.partition("?")[0].endswith("/models"):
+            return Answer(body=dumps({"object": "list", "data": self.models}))
         if not request.head.startswith(b"POST " + PATH):
             return Answer(status=404, body=b"<html>404 page not found</html>")
         say = self.answers.popleft() if self.answers else self.otherwise

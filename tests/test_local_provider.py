@@ -22,6 +22,7 @@ from tests.local_model import (
     until,
     until_busy,
 )
+from tests.openai_server import OpenAIServer
 
 pytestmark = pytest.mark.timeout(FETCHING_SECONDS)
 
@@ -65,6 +66,19 @@ async def test_an_answer_is_as_long_as_the_settings_let_it_become():
     finally:
         await provider.close()
     assert (reply.finish_reason, reply.usage.tokens_out) == ("length", 5)
+
+
+async def test_a_model_here_summarises_beside_one_elsewhere_that_answers():
+    local = LocalSettings(answer_tokens=5, context_tokens=2048, threads=1)
+    async with OpenAIServer(otherwise="From afar.") as server:
+        settings = Settings(base_url=server.url, summary_model=str(model_file()), local=local)
+        provider = make_provider(settings)
+        assert (await provider.chat(messages=said("Hello."))).text == "From afar."
+        late = provider.in_background()
+        reply = await late.chat(messages=said("Hello."), model=settings.summary_model)
+        await provider.close()
+    assert reply.usage.tokens_out > 0
+    assert server.count == 1
 
 
 async def test_chats_side_by_side_keep_what_was_read_of_each():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nanoloop.events import Event
+from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings import Settings  # noqa: F401 - loads every event there is
 
 ROOT = Path(__file__).parent.parent
@@ -41,9 +42,22 @@ def the_example(name):
     return f"```python\n{(ROOT / 'examples' / name).read_text().strip()}\n```"
 
 
+def the_vendors():
+    lines = ["| word | vendor | key | address |", "|---|---|---|---|"]
+    for word, vendor in VENDORS.items():
+        key = " or ".join(f"`{name}`" for name in vendor.keys) or "none"
+        known = [f"`{vendor.url}`"] * bool(vendor.url) + [f"`{vendor.address}`"] * bool(
+            vendor.address
+        )
+        address = " or ".join(known) or "a file"
+        lines.append(f"| `{word}` | {vendor.title} | {key} | {address} |")
+    return "\n".join(lines)
+
+
 PARTS = {
     "map": the_map,
     "events": the_events,
+    "vendors": the_vendors,
     "bot": partial(the_example, "bot.py"),
     "speech": partial(the_example, "speech.py"),
 }

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nanoloop.settings import LocalSettings, Settings, SummarySettings
-from nanoloop.settings.local import context_tokens, suited
+from nanoloop.settings import LocalSettings, ProviderSettings, Settings, SummarySettings
+from nanoloop.settings.local import call_timeout_seconds, context_tokens, suited
 
 TINY = Settings(model="local:smollm2-135m")
 
@@ -34,3 +34,18 @@ def test_a_servers_model_changes_nothing():
 
 def test_a_file_that_nobody_knows_gets_the_usual_context():
     assert context_tokens(Settings(model=str(Path("/srv/own.gguf")))) == 8192
+
+
+def test_a_local_summary_beside_a_servers_model_has_time_and_a_batch_of_its_own():
+    settings = Settings(summary_model="local:smollm2-135m")
+    assert suited(settings).summary.timeout_seconds == 600
+    assert suited(settings).summary.batch_chars == 16384
+    assert suited(settings).context_tokens is None
+    beside = TINY.model_copy(update={"summary_model": "gpt-5.4-nano"})
+    assert suited(beside).summary == Settings().summary
+
+
+def test_an_answer_here_may_take_longer_than_a_servers():
+    assert call_timeout_seconds(TINY) == 900
+    said = ProviderSettings(call_timeout_seconds=70)
+    assert call_timeout_seconds(TINY.model_copy(update={"provider": said})) == 70

@@ -1,4 +1,4 @@
-"""Any model, by a name that people know: who serves it, with which key, told where one is missing."""
+"""Any model, by a name that people know: who serves it, and with which key."""
 
 from contextlib import asynccontextmanager
 
@@ -16,6 +16,22 @@ from tests.openai_server import OpenAIServer
 
 HELLO = [{"role": "user", "content": "Hello."}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+OWN_VENDORS = """
+model = "groq:a"
+summary_model = "mistral:s"
+message_buffer_limit = 4
+message_buffer_min = 2
+store.url = "memory:"
+recall.enabled = false
+agents.cook.model = "mistral:c"
+channels.terminal.agent = "cook"
+"""
+
+
+class Cook(DirectChannel):
+    """A channel whose agent the settings name."""
+
+    name = "terminal"
 
 
 @pytest.fixture
@@ -93,24 +109,19 @@ async def test_one_vendors_models_share_their_connections(load):
 
 
 async def test_an_agent_and_the_summary_are_each_at_a_vendor_of_their_own(load):
-    text = (
-        'model = "groq:a"\nsummary_model = "mistral:s"\nmessage_buffer_limit = 4\n'
-        'message_buffer_min = 2\nstore.url = "memory:"\nrecall.enabled = false\n'
-        '[agents.cook]\nmodel = "mistral:c"\n[channels.terminal]\nenabled = false'
-    )
-    async with two_vendors(load, text) as (settings, groq, mistral):
+    async with two_vendors(load, OWN_VENDORS) as (settings, groq, mistral):
         app = App.of(settings)
-        channel = DirectChannel(app.loop.bus)
-        async with anyio.create_task_group() as group:
-            group.start_soon(app.run)
-            with anyio.fail_after(10):
+        cook, usual = Cook(app.loop.bus), DirectChannel(app.loop.bus)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                group.start_soon(app.run)
+                assert (await cook.ask("Soup?")).text == "M."
                 for number in range(3):
-                    assert (await channel.ask(f"Hello {number}.")).text == "G."
-                await mistral.arrived(1)
-                agent = app.loop.agents["cook"]
-                assert await agent.ask("Soup?") == "M." if agent.provider else True
-            app.stop()
-    assert asked(mistral)[0] == ("s", "Bearer mis")
+                    assert (await usual.ask(f"Hello {number}.")).text == "G."
+                await mistral.arrived(2)
+                app.stop()
+                group.cancel_scope.cancel()
+    assert asked(mistral)[:2] == [("c", "Bearer mis"), ("s", "Bearer mis")]
     assert {name for name, _ in asked(groq)} == {"a"}
 
 

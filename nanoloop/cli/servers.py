@@ -32,8 +32,8 @@ _MOST_LISTED = 500
 _MOST_BYTES = 10_000_000
 _LONGEST_NAME = 200
 _NO_CHAT = re.compile(
-    r"embed|rerank|whisper|transcri|\btts\b|speech|moderation|dall-e|image|imagen|sora|veo"
-    r"|realtime|\baudio\b|ocr",
+    r"embed|rerank|whisper|transcri|speech|moderation|dall-e|image"
+    r"|\b(audio|ocr|realtime|sora|tts|veo)\b",
     re.IGNORECASE,
 )
 """What the names of models have in them that don't chat."""

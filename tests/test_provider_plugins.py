@@ -1,0 +1,121 @@
+"""Providers of other packages: a real entry point, its settings, and its answers."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanoloop.cli import main
+from nanoloop.errors import SettingsError
+from nanoloop.parts.models import make_provider
+from nanoloop.providers import plugins
+from nanoloop.settings import Settings
+
+HELLO = [{"role": "user", "content": "Hello."}]
+EXAMPLE = Path(__file__).parent.parent / "examples" / "custom_provider.py"
+PARROT = 'model = "parrot:grey"\n[providers.parrot]\nkey = "k-1234567"\ngreeting = "Yes."'
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a package with that code, as pip leaves it behind: parrot is an entry point of it."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "parrots", raising=False)
+
+    def install(code):
+        about = site / "parrots-1.0.dist-info"
+        about.mkdir(parents=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parrots\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text("[nanoloop.providers]\nparrot = parrots:PLUGIN\n")
+        (site / "parrots.py").write_text(code)
+
+    yield install
+    plugins._points.cache_clear()
+    sys.modules.pop("parrots", None)
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def load(text="", **env):
+        (tmp_path / "nanoloop.toml").write_text(text)
+        return Settings.load(env={"HOME": str(tmp_path)} | env, cwd=tmp_path)
+
+    return load
+
+
+async def test_an_installed_provider_answers_by_its_name_and_settings(install, load):
+    install(EXAMPLE.read_text())
+    provider = make_provider(load(PARROT))
+    assert (await provider.chat(messages=HELLO)).text == "Yes. Hello."
+    reply = await provider.chat(messages=HELLO, model="parrot:green:2")
+    assert reply.model == "green:2"
+    await provider.close()
+
+
+def test_its_settings_come_from_the_environment_too_and_are_of_its_own_types(install, load):
+    install(EXAMPLE.read_text())
+    settings = load('model = "parrot:grey"', NANOLOOP_PROVIDERS__PARROT__KEY="k-1234567")
+    assert settings.providers["parrot"].key.get_secret_value() == "k-1234567"
+    assert str(settings.origin("providers.parrot.key")) == "env NANOLOOP_PROVIDERS__PARROT__KEY"
+    assert settings.has_model
+
+
+def test_config_shows_its_settings_with_the_secret_ones_masked(install, load, capsys):
+    install(EXAMPLE.read_text())
+    load(PARROT)
+    assert main(["config"]) == 0
+    out = capsys.readouterr().out
+    assert "providers.parrot.greeting" in out
+    assert "********" in next(line for line in out.splitlines() if "parrot.key" in line)
+    assert "1234567" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[providers.parrot]\nkey = 5", "nanoloop.toml:2: providers.parrot.key is ********, not a"),
+        ("[providers.parrot]\ngreeting = 'Hi'", "providers.parrot.key is missing: set it"),
+        ("[providers.parrot]\ngreting = 'Hi'", '2: providers.parrot.greting is "Hi", but there'),
+        ("[providers.parrot]\ngreting = 'Hi'", "did you mean providers.parrot.greeting?"),
+        ("[providers.parot]\nkey = 'x'", "did you mean providers.parrot?"),
+    ],
+)
+def test_what_is_wrong_with_its_settings_is_told_as_of_any(install, load, text, told):
+    install(EXAMPLE.read_text())
+    with pytest.raises(SettingsError) as caught:
+        load(text)
+    assert told in str(caught.value)
+
+
+def test_without_what_it_must_have_the_start_says_so(install, load):
+    install(EXAMPLE.read_text())
+    settings = load('model = "parrot:grey"')
+    assert not settings.has_model
+    with pytest.raises(SettingsError, match=r'model is "parrot:grey", but .*parrot.key is missing'):
+        make_provider(settings)
+
+
+def test_it_is_not_loaded_where_no_setting_names_it(install, load):
+    install("raise AssertionError")
+    make_provider(load('model = "qwen3:4b"\nbase_url = "http://localhost:1"'))
+    assert "parrots" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("raise ValueError('k-1234567')", "'parrot' can't be loaded (ValueError at"),
+        ("PLUGIN = 5", "'parrot' is none: parrots:PLUGIN lacks"),
+        ("class PLUGIN: settings = None; make = print", 'greeting is "Hi", but there is no such'),
+    ],
+)
+def test_one_that_is_broken_or_takes_no_settings_is_told(install, load, code, told):
+    install(code)
+    with pytest.raises(SettingsError) as caught:
+        load("[providers.parrot]\ngreeting = 'Hi'")
+    assert told in str(caught.value)
+    assert "1234567" not in str(caught.value)
