@@ -69,8 +69,8 @@ async def test_check_asks_each_model_for_one_token_and_says_what_came_back(nanol
     async with serving(nanoloop, **more) as groq, OpenAIServer(otherwise="Qui") as mistral:
         nanoloop.set(NANOLOOP_PROVIDERS__MISTRAL__BASE_URL=mistral.url)
         out, _ = await nanoloop.run("check")
-    assert 'ok     model: groq:a answers "Ok" in 0.' in out
-    assert 'ok     agents.cook.model: mistral:c answers "Qui" in 0.' in out
+    assert 'ok     model: groq:a answers "Ok" in ' in out
+    assert 'ok     agents.cook.model: mistral:c answers "Qui" in ' in out
     assert [each.json["max_completion_tokens"] for each in groq.requests] == [1]
     assert [each.json["max_tokens"] for each in mistral.requests] == [1]
 

@@ -7,12 +7,12 @@ import pytest
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.errors import ProviderError, SettingsError
+from nanoloop.errors import ProviderError, SettingsError, WrongKey
 from nanoloop.parts.models import make_provider
 from nanoloop.providers.vendors import VENDORS, address_in, split
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import lacking, server_of
-from tests.openai_server import OpenAIServer
+from tests.openai_server import Answer, OpenAIServer
 
 HELLO = [{"role": "user", "content": "Hello."}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
@@ -137,6 +137,33 @@ async def test_options_are_one_vendors_own(load):
     for server, seed in ((groq, 7), (mistral, 1)):
         sent = server.requests[-1].json
         assert (sent["temperature"], sent["seed"], sent["top_p"]) == (0, seed, 1)
+
+
+async def test_what_is_loaded_ahead_is_loaded_for_all_that_are_named(load):
+    async with two_vendors(load, 'model = "groq:a"\nsummary_model = "mistral:b"') as world:
+        provider = make_provider(world[0])
+        await provider.load()
+        assert (await provider.chat(messages=HELLO, model="mistral:b")).text == "M."
+        await provider.close()
+
+
+async def test_a_vendors_quirks_are_heeded_in_each_request(load):
+    async with two_vendors(load, 'model = "groq:a"') as (settings, groq, mistral):
+        provider = make_provider(settings)
+        for model in ("groq:a", "mistral:b"):
+            await provider.chat(messages=HELLO, model=model, on_text=lambda _: None)
+        await provider.close()
+    assert "stream_options" in groq.requests[-1].json
+    assert "stream_options" not in mistral.requests[-1].json
+
+
+async def test_a_refused_key_is_told_by_its_vendors_variable(load):
+    async with two_vendors(load, 'model = "groq:a"') as (settings, groq, _):
+        groq.otherwise = Answer(status=401, body=b"{}")
+        provider = make_provider(settings)
+        with pytest.raises(WrongKey, match="check GROQ_API_KEY"):
+            await provider.chat(messages=HELLO)
+        await provider.close()
 
 
 async def test_a_vendor_that_takes_no_images_is_sent_none(load):

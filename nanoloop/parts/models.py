@@ -74,6 +74,8 @@ def _made(settings: Settings, announce: Announce, word: str, model: str) -> Prov
     from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - with an HTTP client
 
     return OpenAIProvider(
+        quirks=server.vendor.quirks,
+        key_name=server.key_name,
         model=model,
         api_key=server.key,
         base_url=server.url,

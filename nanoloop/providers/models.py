@@ -62,6 +62,12 @@ class Models:
         """The same models for work that can wait, where their providers tell the two apart."""
         return self._around(in_background)
 
+    async def load(self) -> None:
+        """Load what the providers that were made so far need to ask, where they take long to."""
+        for provider in self._shelf.made:
+            if (load := getattr(provider, "load", None)) is not None:
+                await load()
+
     async def close(self) -> None:
         """Close all that were made; closing twice is fine."""
         await self._shelf.close()
@@ -96,6 +102,11 @@ class _Shelf:
             if key not in self._made:
                 self._made[key] = make()
             return self._made[key]
+
+    @property
+    def made(self) -> list[Provider]:
+        with self._guard:
+            return list(self._made.values())
 
     async def close(self) -> None:
         self._is_closed = True

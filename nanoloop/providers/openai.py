@@ -61,11 +61,16 @@ class OpenAIProvider:
         max_retries: int = 2,
         options: Mapping[str, Any] | None = None,
         quirks: Quirks | None = None,
+        key_name: str = "OPENAI_API_KEY",
         limits: Limits | None = None,
     ) -> None:
-        """`options` go into each request as they are (`temperature` …); None leaves one out."""
+        """`options` go into each request as they are (`temperature` …); None leaves one out.
+
+        `key_name` is the variable that errors name where the key is refused.
+        """
         self._model = model
         self._key = _clean_key(api_key)
+        self._key_name = key_name
         self._url = _clean_url(base_url)
         self._options = _clean_options(options)
         self._quirks = quirks or Quirks(takes_cache_key=base_url is None)
@@ -134,6 +139,7 @@ class OpenAIProvider:
             has_key=bool(self._key),
             secrets=tuple(secret for secret in secrets if secret),
             body=body,
+            key_name=self._key_name,
         )
 
     def _sdk(self, http_client: httpx2.AsyncClient) -> tuple[openai.AsyncOpenAI, Mapping[str, Any]]:

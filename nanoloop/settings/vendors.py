@@ -48,6 +48,13 @@ class Server:
     options: Mapping[str, Any]
 
     @property
+    def key_name(self) -> str:
+        """Where its key is to be set."""
+        if not self.word:
+            return "OPENAI_API_KEY"
+        return self.vendor.keys[0] if self.vendor.keys else f"providers.{self.word}.api_key"
+
+    @property
     def lacks(self) -> str | None:
         """What has to be set before it can be asked; None where nothing has to."""
         if self.url is None:
