@@ -170,3 +170,14 @@ def test_servers_are_found_by_what_they_list():
 def test_whatever_else_answers_there_is_no_model_server(said):
     with FileServer(said) as server:
         assert models_at(server.root) == []
+
+
+async def test_a_vendor_whose_key_is_set_is_one_of_the_choices(typed, capsys):
+    async with OpenAIServer() as server:
+        server.models = [{"id": "chatty-1"}, {"id": "chatty-2"}, {"id": "embed-3"}]
+        groq = {"api_key": "gsk", "base_url": server.url}
+        settings = Settings(providers={"groq": groq})
+        typed.extend(["5", "chatty-2"])
+        said = await anyio.to_thread.run_sync(ask, settings, [])
+    assert said == {"model": "groq:chatty-2"}
+    assert "5  Groq, with the key that is set" in capsys.readouterr().out

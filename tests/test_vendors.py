@@ -222,6 +222,13 @@ def test_a_key_in_its_variable_is_all_that_a_vendor_needs(load, word):
         assert server_of(settings, word).key == "k"
 
 
+async def test_anthropic_is_asked_by_a_provider_of_its_own(load):
+    module = pytest.importorskip("nanoloop.providers.anthropic")
+    provider = make_provider(load('model = "anthropic:claude"', ANTHROPIC_API_KEY="k"))
+    assert isinstance(provider.provider_of("anthropic:claude"), module.AnthropicProvider)
+    await provider.close()
+
+
 def test_azure_is_reached_at_its_v1_address(load):
     env = {"AZURE_OPENAI_ENDPOINT": "https://me.openai.azure.com/", "AZURE_OPENAI_API_KEY": "k"}
     settings = load('model = "azure:mine"', **env)
