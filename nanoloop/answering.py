@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from nanoloop.amending import asked_anew, change
-from nanoloop.errors import NanoloopError, ProviderError, StoreConflict, place_of
+from nanoloop.errors import StoreConflict
 from nanoloop.events import Announce, TurnFailed
 from nanoloop.exchange import Exchange
 from nanoloop.holds import Held, Holds, Left
@@ -18,11 +18,10 @@ from nanoloop.leftovers import Leftovers
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus
 from nanoloop.sending import reply_to
+from nanoloop.sentences import Apology, Sentences, incident_of
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
-
-CRASHED = "Sorry, something went wrong on my side. Your message is kept; please try again."
 
 Item = Delivery | Held | Left
 """What a lane works on."""
@@ -57,6 +56,7 @@ class Answering:
         limiter: anyio.Semaphore,
         lane_limit: int,
         answer_unanswered: bool,
+        sentences: Sentences,
         announce: Announce,
     ) -> None:
         self._sessions = sessions
@@ -64,12 +64,14 @@ class Answering:
         self._exchange = exchange
         self._limiter = limiter
         self._lane_limit = lane_limit
+        self._sentences = sentences
         self._announce = announce
         self._leftovers = Leftovers(
             sessions,
             bus=bus,
             exchange=exchange,
             answers=answer_unanswered,
+            interrupted=sentences.text("interrupted"),
             failed=self.apology,
             announce=announce,
         )
@@ -116,41 +118,41 @@ class Answering:
             else:
                 await self._receive(key, item)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
-            text = self.apology(key, error)
+            apology = self.apology(key, error)
             if isinstance(item, Left):
-                await self._leftovers.fail(key, item, text)
+                await self._leftovers.fail(key, item, apology)
             else:
-                await self.tell(item, text, "error")
+                await self.apologise(item, apology)
 
     async def _resume(self, key: str, item: Left) -> None:
         exchange = await self._leftovers.taken_up(item)
         if exchange is not None:
             await self._answer(key, exchange, resumed=True)
 
-    async def tell(self, item: Delivery | Held, text: str, kind: str) -> None:
+    async def apologise(self, item: Delivery | Held, apology: Apology) -> None:
+        """Acknowledge a message and say that it failed; never raises."""
+        await self.tell(item, apology.text, "error", incident=apology.incident)
+
+    async def tell(
+        self, item: Delivery | Held, text: str, kind: str, *, incident: str | None = None
+    ) -> None:
         """Acknowledge a message and answer it; never raises."""
         try:
             if isinstance(item, Delivery):
                 await item.ack()
-            await self._bus.publish(reply_to(item.message, text, kind))
+            await self._bus.publish(reply_to(item.message, text, kind, incident=incident))
         except Exception as error:  # noqa: BLE001 - a bus that fails must not end every lane
             self.apology(item.message.session_key, error)
 
-    def apology(self, session_id: str, error: Exception, *, turn_id: str = "") -> str:
-        """What the chat is told; our own errors say what to do, a bug says nothing of itself."""
-        self._announce(
-            TurnFailed(
-                session_id=session_id,
-                turn_id=turn_id,
-                error=type(error).__name__,
-                where=place_of(error),
-            )
-        )
+    def apology(
+        self, session_id: str, error: Exception, *, turn_id: str = "", is_kept: bool = False
+    ) -> Apology:
+        """What the chat is told; what the operator is told of it goes to the log."""
+        incident = incident_of(error)
+        self._announce(TurnFailed(session_id=session_id, turn_id=turn_id, **incident.facts))
         if isinstance(error, StoreConflict):  # that object is of no more use
             self._sessions.forget(error.session_id)
-        if isinstance(error, ProviderError):
-            return f"Sorry, I could not answer: {error}"
-        return f"Sorry: {error}" if isinstance(error, NanoloopError) else CRASHED
+        return self._sentences.apology(error, incident.incident, is_kept=is_kept)
 
     # One message
 
@@ -242,7 +244,8 @@ class Answering:
             await exchange.deliver(answer)
         elif failure is not None:
             about = {"session_id": exchange.session.id, "turn_id": exchange.turn_id}
-            await exchange.fail(self.apology(error=failure, **about))
+            apology = self.apology(error=failure, is_kept=True, **about)
+            await exchange.fail(apology.text, apology.incident)
         elif scope.cancelled_caught:
             await exchange.stop(waiting=self.waiting(key))
 

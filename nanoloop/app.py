@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -44,6 +44,8 @@ class App:
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
         """The signal that ended it, if one did."""
+        self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What else runs as long as the loop does."""
         self.on_hangup: Callable[[], None] | None = None
         """What SIGHUP is for; without it, it ends the process at once."""
 
@@ -85,6 +87,8 @@ class App:
                 group.start_soon(watch, self._store, name="sweep")
                 await group.start(self._run_loop, group.cancel_scope.cancel, name="loop")
                 group.start_soon(self._serve, group, name="serve")
+                for work in self.beside:
+                    group.start_soon(work, name="beside the loop")
         finally:
             with anyio.CancelScope(shield=True):
                 try:

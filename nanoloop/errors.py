@@ -7,6 +7,7 @@ NanoloopError
 │   ├── SessionNotFound      (also a KeyError)
 │   ├── SessionExists
 │   ├── InvalidSessionId     (also a ValueError)
+│   ├── NotPossible          what a person asked of a session; the text is for them
 │   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          another process owns the folder
@@ -87,6 +88,10 @@ class InvalidSessionId(SessionError, ValueError):
             f"{session_id!r} is no session id: use a-z, A-Z, 0-9 and _ . : @ - "
             "(none of those five first, at most 200 characters)"
         )
+
+
+class NotPossible(SessionError):
+    """What a person asked of a session can't be done; the text says why, and may be shown."""
 
 
 class HistoryNotLoaded(SessionError):

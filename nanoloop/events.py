@@ -182,13 +182,18 @@ class TurnFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnFailed(Event):
-    """The chat was told; the user's message is kept. `error` is a class name."""
+    """The chat was told a sentence and the incident's id. `error` is a class name.
+
+    `said` is what the operator may read: our own error's text, of any other only class and place.
+    """
 
     level: ClassVar[Level] = "error"
     session_id: str
     turn_id: str
+    incident: str
     error: str
     where: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -534,12 +539,14 @@ class RequestServed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Event):
-    """A bug in serving a request. `error` is a class name."""
+    """A request failed on our side; the client was told as a chat is. The rest as `TurnFailed`."""
 
     level: ClassVar[Level] = "error"
     path: str
+    incident: str
     error: str
     where: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,12 +208,12 @@ class Exchange:
         self.session.awaiting = self.session.awaiting if goes_on else 0
         await self._store.save(self.session)
 
-    async def fail(self, apology: str) -> None:
+    async def fail(self, apology: str, incident: str | None = None) -> None:
         """Keep the user's message, close what is open, and apologise."""
         self._close_calls("the turn failed before it finished")
         self.session.awaiting = 0
         await self._store.save(self.session)
-        await self.say(apology, kind="error")
+        await self.say(apology, kind="error", incident=incident)
 
     def _keep_finished(self, why: str) -> None:
         for entry in self._turn.finished:
@@ -225,9 +225,10 @@ class Exchange:
             name = call.content.get("tool", "")
             self.session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
 
-    async def say(self, text: str, *, kind: Any) -> None:
+    async def say(self, text: str, *, kind: Any, incident: str | None = None) -> None:
         """Send a word of the loop itself to the message's chat."""
-        await self._bus.publish(reply_to(self.message, text, kind, self.session.id))
+        said = reply_to(self.message, text, kind, self.session.id, incident=incident)
+        await self._bus.publish(said)
 
     # What a turn needs of it
 

@@ -13,10 +13,9 @@ from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus
 from nanoloop.sending import question_in, send_owed
+from nanoloop.sentences import Apology
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
-
-INTERRUPTED = "I was restarted before I could answer your last message. Please send it again."
 
 
 class Leftovers:
@@ -29,6 +28,7 @@ class Leftovers:
         bus: Bus,
         exchange: Callable[[Session, Inbound], Exchange],
         answers: bool,
+        interrupted: str,
         failed: Callable[[str, Exception], object],
         announce: Announce,
     ) -> None:
@@ -36,6 +36,7 @@ class Leftovers:
         self._bus = bus
         self._exchange = exchange
         self._answers = answers
+        self._interrupted = interrupted
         self._failed = failed
         self._announce = announce
 
@@ -53,12 +54,12 @@ class Leftovers:
         self._announce(UnansweredFound(session_id=session.id, action=action))
         exchange = self._exchange(session, message)
         if not self._answers:
-            await exchange.fail(INTERRUPTED)
+            await exchange.fail(self._interrupted)
             return None
         await exchange.pick_up()
         return exchange
 
-    async def fail(self, key: str, item: Left, text: str) -> None:
+    async def fail(self, key: str, item: Left, apology: Apology) -> None:
         """Let what could not be taken up fail as any other turn does; never raises."""
         try:
             session = await self._sessions.open(item.session_id)
@@ -68,8 +69,8 @@ class Leftovers:
                 return
             exchange = self._exchange(session, replace(message, key=session.key))
             try:
-                await exchange.fail(text)
+                await exchange.fail(apology.text, apology.incident)
             except NanoloopError:  # that it failed could not be kept: the next start tries again
-                await exchange.say(text, kind="error")
+                await exchange.say(apology.text, kind="error", incident=apology.incident)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             self._failed(key, error)

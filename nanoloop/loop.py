@@ -30,6 +30,7 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus, Provider, Store, Tool
 from nanoloop.recovery import Recovery
+from nanoloop.sentences import Sentences
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -39,7 +40,6 @@ from nanoloop.view.headroom import Headroom
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
 
-BUSY = "I am still busy with your earlier messages and did not take this one. Send it again soon."
 FLUSH_SECONDS = 5
 """How long a shutdown waits for what is on its way out."""
 
@@ -70,6 +70,7 @@ class AgentLoop:
         open_sessions: int = 1000,
         with_time: bool = False,
         answer_unanswered: bool = True,
+        sentences: Sentences | None = None,
         shutdown_turns_seconds: float = 20,
         shutdown_summaries_seconds: float = 10,
         announce: Announce = silent,
@@ -77,7 +78,8 @@ class AgentLoop:
         self._provider = provider
         default = agent or Agent(tools=tools)
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
-        self.bus = bus or InProcessBus(announce=announce)
+        self.sentences = sentences or Sentences()
+        self.bus = bus or InProcessBus(busy=self.sentences.text("full"), announce=announce)
         self.sessions = Sessions(store or InMemoryStore(), limit=open_sessions, announce=announce)
         self.summarizer = summarizer or Summarizer(provider, summary_model, announce=announce)
         self.summarizer.keep_in(self.sessions.store)
@@ -111,6 +113,7 @@ class AgentLoop:
             limiter=anyio.Semaphore(max_concurrent_turns),
             lane_limit=lane_limit,
             answer_unanswered=answer_unanswered,
+            sentences=self.sentences,
             announce=announce,
         )
         self._lanes, self._holds = self._answering.lanes, self._answering.holds
@@ -213,12 +216,13 @@ class AgentLoop:
     async def _answer_aside(self, key: str, delivery: Delivery) -> None:
         """Answer a command, or say that the lane is full."""
         message = delivery.message
-        kind = "notice"
         try:
-            text = await self._commands.answer(message) if _is_for_us(message) else BUSY
+            is_for_us, busy = _is_for_us(message), self.sentences.text("busy")
+            text = await self._commands.answer(message) if is_for_us else busy
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
-            kind, text = "error", self._answering.apology(key, error)
-        await self._answering.tell(delivery, text, kind)
+            await self._answering.apologise(delivery, self._answering.apology(key, error))
+        else:
+            await self._answering.tell(delivery, text, "notice")
 
     def _exchange(self, session: Session, message: Inbound) -> Exchange:
         agent = self.agents.choose(

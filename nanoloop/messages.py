@@ -78,6 +78,8 @@ class Outbound:
     reply_to: str | None = None
     """The id of the message that this one answers."""
     session_id: str | None = None
+    incident: str | None = None
+    """Of an apology: the id by which the operator finds out what happened."""
     id: str | None = None
     """Its own name, the same when it is sent again: a platform that knows such shows it once."""
 

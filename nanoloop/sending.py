@@ -20,7 +20,12 @@ LOOK_BACK = 200
 
 
 def reply_to(
-    message: Inbound, text: str, kind: Any = "notice", session_id: str | None = None
+    message: Inbound,
+    text: str,
+    kind: Any = "notice",
+    session_id: str | None = None,
+    *,
+    incident: str | None = None,
 ) -> Outbound:
     """A text for the chat that the message came from."""
     return Outbound(
@@ -30,6 +35,7 @@ def reply_to(
         kind=kind,
         reply_to=message.message_id,
         session_id=session_id,
+        incident=incident,
     )
 
 

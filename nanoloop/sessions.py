@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from nanoloop.errors import SessionError, SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.events import Announce, SessionReset, SessionStarted, silent
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import Entry, rfc3339
@@ -145,12 +145,12 @@ class Sessions:
     async def undo(self, session: Session) -> list[Entry]:
         """Take back the last exchange, durable when this returns; [] where there is none.
 
-        Raises `SessionError` where it can't be done. From now on this object is the one of its id.
+        Raises `NotPossible` where it can't be done. From now on this object is the one of its id.
         """
         asked = last_exchange(session.entries_between(0, session.last_seq))
         summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
         if asked and asked[0].seq <= summed_up:
-            raise SessionError(
+            raise NotPossible(
                 "the last exchange is part of the summary already and can't be taken back: "
                 "begin a new conversation, or fork this one from an earlier message"
             )
@@ -164,13 +164,13 @@ class Sessions:
         return taken
 
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
-        """Erase these entries for good, durable when this returns; raises `SessionError`.
+        """Erase these entries for good, durable when this returns; raises `NotPossible`.
 
         Whoever held another object of this session can't bring them back: its saves conflict.
         """
         session = await self.open(session_id)
         if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
-            raise SessionError(f"there is no message #{wrong[0]} here")
+            raise NotPossible(f"there is no message #{wrong[0]} here")
         try:
             await self.store.erase(session, seqs)
         except BaseException:  # what was erased in memory only must not seem to be gone

@@ -16,9 +16,7 @@ from nanoloop.events import Announce, SendFailed, SendPostponed, TextStreamed, s
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound, Outbound
 from nanoloop.protocols import Channel
-
-BUSY = "I have too much to do right now and did not take your message. Please send it again soon."
-
+from nanoloop.sentences import ENGLISH
 
 LONGEST_REST_SECONDS = 60.0
 """How long a chat that can't be reached is left alone at most."""
@@ -56,6 +54,7 @@ class InProcessBus:
         inbound_limit: int = 1000,
         outbound_limit: int = 100,
         send_timeout_seconds: float = 120,
+        busy: str = ENGLISH["full"],
         announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
@@ -63,6 +62,7 @@ class InProcessBus:
         self._inbound_limit = inbound_limit
         self._outbound_limit = outbound_limit
         self._send_timeout_seconds = send_timeout_seconds
+        self._busy = busy
         self._announce = announce
         self._unacknowledged: dict[int, Inbound] = {}
         self._untaken: deque[int] = deque()
@@ -110,7 +110,7 @@ class InProcessBus:
         busy = Outbound(
             channel=message.channel,
             chat=message.chat,
-            text=BUSY,
+            text=self._busy,
             kind="notice",
             reply_to=message.message_id,
         )

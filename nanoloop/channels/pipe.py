@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import anyio
 
-from nanoloop.channels.screen import printable, unshown
+from nanoloop.channels.screen import Incidents, printable, unshown
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
@@ -24,7 +24,8 @@ _ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
 class PipeChannel:
     """Sends each line of `stdin`, or just `message`, and writes what comes out.
 
-    As plain text, answers go to `stdout`, errors and unasked notices to `stderr`.
+    As plain text, answers go to `stdout`, errors and unasked notices to `stderr`, and always what
+    the operator is told of a failure.
     """
 
     name = "terminal"
@@ -45,6 +46,8 @@ class PipeChannel:
         """Whether pieces of an answer are written as they come."""
         self.failed = False
         """Whether a message was answered with an error."""
+        self.incidents = Incidents()
+        """What the operator is told of failures, if it hears the events."""
         self._message = message
         self._as_json = as_json
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
@@ -100,6 +103,8 @@ class PipeChannel:
             await _write(self._stdout, self._json(item, asked=asked))
         else:
             await self._plain(item, asked=asked)
+        if about := self.incidents.line(item.incident):
+            await _write(self._stderr, printable(about))
         self.failed = self.failed or item.kind == "error"
         # Written first, then released: the next line is sent when this answer is out.
         if asked:

@@ -1,4 +1,4 @@
-"""How each channel stands, for `nanoloop status`: a small file that the daemon keeps."""
+"""How each channel stands and what failed last: a small file that the daemon keeps for `status`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from threading import Lock
+
+import anyio
+from anyio.to_thread import run_sync
 
 from nanoloop.events import (
     ChannelConnected,
@@ -19,6 +23,8 @@ from nanoloop.events import (
     ChannelStarted,
     Event,
     LoopStarted,
+    RequestFailed,
+    TurnFailed,
 )
 from nanoloop.session.entry import rfc3339
 from nanoloop.stores.folder import make_folder
@@ -26,6 +32,10 @@ from nanoloop.stores.jsonl.writing import replace_file
 
 FILE = "status.json"
 """Its name in the data folder."""
+FAILURES = 5
+"""Failures that are told, the last ones."""
+APART_SECONDS = 1.0
+"""How often failures are written at most, however many there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +49,27 @@ class ChannelState:
     """Why it is not connected, and what to do about it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """One failure, as the operator is told of it."""
+
+    time: str
+    incident: str
+    """The id that the chat was told."""
+    where: str
+    """The session, or the path of a request."""
+    said: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Running:
-    """A daemon and its channels."""
+    """A daemon, its channels, and what failed last."""
 
     pid: int
     since: str
     channels: dict[str, ChannelState] = field(default_factory=dict)
+    failures: list[Failed] = field(default_factory=list)
+    """The newest last."""
 
     @property
     def is_alive(self) -> bool:
@@ -71,9 +95,11 @@ class States:
         self._file = folder / FILE
         self._now = now
         self._running: Running | None = None
+        self._failed = anyio.Event()
+        self._writing = Lock()
 
     def hear(self, event: Event) -> None:
-        """Note what has become of a channel."""
+        """Note what has become of a channel, and what failed."""
         match event:
             case LoopStarted():  # not before: until then the folder may be another daemon's
                 self._running = Running(pid=os.getpid(), since=rfc3339(self._now()))
@@ -91,6 +117,18 @@ class States:
                 self._note(event.channel, "refused", event.reason)
             case ChannelFailed():
                 self._note(event.channel, "failed", event.error)
+            case TurnFailed():
+                self._note_failure(event.session_id, event)
+            case RequestFailed():
+                self._note_failure(event.path, event)
+
+    async def keep(self) -> None:
+        """Write failures down as they come, beside all else and not often; until cancelled."""
+        while True:
+            await self._failed.wait()
+            self._failed = anyio.Event()
+            await run_sync(self._write)
+            await anyio.sleep(APART_SECONDS)
 
     def end(self) -> None:
         """The daemon ends: nothing stands any more."""
@@ -101,11 +139,20 @@ class States:
     def _note(self, channel: str, state: str, reason: str = "") -> None:
         if self._running is not None:
             since = rfc3339(self._now())
-            self._running.channels[channel] = ChannelState(state=state, since=since, reason=reason)
+            stands = ChannelState(state=state, since=since, reason=reason)
+            # Another object: the old one may be on its way to the disk, in a thread.
+            self._running.channels = {**self._running.channels, channel: stands}
             self._write()
 
+    def _note_failure(self, where: str, event: TurnFailed | RequestFailed) -> None:
+        if self._running is not None:
+            now = rfc3339(self._now())
+            failed = Failed(time=now, incident=event.incident, where=where, said=event.said)
+            self._running.failures = [*self._running.failures, failed][-FAILURES:]
+            self._failed.set()
+
     def _write(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError), self._writing:
             make_folder(self._file.parent)
             said = json.dumps(self._running, default=asdict)
             replace_file(self._file, said.encode(), durable=False)
@@ -116,7 +163,8 @@ def running(folder: Path) -> Running | None:
     try:
         said = json.loads((folder / FILE).read_text())
         channels = {name: ChannelState(**state) for name, state in said.pop("channels").items()}
-        found = Running(channels=channels, **said)
+        failures = [Failed(**failed) for failed in said.pop("failures", ())]
+        found = Running(channels=channels, failures=failures, **said)
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if found.is_alive else None

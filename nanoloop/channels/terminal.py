@@ -29,7 +29,7 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.renderer import print_formatted_text
 from prompt_toolkit.styles import Style
 
-from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
+from nanoloop.channels.screen import Blocks, Incidents, last_lines, printable, rendered
 from nanoloop.errors import BusFull
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
@@ -73,6 +73,8 @@ class TerminalChannel:
         self.chat = chat
         self._history = history
         self._status = status
+        self.incidents = Incidents()
+        """What the operator is told of failures, if it hears the events."""
         self._waiting: list[str] = []
         self._blocks = Blocks()
         self._interrupted_at = -_TWICE_SECONDS
@@ -154,7 +156,8 @@ class TerminalChannel:
             return
         if ends:
             await self._show_markdown(self._blocks.settle())
-        await self._show([(_STYLES[item.kind], f"{text}\n\n")])
+        about = printable(self.incidents.line(item.incident))
+        await self._show([(_STYLES[item.kind], f"{text}\n"), (_STYLES["notice"], f"{about}\n")])
 
     async def _show_markdown(self, text: str) -> None:
         if text.strip():

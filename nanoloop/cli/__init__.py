@@ -65,7 +65,7 @@ COMMANDS = {
         ("nanoloop serve", "nanoloop serve --port 9000", "nanoloop serve --host 0.0.0.0"),
     ),
     "status": Command(
-        "show whether the daemon runs, and how each of its channels stands",
+        "show whether the daemon runs, how its channels stand, and what failed last",
         ("nanoloop status", "nanoloop status --json"),
     ),
     "check": Command(

@@ -68,6 +68,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         app.on_hangup = Reload(app, settings, channels=channels, load=load)
     states = States(settings.data)
     app.telemetry.listeners.append(states.hear)
+    app.beside.append(states.keep)
     garbage.look_seldom()
     try:
         await app.run()

@@ -1,4 +1,4 @@
-"""`nanoloop status`: whether the daemon runs, and how each of its channels stands."""
+"""`nanoloop status`: whether the daemon runs, how each channel stands, and what failed last."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ def run(args: Namespace) -> int:
 
 
 def as_text(found: Running) -> str:
-    """A line for the daemon, and one for each channel."""
+    """A line for the daemon, one for each channel, and one for each of the last failures."""
     rows = [("daemon", f"process {found.pid}", f"since {found.since}")]
     for name, channel in found.channels.items():
         why = f": {channel.reason}" if channel.reason else ""
         rows.append((name, channel.state, f"since {channel.since}{why}"))
     wide = [max(len(row[column]) for row in rows) for column in (0, 1)]
-    return "\n".join(
-        printable(f"{name:{wide[0]}}  {state:{wide[1]}}  {since}") for name, state, since in rows
-    )
+    lines = [f"{name:{wide[0]}}  {state:{wide[1]}}  {since}" for name, state, since in rows]
+    if found.failures:
+        lines += ["", "the last failures:"]
+    lines += [f"{f.time}  incident {f.incident}  {f.where}: {f.said}" for f in found.failures]
+    return "\n".join(map(printable, lines))

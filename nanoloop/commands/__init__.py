@@ -62,7 +62,13 @@ class Commands:
         self._memory = Memory(
             sessions=sessions, summarizer=summarizer, buffer_min=buffer_min, announce=announce
         )
-        erasing = Erasing(sessions=sessions, summarizer=summarizer, recall=recall, runner=runner)
+        erasing = Erasing(
+            sessions=sessions,
+            summarizer=summarizer,
+            recall=recall,
+            runner=runner,
+            announce=announce,
+        )
         shelf = Shelf(sessions=sessions, runner=runner)
         known = (
             Command(name="help", usage="what there is to say", run=self._help),

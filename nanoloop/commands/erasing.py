@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nanoloop.commands.command import BUSY, Command, Runner
 from nanoloop.errors import IndexUnusable
+from nanoloop.events import Announce, RecallFailed
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import ERASED
@@ -33,11 +34,13 @@ class Erasing:
         summarizer: Summarizer,
         recall: Recall | None,
         runner: Runner,
+        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._summarizer = summarizer
         self._found_by = recall
         self._runner = runner
+        self._announce = announce
         self.commands = (
             Command(
                 name="forget",
@@ -82,7 +85,8 @@ class Erasing:
             if self._found_by is not None:
                 await self._found_by.forget(session.id, seqs)
         except IndexUnusable as failure:
-            return [f"But {failure}: /recall may still find it. Say /forget once more later."]
+            self._announce(RecallFailed(session_id=session.id, reason=str(failure)))
+            return ["But /recall may still find it: say /forget once more later."]
         return []
 
 

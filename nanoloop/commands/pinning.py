@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nanoloop.commands.command import Command
 from nanoloop.commands.erasing import numbers
-from nanoloop.errors import SessionError
+from nanoloop.errors import NotPossible
 from nanoloop.messages import Inbound
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
@@ -36,7 +36,7 @@ class Pinning:
             return f"There is no message #{rest} here: /history shows the numbers."
         try:
             session.pin(entries[0])
-        except SessionError as refused:
+        except NotPossible as refused:
             return f"Nothing was pinned: {refused}."
         await store.save(session)
         return f"#{seq} stays in view."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 
 from nanoloop.commands.command import BUSY, Command, Runner
-from nanoloop.errors import SessionError
+from nanoloop.errors import NotPossible
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
 from nanoloop.search import found, says
@@ -83,7 +83,7 @@ class Shelf:
             return BUSY
         try:
             taken = await self._sessions.undo(session)
-        except SessionError as refused:
+        except NotPossible as refused:
             return f"Nothing was taken back: {refused}."
         said = " ".join(str(taken[0].content.get("text") or "").split()) if taken else ""
         return (

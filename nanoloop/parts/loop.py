@@ -12,6 +12,7 @@ from nanoloop.parts.agents import make_agents
 from nanoloop.parts.storage import recall_file, spent_file
 from nanoloop.protocols import Provider, Store
 from nanoloop.providers.models import in_background
+from nanoloop.sentences import Sentences
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
@@ -21,6 +22,7 @@ def make_loop(
 ) -> AgentLoop:
     """The loop with its bus, its summariser, its recall and its agents."""
     recall = make_recall(settings, store, telemetry)
+    sentences = Sentences(settings.sentences.model_dump())
 
     def announce(event: Event) -> None:
         telemetry(event)
@@ -31,10 +33,12 @@ def make_loop(
         provider=provider,
         agents=make_agents(settings, recall),
         store=store,
+        sentences=sentences,
         bus=InProcessBus(
             inbound_limit=settings.bus.inbound_limit,
             outbound_limit=settings.bus.outbound_limit,
             send_timeout_seconds=settings.bus.send_timeout_seconds,
+            busy=sentences.text("full"),
             announce=telemetry,
         ),
         summarizer=make_summarizer(settings, in_background(provider), store, telemetry),

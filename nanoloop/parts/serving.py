@@ -46,6 +46,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             model=settings.model,
             snapshot=app.telemetry.snapshot,
             announce=app.telemetry,
+            sentences=loop.sentences,
             provider=app.provider,
         ),
         attachments=make_attachments(settings),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanoloop.errors import SessionError
+from nanoloop.errors import NotPossible
 from nanoloop.session.arrived import Arrived
 from nanoloop.session.changes import SUMMARY
 from nanoloop.session.entry import Entry, copied
@@ -31,14 +31,14 @@ class Pinned(Portable):
         return tuple(pin for pin in self._pins if not self._log.is_hidden(pin["seq"]))
 
     def pin(self, entry: Entry) -> None:
-        """Keep this message of the log in view; raises `SessionError` where that can't be."""
+        """Keep this message of the log in view; raises `NotPossible` where that can't be."""
         text = str(entry.content.get("text") or "").strip()
         if entry.role is None or not text:
-            raise SessionError(f"#{entry.seq} says nothing that could be pinned")
+            raise NotPossible(f"#{entry.seq} says nothing that could be pinned")
         with self._lock:
             others = [pin for pin in self.pins if pin["seq"] != entry.seq]
             if len(others) >= MOST:
-                raise SessionError(f"{MOST} messages are pinned already: /unpin one first")
+                raise NotPossible(f"{MOST} messages are pinned already: /unpin one first")
             pin = {"seq": entry.seq, "text": _bounded(text), "who": _speaker(entry)}
             self._pins = tuple(sorted([*others, pin], key=lambda each: int(each["seq"])))
             self._touch(SUMMARY)

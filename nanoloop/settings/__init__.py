@@ -18,11 +18,13 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     SerializeAsAny,
+    StringConstraints,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from nanoloop.events import Level
+from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import (
     DiscordSettings,
     MatrixSettings,
@@ -41,6 +43,8 @@ PROMPT = (
     "You are a friendly and capable assistant in a chat. Answer briefly and plainly, in the "
     "language you are spoken to. Use a tool where it helps, and say so when you do not know."
 )
+
+Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class StoreSettings(Section):
@@ -183,6 +187,51 @@ class LogSettings(Section):
     """The least important lines to write."""
     format: Literal["auto", "text", "json"] = "auto"
     """`text` for people, `json` one object a line; `auto` is text on a terminal, else JSON."""
+
+
+class SentenceSettings(Section):
+    """What chats are told when something fails, to reword or translate."""
+
+    model_down: Sentence = ENGLISH["model_down"]
+    """The model's server can't be reached, or it failed."""
+    model_busy: Sentence = ENGLISH["model_busy"]
+    """It takes no more requests, or no credit is left there."""
+    model_key: Sentence = ENGLISH["model_key"]
+    """It refused the key."""
+    model_unknown: Sentence = ENGLISH["model_unknown"]
+    """It has no model of that name."""
+    too_long: Sentence = ENGLISH["too_long"]
+    """The request is longer than the model can read."""
+    refused: Sentence = ENGLISH["refused"]
+    """A content filter stopped the answer."""
+    empty: Sentence = ENGLISH["empty"]
+    """The model said nothing."""
+    timeout: Sentence = ENGLISH["timeout"]
+    """The model took longer than it may."""
+    store_down: Sentence = ENGLISH["store_down"]
+    """The store can't be reached, or it failed."""
+    changed: Sentence = ENGLISH["changed"]
+    """Another writer changed the conversation first."""
+    damaged: Sentence = ENGLISH["damaged"]
+    """What is stored of the conversation makes no sense."""
+    gone: Sentence = ENGLISH["gone"]
+    """The conversation was deleted or has expired."""
+    recall_down: Sentence = ENGLISH["recall_down"]
+    """The index of what was said can't be used."""
+    files_full: Sentence = ENGLISH["files_full"]
+    """All uploaded files together take as much room as they may."""
+    full: Sentence = ENGLISH["full"]
+    """Too many messages of all chats wait: this one was not taken."""
+    busy: Sentence = ENGLISH["busy"]
+    """Too many messages of this chat wait: this one was not taken."""
+    interrupted: Sentence = ENGLISH["interrupted"]
+    """A restart came before the answer, and on_unanswered is "report"."""
+    crashed: Sentence = ENGLISH["crashed"]
+    """Anything else."""
+    kept: Sentence = ENGLISH["kept"]
+    """Follows the others where the message is kept."""
+    incident: Sentence = ENGLISH["incident"]
+    """The word before the id by which you find the failure in the log and in `nanoloop status`."""
 
 
 class TerminalSettings(Section):
@@ -332,6 +381,7 @@ class Settings(BaseSettings):
     summary: SummarySettings = SummarySettings()
     recall: RecallSettings = RecallSettings()
     log: LogSettings = LogSettings()
+    sentences: SentenceSettings = SentenceSettings()
     channels: ChannelSettings = ChannelSettings()
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
 

@@ -36,7 +36,7 @@ class State:
     reason: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.reason})" if self.reason else self.name
+        return self.name  # any chat may read it by /status; the reason is for the operator
 
 
 class Connection:

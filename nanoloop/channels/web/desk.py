@@ -17,6 +17,7 @@ from nanoloop.commands.command import Runner
 from nanoloop.events import Announce
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Bus, Provider
+from nanoloop.sentences import Sentences
 from nanoloop.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Shop:
     snapshot: Snapshot
     """What telemetry has counted."""
     announce: Announce
+    sentences: Sentences
+    """What is told of a failure."""
     provider: Provider
     """Who is asked where a client sends the whole conversation along."""
 

@@ -7,10 +7,10 @@ from collections.abc import Container
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoloop.channels.web.operation import ROUTE
+from nanoloop.channels.web.operation import TOLD, path_of
 from nanoloop.channels.web.refusal import error_response
-from nanoloop.errors import place_of
 from nanoloop.events import Announce, RequestFailed, RequestServed
+from nanoloop.sentences import incident_of
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -46,13 +46,13 @@ class Gate:
         try:
             await self._serve(scope, receive, served)
         except Exception as error:  # noqa: BLE001 - a bug in one request must not stop the others
-            failed, where = type(error).__name__, place_of(error)
-            self._announce(RequestFailed(path=_path(scope), error=failed, where=where))
+            if not scope.get(TOLD):
+                self._announce(RequestFailed(path=path_of(scope), **incident_of(error).facts))
         finally:
             self._announce(
                 RequestServed(
                     method=scope["method"],
-                    path=_path(scope),
+                    path=path_of(scope),
                     status=served.status,
                     seconds=round(time.monotonic() - started, 3),
                 )
@@ -82,11 +82,6 @@ class _Served:
             given += [(name, value) for name, value in _SAFE if name not in names]
             message = {**message, "headers": given}
         await self._send(message)
-
-
-def _path(scope: Scope) -> str:
-    """Which operation it is; a path that is none may say anything, and is not told."""
-    return str(scope.get(ROUTE, "-"))
 
 
 def _host(scope: Scope) -> str:

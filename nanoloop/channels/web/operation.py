@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from nanoloop.channels.web.admission import admitted
 from nanoloop.channels.web.body import read_body
 from nanoloop.channels.web.callers import EVERYONE, Caller
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.malformed import problem_of, quoted
-from nanoloop.channels.web.refusal import Refusal, try_later
+from nanoloop.channels.web.refusal import Refusal, sentence_of, try_later
 from nanoloop.errors import (
     BusFull,
+    IndexUnusable,
     InvalidSessionId,
+    NotPossible,
     SessionError,
     SessionNotFound,
     StoreConflict,
@@ -30,6 +33,13 @@ from nanoloop.session.ids import checked_id
 
 ROUTE = "nanoloop.route"
 """Where the scope of a request says which operation it came to."""
+TOLD = "nanoloop.told"
+"""Where it says that its failure has been logged."""
+
+
+def path_of(scope: Scope) -> str:
+    """Which operation it is; a path that is none may say anything, and is not told."""
+    return str(scope.get(ROUTE, "-"))
 
 
 class Taken(BaseModel):
@@ -98,9 +108,26 @@ class Operation:
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:  # noqa: BLE001 - what is none of ours is raised again
-                return _refusal_of(error, request.path_params).response()
+                return self._refusal_of(error, desk, request.path_params).response()
 
         return Route(self.path, served, methods=[self.method])
+
+    def _refusal_of(self, error: Exception, desk: Desk, asked: Mapping[str, Any]) -> Refusal:
+        """The refusal that an error of ours is; any other goes on as it is."""
+        shop = desk.shop
+        tell = partial(sentence_of, error, shop.sentences, shop.announce, path=self.path)
+        match error:
+            case SessionNotFound() | InvalidSessionId():
+                return Refusal(404, f"there is no session {quoted(asked.get('session', ''))}")
+            case NotPossible():
+                return Refusal(409, str(error))
+            case SessionError() | StoreConflict():
+                return Refusal(409, tell())
+            case BusFull():
+                return try_later(503, shop.sentences.text("full"), seconds=2)
+            case StoreError() | IndexUnusable():
+                return try_later(503, tell(), seconds=5)
+        raise error
 
     async def _call(self, request: Request, desk: Desk) -> Call:
         caller = admitted(request, desk, is_public=self.is_public, is_counted=self.is_counted)
@@ -127,17 +154,3 @@ def _checked(model: type[BaseModel], said: bytes | dict[str, str]) -> BaseModel:
         return model.model_validate(said)
     except ValidationError as error:
         raise Refusal(422, problem_of(error, model)[1]) from None
-
-
-def _refusal_of(error: Exception, asked: Mapping[str, Any]) -> Refusal:
-    """The refusal that an error of ours is; any other goes on as it is."""
-    match error:
-        case SessionNotFound() | InvalidSessionId():
-            return Refusal(404, f"there is no session {quoted(asked.get('session', ''))}")
-        case SessionError() | StoreConflict():
-            return Refusal(409, str(error))
-        case BusFull():
-            return try_later(503, str(error), seconds=2)
-        case StoreError():
-            return try_later(503, "what is stored can't be reached right now", seconds=5)
-    raise error

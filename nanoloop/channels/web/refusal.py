@@ -7,6 +7,9 @@ from math import ceil
 
 from starlette.responses import JSONResponse
 
+from nanoloop.events import Announce, RequestFailed
+from nanoloop.sentences import Sentences, incident_of
+
 KINDS = {
     400: "bad_request",
     401: "not_logged_in",
@@ -42,6 +45,13 @@ class Refusal(Exception):
 def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
     """A refusal that says when to come again."""
     return Refusal(status, sentence, headers={"Retry-After": str(max(1, ceil(seconds)))})
+
+
+def sentence_of(error: Exception, sentences: Sentences, announce: Announce, *, path: str) -> str:
+    """What a client is told of a failure; what the operator is told of it goes to the log."""
+    incident = incident_of(error)
+    announce(RequestFailed(path=path, **incident.facts))
+    return sentences.apology(error, incident.incident).text
 
 
 def error_response(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -24,8 +26,9 @@ from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai import completions, models
 from nanoloop.channels.web.openai.naming import HEADER, IGNORED
 from nanoloop.channels.web.openapi import describing
+from nanoloop.channels.web.operation import TOLD, path_of
 from nanoloop.channels.web.page import page_routes
-from nanoloop.channels.web.refusal import error_response
+from nanoloop.channels.web.refusal import error_response, sentence_of
 
 PARTS = (
     *(access, conversations, history, talking, memory, uploads, events, health),
@@ -42,7 +45,7 @@ def make_site(desk: Desk) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[_cors(desk)] if desk.origins else [],
-        exception_handlers={HTTPException: _refused, Exception: _failed},
+        exception_handlers={HTTPException: _refused, Exception: partial(_failed, desk)},
     )
 
 
@@ -64,6 +67,8 @@ async def _refused(_: Request, error: Exception) -> Response:
     return error_response(error.status_code, sentence, headers=error.headers)
 
 
-async def _failed(_: Request, __: Exception) -> Response:
-    """A bug, which says nothing of itself to who called."""
-    return error_response(500, "something went wrong here")
+async def _failed(desk: Desk, request: Request, error: Exception) -> Response:
+    """A bug, which says nothing of itself to the client."""
+    shop, path = desk.shop, path_of(request.scope)
+    request.scope[TOLD] = True
+    return error_response(500, sentence_of(error, shop.sentences, shop.announce, path=path))

@@ -35,7 +35,7 @@ async def upload(call: Call) -> Response:
             data, owner=call.who.prefix, name=name, mime_type=mime_type
         )
     except AttachmentsFull:
-        raise Refusal(413, "there is no room for more files: ask who runs this") from None
+        raise Refusal(413, call.desk.shop.sentences.text("files_full")) from None
     about: dict[str, Any] = {"ref": f"{SCHEME}{kept.id}", "kind": kept.kind, "name": kept.name}
     about |= {"mime_type": kept.mime_type, "size": kept.size}
     return JSONResponse({"id": kept.id, **shown_attachment(about)}, status_code=201)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 import anyio
@@ -12,11 +12,9 @@ from starlette.types import Receive, Scope, Send
 from nanoloop.channels.screen import unshown
 from nanoloop.channels.web.openai.form import KEEP_ALIVE, Completion, Form, event
 from nanoloop.channels.web.openai.question import Question
-from nanoloop.channels.web.openai.refusing import error_form, error_response, refusal_of
+from nanoloop.channels.web.openai.refusing import error_form, error_response
 from nanoloop.channels.web.refusal import Refusal
 from nanoloop.channels.web.stream import PATIENCE_SECONDS, Streams, Waker
-from nanoloop.errors import NanoloopError, place_of
-from nanoloop.events import Announce, RequestFailed
 
 HEAD_SECONDS = 2
 """How long a stream waits for its first word, so that a failure before it has a status."""
@@ -45,16 +43,14 @@ class Answering:
         form: Form,
         *,
         streams: Streams,
-        announce: Announce,
-        path: str,
+        refuse: Callable[[Exception], Refusal],
         headers: Mapping[str, str],
     ) -> None:
         """Raises a refusal where too many are open."""
         self._question = question
         self._form = form
         self._streams = streams
-        self._announce = announce
-        self._path = path
+        self._refuse = refuse
         self._headers = dict(headers)
         self._news = _Place()
         self._pieces: list[str] = []
@@ -80,10 +76,7 @@ class Answering:
         try:
             self._completion = await self._question.ask(self._hear)
         except Exception as error:  # noqa: BLE001 - the client is told, and a bug is logged
-            self._refusal = refusal_of(error)
-            if not isinstance(error, (Refusal, NanoloopError)):
-                name, where = type(error).__name__, place_of(error)
-                self._announce(RequestFailed(path=self._path, error=name, where=where))
+            self._refusal = self._refuse(error)
         self._news.set()
 
     def _hear(self, piece: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from uuid import uuid4
 
 from starlette.types import ASGIApp
@@ -17,7 +18,7 @@ from nanoloop.channels.web.openai.models import agent_of
 from nanoloop.channels.web.openai.naming import HEADER, IGNORED, named_session, session_name
 from nanoloop.channels.web.openai.operation import ClientOperation
 from nanoloop.channels.web.openai.question import Question
-from nanoloop.channels.web.openai.refusing import unfit
+from nanoloop.channels.web.openai.refusing import refusal_of, unfit
 from nanoloop.channels.web.openai.request import ChatRequest
 from nanoloop.channels.web.openai.said import new_in
 from nanoloop.channels.web.openai.stateless import Asked, Stateless
@@ -47,8 +48,7 @@ async def complete(call: Call) -> ASGIApp:
         question,
         form,
         streams=call.desk.streams,
-        announce=call.desk.shop.announce,
-        path=PATH,
+        refuse=partial(refusal_of, desk=call.desk, path=PATH),
         headers=headers,
     )
 

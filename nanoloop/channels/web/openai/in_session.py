@@ -9,7 +9,7 @@ import anyio
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai.form import Completion
 from nanoloop.channels.web.openai.listening import Listening
-from nanoloop.channels.web.openai.refusing import FAILED, LATER_SECONDS, Unfit, refusal_of_name
+from nanoloop.channels.web.openai.refusing import LATER_SECONDS, Unfit, refusal_of_name
 from nanoloop.channels.web.refusal import Refusal, try_later
 from nanoloop.channels.web.talking import CHANNEL, tell_accepted
 from nanoloop.commands import is_command
@@ -56,7 +56,8 @@ class InSession:
         idle = 0
         while not over.is_set():
             if idle > 1:
-                raise _kept(Unfit(500, FAILED, code="failed"))
+                lost = self._desk.shop.sentences.text("crashed")
+                raise _kept(Unfit(500, lost, code="failed"))
             with anyio.move_on_after(LOOK_SECONDS):
                 await over.wait()
             is_busy = self._desk.shop.runner.is_busy(self._message.session_key)

@@ -16,8 +16,6 @@ from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.malformed import problem_of
 from nanoloop.channels.web.openai.refusing import Unfit, error_response, refusal_of
 from nanoloop.channels.web.operation import ROUTE, Call, Operation
-from nanoloop.channels.web.refusal import Refusal
-from nanoloop.errors import NanoloopError
 
 NESTED = 200_000
 """Lists and objects that a body may have."""
@@ -36,8 +34,8 @@ class ClientOperation(Operation):
                 return await self.run(await self._let_in(request, desk))
             except ClientDisconnect:
                 return Response(status_code=400)
-            except (Refusal, NanoloopError) as error:
-                return error_response(refusal_of(error))
+            except Exception as error:  # noqa: BLE001 - the client is told, and a bug is logged
+                return error_response(refusal_of(error, desk, path=self.path))
 
         return Route(self.path, served, methods=[self.method])
 

@@ -8,7 +8,8 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from nanoloop import errors
-from nanoloop.channels.web.refusal import Refusal, try_later
+from nanoloop.channels.web.desk import Desk
+from nanoloop.channels.web.refusal import Refusal, sentence_of, try_later
 from nanoloop.errors import (
     AnswerRefused,
     BusFull,
@@ -17,6 +18,7 @@ from nanoloop.errors import (
     LaneFull,
     ModelResting,
     NanoloopError,
+    NotPossible,
     OverQuota,
     ProviderError,
     ProviderTimeout,
@@ -27,7 +29,6 @@ from nanoloop.errors import (
 
 LATER_SECONDS = 5
 """How soon a client may come again where nobody knows better."""
-FAILED = "something went wrong here"
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -92,11 +93,22 @@ def error_response(refusal: Refusal) -> JSONResponse:
     return JSONResponse(error_form(refusal), refusal.status, headers=refusal.headers)
 
 
-def refusal_of(error: Exception) -> Refusal:
-    """What a client is told of an error; of a bug, nothing but that there was one."""
-    if isinstance(error, Refusal):
-        return error
-    text = str(error) if isinstance(error, NanoloopError) else FAILED
+def refusal_of(error: Exception, desk: Desk, *, path: str) -> Refusal:
+    """What a client is told of an error; what the operator is told of it goes to the log."""
+    shop = desk.shop
+    match error:
+        case Refusal():
+            return error
+        case SessionNotFound():
+            text = "there is no such session"
+        case InvalidSessionId():
+            text = "that is no session id: use a-z, A-Z, 0-9 and _ . : @ -"
+        case NotPossible():
+            text = str(error)
+        case BusFull():
+            text = shop.sentences.text("full")
+        case _:
+            text = sentence_of(error, shop.sentences, shop.announce, path=path)
     return refusal_of_kind(type(error), text)
 
 

@@ -41,7 +41,7 @@ async def _attached(desk: Desk, owner: str, url: str) -> Attachment:
     try:
         kept = await desk.attachments.keep(data, owner=owner, name=NAME, mime_type=mime_type)
     except AttachmentsFull:
-        raise Unfit(413, "there is no room for more files: ask who runs this") from None
+        raise Unfit(413, desk.shop.sentences.text("files_full")) from None
     return Attachment(
         kind="image", ref=f"{SCHEME}{kept.id}", name=NAME, mime_type=mime_type, size=kept.size
     )
