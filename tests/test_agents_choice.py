@@ -9,6 +9,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
 from nanoloop.events import AgentUnknown, HookFailed
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
 
 
@@ -153,6 +154,6 @@ async def test_hooks_work_in_the_loop_and_cost_no_answer():
     async with running(agent=Agent(request_prefixes=prefix, afterwards=[hear])) as loop:
         assert await said(loop, "hi") == "You said: other"
         loop._provider._otherwise = NoConnection("nothing answers")
-        assert "nothing answers" in await said(loop, "hi")
+        assert ENGLISH["model_down"] in await said(loop, "hi")
         assert heard == [("You said: other", type(None)), ("", NoConnection)]
         assert sum(isinstance(event, HookFailed) for event in loop.events) == 2

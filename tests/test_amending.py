@@ -4,10 +4,10 @@ import anyio
 
 from nanoloop import tool
 from nanoloop.agents import Agent
-from nanoloop.loop import BUSY
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.testing import FaultyStore, Gate, pair_violations
 from tests.test_holds import log_of, running, said, store  # noqa: F401 - a fixture
@@ -70,7 +70,7 @@ async def test_an_edit_that_has_no_room_is_not_run_as_a_command():
             loop.bus.put_nowait(said(name))
             await anyio.wait_all_tasks_blocked()
         loop.bus.put_nowait(said("/new", "e1", edits="two"))
-        assert await loop.chat.until(1) == [BUSY]
+        assert await loop.chat.until(1) == [ENGLISH["busy"]]
         gate.set()
 
 

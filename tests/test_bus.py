@@ -1,10 +1,11 @@
 import anyio
 import pytest
 
-from nanoloop.bus.in_process import BUSY, SHORTEST_REST_SECONDS, InProcessBus
+from nanoloop.bus.in_process import SHORTEST_REST_SECONDS, InProcessBus
 from nanoloop.errors import BusFull, SendLater
 from nanoloop.events import SendFailed, TextStreamed
 from nanoloop.messages import Inbound, Outbound
+from nanoloop.sentences import ENGLISH
 
 
 class Chats:
@@ -65,7 +66,7 @@ async def test_a_full_bus_tells_the_sender_and_the_chat():
         with pytest.raises(BusFull, match="1 messages are waiting"):
             bus.put_nowait(said("two", chat="b"))
         await bus.flush()
-    assert channel.sent == [("b", BUSY)]
+    assert channel.sent == [("b", ENGLISH["full"])]
 
 
 async def test_a_waiting_sender_gets_in_when_a_message_is_acknowledged():

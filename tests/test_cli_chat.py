@@ -1,10 +1,12 @@
 """`nanoloop chat` as a person and a script use it: real processes, a real model server."""
 
 import json
+import re
 import signal
 
 import pytest
 
+from nanoloop.sentences import ENGLISH
 from tests.command_line import CommandLine, Terminal, ended
 from tests.openai_server import Answer, OpenAIServer
 
@@ -59,11 +61,17 @@ async def test_a_session_goes_on_in_the_next_process(nanoloop, server):
 
 
 async def test_a_failed_answer_ends_with_1_and_says_why_on_stderr(nanoloop, server):
+    nanoloop.set(OPENAI_API_KEY="sk-12345678")
     server.otherwise = Answer(status=401, body=b'{"error": {"message": "wrong"}}')
     out, err = await nanoloop.run("chat", "-m", "hello", code=1)
     assert out == ""
-    assert "Sorry, I could not answer" in err
+    *log, told, operators = err.splitlines()
+    (incident,) = re.findall(r"\(incident (\w+)\)$", told)
+    assert told.startswith(ENGLISH["model_key"])
+    assert operators.startswith(f"incident {incident}: {server.url} refused the key (401): check")
+    assert [json.loads(line)["incident"] for line in log] == [incident]
     assert "hello" not in err
+    assert "sk-12345678" not in err
 
 
 async def test_a_log_level_that_is_asked_for_is_heeded(nanoloop):

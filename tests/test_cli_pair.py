@@ -3,7 +3,9 @@
 import json
 import os
 
+import anyio
 import pytest
+from anyio.to_thread import run_sync
 
 from nanoloop.channels.platform.pairing import Pairing, Person
 from nanoloop.channels.states import States
@@ -16,6 +18,7 @@ from nanoloop.events import (
     ChannelRefused,
     ChannelStarted,
     LoopStarted,
+    TurnFailed,
 )
 
 
@@ -94,6 +97,35 @@ def test_a_channel_that_is_not_well_is_told_with_its_reason(nanoloop, states, ev
     exit_code, said = nanoloop("status")
     assert exit_code == Exit.FAILED
     assert line in said
+
+
+def failed(number):
+    about = {"error": "WrongKey", "where": "", "said": f"key {number} refused"}
+    return TurnFailed(session_id="fake:1", turn_id="", incident=f"00000{number}", **about)
+
+
+async def test_the_status_shows_the_last_failures_and_what_the_operator_is_told(nanoloop, states):
+    for number in range(7):
+        states.hear(failed(number))
+    async with anyio.create_task_group() as group:
+        group.start_soon(states.keep)
+        with anyio.fail_after(5):
+            while "incident" not in (said := (await run_sync(nanoloop, "status"))[1]):
+                await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    assert "incident 000006  fake:1: key 6 refused" in said
+    assert said.count("incident ") == 5
+
+
+async def test_however_many_failures_there_are_the_file_is_seldom_written(states, tmp_path):
+    async with anyio.create_task_group() as group:
+        group.start_soon(states.keep)
+        for number in range(9):
+            states.hear(failed(number))
+            await anyio.wait_all_tasks_blocked()
+        first = json.loads((tmp_path / "status.json").read_text())["failures"]
+        group.cancel_scope.cancel()
+    assert [each["incident"] for each in first] == ["000000"]
 
 
 def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, tmp_path):

@@ -1,9 +1,11 @@
 """`nanoloop run` as a supervisor uses it: signals, logs, and who talks to it."""
 
 import json
+import re
 import signal
 import subprocess
 
+import anyio
 import pytest
 
 from tests.command_line import CommandLine, Terminal, ended, line_with
@@ -41,6 +43,19 @@ async def test_a_pipe_is_a_chat_and_its_end_stops_nothing(nanoloop):
         assert process.returncode is None
         process.terminate()
         assert await ended(process) == 0
+
+
+async def test_what_failed_is_in_the_status_under_the_id_that_the_chat_was_told(nanoloop, server):
+    server.otherwise = Answer(status=401, body=b'{"error": {"message": "wrong"}}')
+    async with nanoloop.started("run") as process:
+        await process.stdin.send(b"hello\n")
+        said = await line_with(process.stderr, "(incident ")
+        (incident,) = re.findall(r"\(incident (\w+)\)", said)
+        with anyio.fail_after(20):
+            while f"incident {incident}" not in (status := (await nanoloop.run("status"))[0]):
+                """It is written beside all else."""
+    assert f"incident {incident}  terminal:default: {server.url} wants a key" in status
+    assert "hello" not in status
 
 
 async def test_sigterm_lets_a_running_turn_finish(nanoloop, server):

@@ -9,6 +9,7 @@ from nanoloop.errors import NoConnection
 from nanoloop.events import LoopStopped, MessageRepeated, TurnFailed, WindowTrimmed
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
 
 
@@ -240,7 +241,7 @@ async def test_a_failed_turn_keeps_the_users_message_and_says_so():
         put(loop, "hi")
         (said,) = await loop.chats.until("a", 1)
         session = await session_of(loop)
-    assert "nothing answers at x" in said
+    assert said.startswith(f"{ENGLISH['model_down']} {ENGLISH['kept']} (incident ")
     assert loop.chats.sent["a"][0].kind == "error"
     assert session.messages == [{"role": "user", "content": "hi"}]
     assert session.awaiting == 0
@@ -257,7 +258,8 @@ async def test_a_crash_is_an_apology_to_that_chat_and_nothing_else():
         assert (await loop.chats.until("a", 2))[1] == "You said: hi"
     failed = next(event for event in loop.events if isinstance(event, TurnFailed))
     assert failed.error == "RuntimeError"
-    assert "secret" not in said + failed.where
+    assert "secret" not in said + failed.where + failed.said
+    assert said.endswith(f"(incident {failed.incident})")
 
 
 async def test_the_same_message_twice_is_answered_once_and_equal_texts_are_two_messages():

@@ -10,6 +10,7 @@ from asyncpg import exceptions as errors
 
 from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.postgres import PostgresStore, connections
 from nanoloop.stores.postgres.failures import failure
 from tests.servers.proxy import faulty
@@ -304,7 +305,7 @@ async def test_a_turn_that_loses_its_server_is_told_and_the_chat_goes_on(
         await provider.asked()
         postgres_server.kill()
         provider.release()
-        assert "nothing answers at postgresql://" in (await loop.chats.until("a", 1))[0]
+        assert ENGLISH["store_down"] in (await loop.chats.until("a", 1))[0]
         await run_sync(postgres_server.start)
         put(loop, "two")
         assert (await loop.chats.until("a", 2))[1] == "second"

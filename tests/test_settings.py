@@ -136,6 +136,8 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ("[provider]\ncall_timeout_seconds = 5", "2: provider.connect_timeout_seconds is 10, more"),
         ('store = {url = "memory:", durability = "fsync"}', "writes nothing: choose"),
         ("\nmodel = ", "2: not TOML: Invalid value"),
+        ('sentences.modl_down = "x"', "did you mean sentences.model_down?"),
+        ('[sentences]\nkept = "  "', '2: sentences.kept is "  ", too short: say something'),
     ],
 )
 def test_what_is_wrong_in_the_file_is_told_with_its_line(refusal, text, line):

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from nanoloop.errors import place_of
 from nanoloop.events import (
     Event,
     SessionsCounted,
@@ -15,6 +14,7 @@ from nanoloop.events import (
     TurnFinished,
     TurnStarted,
 )
+from nanoloop.sentences import incident_of
 from nanoloop.telemetry import Telemetry
 
 SECRET = "what was said"
@@ -125,8 +125,7 @@ def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
     stream = io.StringIO()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - it is this test's own
         raise ValueError(SECRET)
-    where = place_of(caught.value)
-    about = {"session_id": "s", "turn_id": "t", "error": "ValueError", "where": where}
+    about = {"session_id": "s", "turn_id": "t", **incident_of(caught.value).facts}
     Telemetry(stream=stream)(TurnFailed(**about))
     line = json.loads(stream.getvalue())
     assert line["where"].startswith("test_telemetry.py:")

@@ -4,6 +4,7 @@ import io
 import re
 import stat
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -16,7 +17,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
 from nanoloop.channels.terminal import TerminalChannel, keep_private
 from nanoloop.errors import BusFull
-from nanoloop.events import TextStreamed
+from nanoloop.events import TextStreamed, TurnFailed
 from nanoloop.messages import Outbound
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -93,6 +94,10 @@ class Desk:
             Outbound(channel="terminal", chat="home", text=text, kind=kind, reply_to=reply_to)
         )
 
+    async def apologise(self, text, incident):
+        apology = Outbound(channel="terminal", chat="home", text=text, kind="error")
+        await self.channel.send(replace(apology, incident=incident))
+
     async def stream(self, *pieces):
         for text in pieces:
             await self.channel.send(
@@ -153,6 +158,19 @@ async def test_control_characters_reach_no_terminal(tmp_path):
         await person.shows("␛[2Jgone?")
         assert "\x1b]0" not in person.paper.written.getvalue()
         assert "\x07" not in person.paper.written.getvalue()
+
+
+async def test_below_an_apology_stands_what_the_operator_is_told(tmp_path):
+    about = {"error": "WrongKey", "where": "", "said": "the key was refused\x1b[2J: check it"}
+    async with desk(tmp_path) as there:
+        there.channel.incidents.hear(
+            TurnFailed(session_id="s", turn_id="t", incident="7f3a9c", **about)
+        )
+        await there.apologise("I am sorry.", "7f3a9c")
+        await there.shows("incident 7f3a9c: the key was refused␛[2J: check it")
+        await there.apologise("Once more.", "000000")
+        await there.shows("Once more.")
+    assert there.paper.text.count("incident") == 1
 
 
 async def test_ctrl_c_stops_the_answer_on_its_way(tmp_path):

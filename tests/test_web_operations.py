@@ -8,6 +8,7 @@ import pytest
 from nanoloop.channels.web import protocol
 from nanoloop.channels.web.openapi import document
 from nanoloop.channels.web.site import OPERATIONS
+from nanoloop.sentences import ENGLISH
 from tests.web_server import serving
 
 
@@ -59,8 +60,9 @@ async def test_a_bug_is_a_line_with_its_place_and_no_words(web):
 
     web.app.loop.sessions.open = fails
     failed = await web.call("GET", "/api/sessions/web:local.x", status=500)
-    assert failed["error"] == {"message": "something went wrong here", "type": "failed"}
     (line,) = web.logged("request_failed")
+    told = f"{ENGLISH['crashed']} (incident {line['incident']})"
+    assert failed["error"] == {"message": told, "type": "failed"}
     assert (line["path"], line["error"]) == ("/api/sessions/{session}", "RuntimeError")
     assert "private" not in web.log.getvalue()
 

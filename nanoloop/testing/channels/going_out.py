@@ -11,6 +11,7 @@ import anyio
 from nanoloop.errors import ProviderError
 from nanoloop.protocols import OnText, Reply
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.testing.channels.bot import Bot
 from nanoloop.testing.channels.stage import Shown, Stage, check, comes_to, needs, says
 
@@ -61,7 +62,11 @@ class GoingOut:
             if bot.channel.streams:
                 await says(stage, chat, "half an")
             provider.goes_on.set()
-            await says(stage, chat, "Sorry, I could not answer: no more words")
+            told = f"{ENGLISH['model_down']} {ENGLISH['kept']} (incident "
+            await comes_to(
+                lambda: bots(stage, chat),
+                lambda shown: len(shown) == 1 and shown[0].text.startswith(told),
+            )
 
     async def test_a_long_answer_is_split_and_nothing_of_it_is_lost(
         self, stage: Stage, tmp_path: Path
