@@ -8,6 +8,7 @@ import pytest
 from nanoloop import Inbound, Session
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
 from tests.test_amending import Failing
 from tests.test_holds import log_of, running, said, store  # noqa: F401 - a fixture
@@ -44,7 +45,7 @@ async def test_who_waited_hears_of_it_when_its_turn_fails_to_be_kept():
             "before",
         ]  # the answer; its arrival and the second question
         provider.release()
-        assert "this save failed" in (await loop.chat.until(2))[1]
+        assert ENGLISH["store_down"] in (await loop.chat.until(2))[1]
         assert loop.chat.sent[1].reply_to == "two"
 
 
@@ -56,7 +57,7 @@ async def test_an_answer_that_could_not_be_kept_is_not_owed():
         await provider.asked()
         failing.plan = ["before"]
         provider.release()
-        assert "this save failed" in (await loop.chat.until(1))[0]
+        assert ENGLISH["store_down"] in (await loop.chat.until(1))[0]
         loop.bus.put_nowait(said("two"))
         await loop.chat.until(2)
         await anyio.wait_all_tasks_blocked()

@@ -12,6 +12,7 @@ from nanoloop.events import ContextShrunk, WindowTrimmed
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 
@@ -158,5 +159,5 @@ async def test_one_exchange_that_stays_too_long_is_a_clear_error_and_no_loop():
     async with running(model, agent=Agent(tools=[find])) as loop:
         answer = await loop.direct.ask("find it")
         assert answer.kind == "error"
-        assert "longer than it can read" in answer.text
+        assert ENGLISH["too_long"] in answer.text
         assert model.chats.count == 3

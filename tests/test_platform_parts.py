@@ -102,7 +102,8 @@ def test_a_refusal_is_found_in_a_group_and_ends_it(clock):
     assert [event.reason for event in events if isinstance(event, ChannelRefused)] == [
         "get a token"
     ]
-    assert str(connection.state) == "refused (get a token)"
+    assert (connection.state.name, connection.state.reason) == ("refused", "get a token")
+    assert str(connection.state) == "refused"  # any chat may read it by /status
     assert rests == []
 
 

@@ -11,6 +11,7 @@ from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.redis import RedisStore
 from tests.conftest import running
 from tests.servers.proxy import faulty
@@ -331,7 +332,7 @@ async def test_a_chat_is_told_and_goes_on_by_itself_when_the_server_is_back(redi
         async with talking(store, provider) as direct:
             assert (await direct.ask("one")).text == "first"
             told = await direct.ask("two")  # it goes away while the model is thinking
-            assert (told.kind, "does not answer: start it" in told.text) == ("error", True)
+            assert (told.kind, ENGLISH["store_down"] in told.text) == ("error", True)
             told = await direct.ask("three")
             assert told.kind == "error"
             redis_server.start()
@@ -347,7 +348,7 @@ async def test_a_chat_goes_on_after_an_answer_that_got_lost(proxy):
         async with talking(store, provider) as direct:
             assert (await direct.ask("one")).text == "first"
             told = await direct.ask("two")
-            assert (told.kind, "took too long" in told.text) == ("error", True)
+            assert (told.kind, ENGLISH["store_down"] in told.text) == ("error", True)
             await proxy.resume()
             assert (await direct.ask("three")).text == "third"
         assert await words(store, "direct:default") == (

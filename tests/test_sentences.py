@@ -13,7 +13,6 @@ import pytest
 import nanoloop.channels.platform.errors
 import nanoloop.models.errors
 import nanoloop.settings.problems  # noqa: F401 - whatever error there is has to be known
-from nanoloop.channels.platform.connection import State
 from nanoloop.errors import (
     BadAnswer,
     BadArguments,
@@ -133,10 +132,6 @@ def test_what_the_operator_is_told_is_one_line_of_bounded_length():
     said = incident_of(StoreError("a\nb\r" * SAID_CHARS)).said
     assert len(said) == SAID_CHARS
     assert len(said.splitlines()) == 1
-
-
-def test_the_status_in_a_chat_says_nothing_of_why_a_channel_is_down():
-    assert str(State(name="refused", reason=CANARY)) == "refused"
 
 
 def test_every_sentence_is_a_setting_and_in_english_by_default():

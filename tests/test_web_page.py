@@ -7,6 +7,7 @@ import pytest
 from nanoloop.errors import NoConnection
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from tests import browser
 from tests.browser import Voice, answer, ask, expect, opened, say, serving
 
@@ -140,7 +141,7 @@ async def test_a_failure_is_told_in_a_sentence_with_a_way_on(chromium, tmp_path)
     provider = ScriptedProvider([NoConnection("no connection to the model")])
     async with serving(tmp_path, provider) as served, opened(chromium, served.url) as page:
         await say(page, "Anyone?")
-        await expect(page.locator(".notice.error")).to_contain_text("no connection to the model")
+        await expect(page.locator(".notice.error")).to_contain_text(ENGLISH["model_down"])
         await page.locator(".notice").get_by_role("button", name="Try again").click()
         await expect(page.locator("#log .prose")).to_have_text(["You said: Anyone?"])
 
