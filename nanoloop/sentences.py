@@ -36,7 +36,7 @@ from nanoloop.errors import (
 
 ENGLISH: Mapping[str, str] = MappingProxyType(
     {
-        "model_down": "The model can't be reached right now. Please try again in a few minutes.",
+        "model_down": "The model can't answer right now. Please try again in a few minutes.",
         "model_busy": "The model takes no more requests right now. Please try again later.",
         "model_key": "The model refused me access. Please tell the person who runs this bot.",
         "model_unknown": "My model is not available. Please tell the person who runs this bot.",
