@@ -17,6 +17,7 @@ from nanoloop.parts.loop import make_loop
 from nanoloop.parts.models import make_provider, with_pictures
 from nanoloop.parts.storage import make_store
 from nanoloop.protocols import Channel, Provider, Store
+from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
 from nanoloop.settings.local import suited
 from nanoloop.stores.sweep import sweep
@@ -67,9 +68,13 @@ class App:
         log = settings.log
         telemetry = telemetry or Telemetry(level=log.level, format=log.format)
         store = make_store(settings, telemetry)
-        provider = with_pictures(settings, provider or make_provider(settings, telemetry))
+        models = provider or make_provider(settings, telemetry)
+        provider = with_pictures(settings, models)
         loop = make_loop(settings, provider, store, telemetry)
-        return cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
+        app = cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
+        if isinstance(models, Models):
+            app.beside.append(models.load)  # while the rest starts
+        return app
 
     def add(self, channel: Channel) -> None:
         """Serve this channel too."""

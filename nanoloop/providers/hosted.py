@@ -80,19 +80,21 @@ class Server:
 
     async def ask(self, asked: Asked, take: Take, on_text: OnText | None) -> Reply:
         """The answer; with `on_text` its text comes in pieces too. Raises `ProviderError` only."""
-        await self.load()
+        client = await self._client()
         with anyio.move_on_after(self._terms.call_timeout_seconds):
-            return await self._asked(asked, take, on_text)
+            return await self._asked(client, asked, take, on_text)
         raise ProviderTimeout(
             f"{asked.where} had not finished after {self._terms.call_timeout_seconds:g} seconds: "
             "try again, or raise call_timeout_seconds"
         )
 
-    async def _asked(self, asked: Asked, take: Take, on_text: OnText | None) -> Reply:
+    async def _asked(
+        self, client: _Client, asked: Asked, take: Take, on_text: OnText | None
+    ) -> Reply:
         for tried in count():
             call = _Call(asked, take, on_text, self._terms.limits)
             try:
-                reply = await self._answer(call)
+                reply = await self._answer(client, call)
             except self._http.ERRORS as error:
                 failure = self._http.failure(asked, error)
             except ProviderError as error:
@@ -106,8 +108,7 @@ class Server:
             await anyio.sleep(_pause(tried))
         raise AssertionError("counting has no end")
 
-    async def _answer(self, call: _Call) -> Reply:
-        client = await self._client()
+    async def _answer(self, client: _Client, call: _Call) -> Reply:
         client.calls += 1
         try:
             if call.on_text is None:
@@ -148,9 +149,8 @@ class Server:
         raise _closed()
 
     async def load(self) -> None:
-        """Load the SDK, in a thread; a call does so too."""
-        if self._http is None:
-            self._http = await to_thread.run_sync(_load)
+        """Load the SDK and make its client, in a thread; a call does so too."""
+        await self._client()
 
     async def _client(self) -> _Client:
         if self._is_closed:
@@ -159,12 +159,15 @@ class Server:
         if client.sdk is None:
             async with client.making:
                 if client.sdk is None:
-                    client.sdk, client.options = await to_thread.run_sync(self._made)
+                    self._http, made = await to_thread.run_sync(self._made)
+                    client.sdk, client.options = made
         return client
 
-    def _made(self) -> tuple[Any, Mapping[str, Any]]:
+    def _made(self) -> tuple[Any, tuple[Any, Mapping[str, Any]]]:
+        from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
+
         seconds = self._terms.connect_timeout_seconds
-        return self._make_sdk(self._http.make_client(self._url, connect_timeout_seconds=seconds))
+        return http, self._make_sdk(http.make_client(self._url, connect_timeout_seconds=seconds))
 
     async def close(self) -> None:
         """Let go of connections, each once its call is over; closing twice is fine."""
@@ -178,12 +181,6 @@ class Server:
             elif loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(client.sdk.close(), loop)
                 await asyncio.wrap_future(closing)
-
-
-def _load() -> Any:
-    from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
-
-    return http
 
 
 def _closed() -> ProviderError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from copy import copy
 from typing import Any
 
@@ -63,10 +63,11 @@ class Models:
         return self._around(in_background)
 
     async def load(self) -> None:
-        """Load what the providers that were made so far need to ask, where they take long to."""
+        """Load what the providers that were made so far need; one that can't says so when asked."""
         for provider in self._shelf.made:
             if (load := getattr(provider, "load", None)) is not None:
-                await load()
+                with suppress(ProviderError):
+                    await load()
 
     async def close(self) -> None:
         """Close all that were made; closing twice is fine."""
