@@ -72,17 +72,20 @@ def build_messages(
     ledger: Sequence[Mapping[str, Any]] = (),
     extract: Sequence[str] = (),
     with_time: bool = False,
+    vendor: str = "",
 ) -> list[dict[str, Any]]:
     """The request: one system message, then the window.
 
     Nothing in it depends on the clock: `with_time` shows each user's message with the time it
-    came at, so that the newest carries it and the older ones keep their bytes.
+    came at, so that the newest carries it and the older ones keep their bytes. A `vendor` gets
+    back what its own models thought before they called a tool.
     """
     text = system_text(
         system, summary=summary, memo=memo, pins=pins, ledger=ledger, extract=extract
     )
     head = [{"role": "system", "content": text}] if text else []
-    return head + model_messages([_as_shown(entry, with_time) for entry in _entries(window)])
+    shown = [_as_shown(entry, with_time) for entry in _entries(window)]
+    return head + model_messages(shown, vendor=vendor)
 
 
 def _entries(window: Sequence[Entry | Mapping[str, Any]]) -> Iterator[Entry]:

@@ -22,7 +22,7 @@ from nanoloop.intake import user_entry
 from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
-from nanoloop.protocols import Bus, OnText, Provider
+from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
 from nanoloop.session.entry import TOOL_RESULT, Entry
 from nanoloop.session.pairs import open_calls
@@ -67,18 +67,20 @@ class Exchange:
         self._headroom = headroom
         own = (agent.message_buffer_limit, agent.message_buffer_min)
         self._buffer = (own[0] or buffer_limit, own[1] or buffer_min)
+        provider = agent.provider or provider
         self._view = views.of(
             session,
             prompt=agent.prompt,
             model=agent.model,
             tools=agent.toolbox.specs,
             with_time=with_time,
+            vendor=vendor_of(provider),
         )
         self._announce = announce
         self._steering = steering
         self._started = time.monotonic()
         self._turn = Turn(
-            provider=agent.hooks.before(agent.provider or provider, agent),
+            provider=agent.hooks.before(provider, agent),
             toolbox=agent.toolbox,
             model=agent.model,
             max_steps=agent.max_steps,

@@ -49,6 +49,16 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reasoning:
+    """What a model thought, in the form in which its vendor wants it back."""
+
+    vendor: str
+    """Nobody else is sent it."""
+    blocks: tuple[Mapping[str, Any], ...]
+    """JSON that nothing here looks into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What the model said."""
 
@@ -60,6 +70,8 @@ class Reply:
     """Why it ended there; `length`: it was cut off."""
     usage: Usage = field(default_factory=Usage)
     model: str = ""
+    reasoning: Reasoning | None = None
+    """What goes back to the vendor with the results of these tool calls, where it wants that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +106,11 @@ class Provider(Protocol):
     async def close(self) -> None:
         """Let go of connections; closing twice is fine."""
         ...
+
+
+def vendor_of(provider: Provider) -> str:
+    """Whose reasoning this provider takes back, by its attribute `vendor`; "" where it has none."""
+    return str(getattr(provider, "vendor", ""))
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from nanoloop.events import (
     silent,
 )
 from nanoloop.protocols import OnText, Provider, Reply, ToolCall, Usage
-from nanoloop.session.chat import decoded
+from nanoloop.session.chat import REASONING, decoded
 from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.tools.toolbox import Toolbox
 
@@ -228,12 +228,21 @@ def _with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
 
 
 def _words(reply: Reply) -> list[Entry]:
-    thought = [Entry.thinking(reply.thinking)] if reply.thinking else []
+    thought = _thought(reply)
     if not reply.text:
         return thought
     ended_oddly = reply.finish_reason not in {"stop", "tool_calls"}
     metadata = {"finish_reason": reply.finish_reason} if ended_oddly else None
     return [*thought, Entry.message("assistant", reply.text, metadata=metadata)]
+
+
+def _thought(reply: Reply) -> list[Entry]:
+    """What was thought; only before a call its vendor wants it back."""
+    own = reply.reasoning if reply.tool_calls else None
+    if own is None:
+        return [Entry.thinking(reply.thinking)] if reply.thinking else []
+    metadata = {REASONING: {"vendor": own.vendor, "blocks": own.blocks}}
+    return [Entry.thinking(reply.thinking, metadata=metadata)]
 
 
 def _call_entries(calls: Sequence[ToolCall]) -> list[Entry]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import anyio
 import pytest
 
@@ -5,7 +7,7 @@ from nanoloop import Session, tool
 from nanoloop.context import build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
 from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished
-from nanoloop.protocols import Reply, ToolCall, Usage
+from nanoloop.protocols import Reasoning, Reply, ToolCall, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.tools.toolbox import Toolbox
 from nanoloop.turn import Turn
@@ -172,3 +174,35 @@ async def test_thoughts_and_words_before_a_call_are_kept_and_tokens_added_up():
     assert kept == ["message", "thinking", "message", "tool_call", "tool_result"]
     assert provider.calls[1].messages[2]["content"] == "I look."
     assert answer.usage == usage + usage
+
+
+SIGNED = {"type": "thinking", "thinking": "Double it.", "signature": "s1"}
+
+
+def thought(reply):
+    return replace(reply, thinking="Hm.", reasoning=Reasoning(vendor="acme", blocks=(SIGNED,)))
+
+
+async def test_what_was_thought_before_a_call_goes_back_to_its_vendor_alone():
+    one, _ = turn(thought(calls(1)), "Two.")
+    talk = Talk()
+    await one.run(talk)
+    window = talk.session.window
+    theirs, others = (build_messages("P", window, vendor=name)[2] for name in ("acme", "other"))
+    assert theirs == others | {"reasoning": {"vendor": "acme", "blocks": [SIGNED]}}
+    assert build_messages("P", window) == build_messages("P", window, vendor="other")
+
+
+async def test_what_was_thought_before_the_last_words_goes_back_to_nobody():
+    one, _ = turn(thought(Reply(text="Two.")))
+    thoughts = [e for e in (await one.run(Talk())).entries if e.type == "thinking"]
+    assert [(e.content["text"], e.metadata) for e in thoughts] == [("Hm.", {})]
+
+
+async def test_a_thought_outlasts_the_process():
+    one, _ = turn(thought(calls(1)), "Two.")
+    talk = Talk()
+    await one.run(talk)
+    again = Session().load_json(talk.session.dump_json())
+    request = build_messages("P", talk.session.window, vendor="acme")
+    assert build_messages("P", again.window, vendor="acme") == request

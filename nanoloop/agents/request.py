@@ -14,7 +14,7 @@ from nanoloop.agents.recording import content_of
 from nanoloop.context import build_messages
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
 from nanoloop.events import ResizeFailed
-from nanoloop.protocols import OnText, Provider, Store
+from nanoloop.protocols import OnText, Provider, Store, vendor_of
 from nanoloop.session.entry import Entry
 from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
@@ -43,6 +43,7 @@ class Request:
         self._store = store
         self._shown = Entry.message("user", content_of(given))
         self._asked = 0
+        self._vendor = vendor_of(provider)
         self._held: list[Entry] | None = [] if agent.recording.handler else None
         """What was said so far, where a handler has still to say what is kept of it."""
         self._turn = Turn(
@@ -154,6 +155,7 @@ class Request:
             memo=self._session.memo,
             pins=self._session.pins,
             ledger=self._session.ledger,
+            vendor=self._vendor,
         )
 
     async def record(self, entries: Sequence[Entry]) -> None:

@@ -15,7 +15,7 @@ from nanoloop.errors import (
     ProviderTimeout,
     WrongKey,
 )
-from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
+from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
 
 WithOptions = Callable[[Mapping[str, Any]], Provider]
 UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
@@ -70,6 +70,11 @@ class Pictures:
         other = Pictures(provider, self._attachments)
         other._blind = self._blind  # what one learns, the other knows
         return other
+
+    @property
+    def vendor(self) -> str:
+        """Whose reasoning the provider takes back."""
+        return vendor_of(self._provider)
 
     async def close(self) -> None:
         """Let go of the provider's connections."""

@@ -12,9 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry, copied, plain_text
+from nanoloop.session.entry import (
+    MESSAGE,
+    THINKING,
+    TOOL_CALL,
+    TOOL_RESULT,
+    Entry,
+    copied,
+    plain_text,
+)
 from nanoloop.session.pairs import call_id_of, results_by_call
 
+REASONING = "reasoning"
+"""The key of a thought's metadata, and of a message for the same vendor, that holds `vendor` and
+`blocks`: what that vendor wants back with the results of a step."""
 _FORM = "form"
 """The metadata key that says a message came as blocks."""
 _BLOCKS = "blocks"
@@ -266,10 +277,11 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def model_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[str, Any]]:
     """The same in the one form every model server takes: each call followed by its result.
 
-    A call without a result and a result without a call are left out.
+    A call without a result and a result without a call are left out. What a model of that vendor
+    thought before its calls goes along, in the vendor's own form.
     """
     pairs = results_by_call(entries)
     messages: list[dict[str, Any]] = []
@@ -279,7 +291,8 @@ def model_messages(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         if entry.type == MESSAGE:
             messages.append(_plain_message(entry))
         if entry.type == TOOL_CALL or (entry.role == "assistant"):
-            index = _add_exchange(messages, entries, index, pairs)
+            thought = _reasoning_before(entries, index, vendor)
+            index = _add_exchange(messages, entries, index, pairs, thought)
         else:
             index += 1
     return messages
@@ -292,8 +305,20 @@ def _plain_message(entry: Entry) -> dict[str, Any]:
     return {key: message[key] for key in ("role", "content", "name") if key in message}
 
 
+def _reasoning_before(entries: Sequence[Entry], index: int, vendor: str) -> dict[str, Any]:
+    """The key for what was thought right before this entry, where that vendor wants it back."""
+    if not vendor or index == 0 or entries[index - 1].type != THINKING:
+        return {}
+    own = entries[index - 1].metadata.get(REASONING)
+    return {REASONING: own} if own and own["vendor"] == vendor else {}
+
+
 def _add_exchange(
-    messages: list[dict[str, Any]], entries: Sequence[Entry], index: int, pairs: dict[int, int]
+    messages: list[dict[str, Any]],
+    entries: Sequence[Entry],
+    index: int,
+    pairs: dict[int, int],
+    thought: Mapping[str, Any],
 ) -> int:
     """Add the calls that follow an assistant's words, and their results; return what is next."""
     after = index + (entries[index].type == MESSAGE)
@@ -306,6 +331,7 @@ def _add_exchange(
         if entries[index].type == TOOL_CALL:
             messages.append({"role": "assistant", "content": None})
         messages[-1]["tool_calls"] = [openai_call(entries[call]) for call in answered]
+        messages[-1].update(thought)
         for call in answered:
             said = result_text(entries[pairs[call]])
             call_id = call_id_of(entries[call])

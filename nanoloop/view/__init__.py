@@ -51,6 +51,7 @@ class Views:
         model: str | None = None,
         tools: Sequence[ToolSpec] = (),
         with_time: bool = False,
+        vendor: str = "",
     ) -> View:
         """The view of this session for one exchange."""
         abridged = self._abridged.get(session)
@@ -67,6 +68,7 @@ class Views:
             model=model,
             tools=tools,
             with_time=with_time,
+            vendor=vendor,
         )
 
 
@@ -84,6 +86,7 @@ class View:
         model: str | None,
         tools: Sequence[ToolSpec],
         with_time: bool,
+        vendor: str,
     ) -> None:
         self._session = session
         self._bounds = bounds
@@ -93,6 +96,7 @@ class View:
         self._model = model
         self._tools = 0 if bounds.context_tokens is None else tools_tokens(tools)
         self._with_time = with_time
+        self._vendor = vendor
         self._asked = self._asked_last = 0
 
     async def fill(self, store: Store) -> None:
@@ -116,6 +120,7 @@ class View:
             self._prompt,
             [self._abridged.entry(entry) for entry in entries],
             with_time=self._with_time,
+            vendor=self._vendor,
             **self._told(),
         )
 

@@ -12,7 +12,7 @@ from nanoloop.channels.web.openai.messages import Message, parted
 from nanoloop.channels.web.openai.tools import Offered
 from nanoloop.context import build_messages
 from nanoloop.events import Announce, Event, ModelAnswered
-from nanoloop.protocols import OnText, Provider, ToolSpec, Usage
+from nanoloop.protocols import OnText, Provider, ToolSpec, Usage, vendor_of
 from nanoloop.session.chat import openai_call
 from nanoloop.session.entry import TOOL_CALL, Entry
 from nanoloop.session.session import Session
@@ -89,7 +89,8 @@ class Stateless:
 
     def request(self) -> list[dict[str, Any]]:
         """All the client sent, and what was said and done since."""
-        return build_messages(self._prompt, [*self._said, *self._entries])
+        vendor = vendor_of(self._provider)
+        return build_messages(self._prompt, [*self._said, *self._entries], vendor=vendor)
 
     async def record(self, entries: Sequence[Entry]) -> None:
         """Go on with these; what the client has tools for ends the turn."""
