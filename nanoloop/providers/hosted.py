@@ -9,16 +9,24 @@ import asyncio
 import math
 import random
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import anyio
 from anyio import to_thread
 
-from nanoloop.errors import BrokenOff, NoConnection, ProviderError, ProviderTimeout, ServerFailed
+from nanoloop.errors import (
+    BrokenOff,
+    NoConnection,
+    ProviderError,
+    ProviderTimeout,
+    ServerFailed,
+    SettingsError,
+)
 from nanoloop.protocols import OnText, Reply
 from nanoloop.providers import failures
 from nanoloop.providers.answer import Draft, Limits
@@ -36,10 +44,21 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 _PASSING = (BrokenOff, NoConnection, ServerFailed)
 """What may go well the next time, once the server had begun to answer."""
 
-MakeSDK = Callable[["httpx2.AsyncClient"], tuple[Any, Mapping[str, Any]]]
-"""Makes a vendor's client that asks through this one, and the options for each request."""
+MakeSDK = Callable[["httpx2.AsyncClient"], "SDK"]
+"""Makes a vendor's client that asks through this one."""
 Take = Callable[[Draft, Mapping[str, Any]], str]
 """Puts an answer, or an event of one, into the draft; returns the text that is new."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SDK:
+    """A vendor's SDK, as it is asked."""
+
+    client: Any
+    options: Mapping[str, Any]
+    """Of each request, as its `post` takes them."""
+    error: type[Exception]
+    """What all its errors are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +77,7 @@ class _Client:
     """The SDK's client in one event loop: connections can't be used in another."""
 
     sdk: Any = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    """An `SDK`, once it is made."""
     calls: int = 0
     """Calls that are under way."""
     making: anyio.Lock = field(default_factory=anyio.Lock)
@@ -95,7 +114,7 @@ class Server:
             call = _Call(asked, take, on_text, self._terms.limits)
             try:
                 reply = await self._answer(client, call)
-            except self._http.ERRORS as error:
+            except (*self._http.ERRORS, client.sdk.error) as error:
                 failure = self._http.failure(asked, error)
             except ProviderError as error:
                 failure = error
@@ -119,7 +138,7 @@ class Server:
         finally:
             client.calls -= 1
             if self._is_closed and not client.calls:
-                await client.sdk.close()
+                await client.sdk.client.close()
         raise ProviderTimeout(
             f"{call.asked.where} said nothing for {patience.seconds:g} seconds: "
             "try again, or raise first_token_timeout_seconds"
@@ -139,7 +158,7 @@ class Server:
     ) -> httpx2.Response:
         try:
             response: httpx2.Response = await self._http.post(
-                client.sdk, self._path, call.asked.body, options=client.options, waits=patience
+                client.sdk, self._path, call.asked.body, waits=patience
             )
         except RuntimeError:
             if not self._is_closed:
@@ -159,11 +178,10 @@ class Server:
         if client.sdk is None:
             async with client.making:
                 if client.sdk is None:
-                    self._http, made = await to_thread.run_sync(self._made)
-                    client.sdk, client.options = made
+                    self._http, client.sdk = await to_thread.run_sync(self._made)
         return client
 
-    def _made(self) -> tuple[Any, tuple[Any, Mapping[str, Any]]]:
+    def _made(self) -> tuple[Any, SDK]:
         from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
 
         seconds = self._terms.connect_timeout_seconds
@@ -177,9 +195,9 @@ class Server:
             if client.sdk is None or client.calls:
                 continue
             if loop is asyncio.get_running_loop():
-                await client.sdk.close()
+                await client.sdk.client.close()
             elif loop.is_running():
-                closing = asyncio.run_coroutine_threadsafe(client.sdk.close(), loop)
+                closing = asyncio.run_coroutine_threadsafe(client.sdk.client.close(), loop)
                 await asyncio.wrap_future(closing)
 
 
@@ -256,3 +274,50 @@ class _Call:
         if text and self.on_text is not None:
             self._was_heard = True
             self.on_text(text)
+
+
+# What a provider is made with
+
+
+def clean_key(key: str | None) -> str:
+    """A key as a header may hold it; raises `SettingsError` where it can be none."""
+    key = (key or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise SettingsError("the key holds characters that no key has: copy it again")
+    return key
+
+
+def clean_url(base_url: str) -> str:
+    """A base URL; raises `SettingsError` where it is none."""
+    url = base_url.strip()
+    try:
+        parts = urlsplit(url)
+        failures.shown_url(url)
+        _ = parts.port  # which is below 65536
+    except ValueError:
+        raise SettingsError("base_url is no URL: it looks like http://localhost:8080/v1") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingsError("base_url has to begin with http:// or https:// and name a host")
+    return url
+
+
+def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> dict[str, Any]:
+    """Options of a request; raises `SettingsError` for what the provider says itself."""
+    if taken := sorted(set(own) & set(options or ())):
+        raise SettingsError(f"options may not set {', '.join(taken)}: leave it out")
+    return dict(options or {})
+
+
+def asked_of(
+    url: str, *, model: str, key: str, body: bytes, key_name: str = "OPENAI_API_KEY"
+) -> Asked:
+    """A call to the server at this URL, and what its errors may tell."""
+    secrets = (key, *failures.url_secrets(url))
+    return Asked(
+        where=failures.shown_url(url),
+        model=model,
+        has_key=bool(key),
+        secrets=tuple(secret for secret in secrets if secret),
+        body=body,
+        key_name=key_name,
+    )

@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiohttp
 import anyio
@@ -43,6 +43,9 @@ try:
     _SOCKS_ERRORS: tuple[type[Exception], ...] = (ProtocolError,)
 except ImportError:  # it comes with an extra
     _SOCKS_ERRORS = ()
+
+if TYPE_CHECKING:
+    from nanoloop.providers.hosted import SDK
 
 CLOSE_SECONDS = 1
 KEPT_SECONDS = 4
@@ -156,18 +159,16 @@ class _Handshake:
                 await self._stream.aclose()
 
 
-async def post(
-    sdk: Any, path: str, body: bytes, *, options: Mapping[str, Any], waits: Patience | None
-) -> httpx2.Response:
-    """What the server answers, with its body still to be read; raises one of `ERRORS`."""
+async def post(sdk: SDK, path: str, body: bytes, *, waits: Patience | None) -> httpx2.Response:
+    """What the server answers, its body still to be read; raises one of `ERRORS` or the SDK's."""
     token = patience.set(waits)
     try:
         # Not `create`, which looks at each message anew and at the whole answer: most of its time.
-        response: httpx2.Response = await sdk.post(
+        response: httpx2.Response = await sdk.client.post(
             path,
             cast_to=httpx2.Response,
             content=body,
-            options=options,
+            options=sdk.options,
             stream=True,
             stream_cls=openai.AsyncStream,
         )
@@ -347,9 +348,8 @@ ERRORS = (
     httpx2.HTTPError,
     httpx2.InvalidURL,
     httpx2.StreamError,
-    openai.OpenAIError,
 )
-"""Whatever a call may raise; the SDKs' errors of other vendors are among them, see `failure`."""
+"""Whatever a call may raise, beside the errors of its vendor's SDK."""
 _PROXY_REFUSED = 407
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
@@ -361,7 +361,7 @@ _NO_CONNECTION = (
 
 
 def failure(asked: Asked, error: Exception) -> ProviderError:
-    """The error for people, of one of `ERRORS`."""
+    """The error for people, of one of `ERRORS` or of an SDK's: they have the same form."""
     if isinstance(error, ServerSaid):
         return failures.refusal(asked, status=_status_in(error.said), said=error.said)
     if isinstance(error, Redirected):

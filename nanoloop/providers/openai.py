@@ -8,21 +8,28 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
 from hashlib import sha256
+from itertools import repeat
+from operator import contains
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from nanoloop.errors import SettingsError
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec, Usage
-from nanoloop.providers import failures
 from nanoloop.providers.answer import Draft, Limits, count
-from nanoloop.providers.failures import Asked
-from nanoloop.providers.hosted import Server, Terms
+from nanoloop.providers.hosted import (
+    SDK,
+    Server,
+    Terms,
+    asked_of,
+    clean_key,
+    clean_options,
+    clean_url,
+)
 from nanoloop.providers.vendors import Quirks
+from nanoloop.session.chat import REASONING
 from nanoloop.tools.here import here
 
 if TYPE_CHECKING:  # it takes long to load
     import httpx2
-    import openai
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
@@ -69,10 +76,10 @@ class OpenAIProvider:
         `key_name` is the variable that errors name where the key is refused.
         """
         self._model = model
-        self._key = _clean_key(api_key)
+        self._key = clean_key(api_key)
         self._key_name = key_name
-        self._url = _clean_url(base_url)
-        self._options = _clean_options(options)
+        self._url = clean_url(base_url or DEFAULT_BASE_URL)
+        self._options = clean_options(options, OWN)
         self._quirks = quirks or Quirks(takes_cache_key=base_url is None)
         self._max_retries = max_retries
         self._user, place = _without_user(self._url)
@@ -105,12 +112,15 @@ class OpenAIProvider:
             tools=tools or (),
             messages=messages,
         )
-        return await self._server.ask(self._asked(model, body), take, on_text)
+        asked = asked_of(
+            self._url, model=model, key=self._key, key_name=self._key_name, body=body
+        )
+        return await self._server.ask(asked, take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
         """One whose requests have these options too; it shares the connections."""
         other = copy(self)
-        other._options = {**self._options, **_clean_options(options)}  # noqa: SLF001 - its own
+        other._options = {**self._options, **clean_options(options, OWN)}  # noqa: SLF001 - its own
         return other
 
     async def load(self) -> None:
@@ -131,18 +141,7 @@ class OpenAIProvider:
             options["prompt_cache_key"] = sha256(session.id.encode()).hexdigest()[:32]
         return options
 
-    def _asked(self, model: str, body: bytes) -> Asked:
-        secrets = (self._key, *failures.url_secrets(self._url))
-        return Asked(
-            where=failures.shown_url(self._url),
-            model=model,
-            has_key=bool(self._key),
-            secrets=tuple(secret for secret in secrets if secret),
-            body=body,
-            key_name=self._key_name,
-        )
-
-    def _sdk(self, http_client: httpx2.AsyncClient) -> tuple[openai.AsyncOpenAI, Mapping[str, Any]]:
+    def _sdk(self, http_client: httpx2.AsyncClient) -> SDK:
         import openai  # noqa: PLC0415 - loaded by now
 
         # Of what the environment says for OpenAI's own servers no other server may hear.
@@ -162,7 +161,7 @@ class OpenAIProvider:
             http_client=http_client,
         )
         # All of them, since the SDK takes long to copy each that is left out.
-        return client, {
+        options = {
             "extra_json": None,
             "follow_redirects": True,
             "headers": {} if self._key or self._user else {"Authorization": openai.omit},
@@ -173,6 +172,7 @@ class OpenAIProvider:
             "synthesize_event_and_data": False,
             "timeout": http_client.timeout,
         }
+        return SDK(client=client, options=options, error=openai.OpenAIError)
 
 
 # A request
@@ -200,8 +200,15 @@ def request_bytes(
     if tools:
         form["tools"] = [tool_form(tool) for tool in tools]
     # Last: so each request is the one before it, byte for byte, plus what is new.
-    form["messages"] = list(messages)
+    form["messages"] = _without_reasoning(messages)
     return _json(form).encode("utf-8", "replace")
+
+
+def _without_reasoning(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The messages as any server takes them: what a vendor wants back is for that vendor alone."""
+    if not any(map(contains, messages, repeat(REASONING))):  # in C: it is asked each time
+        return list(messages)
+    return [{k: v for k, v in message.items() if k != REASONING} for message in messages]
 
 
 def tool_form(tool: ToolSpec) -> dict[str, Any]:
@@ -283,26 +290,6 @@ def _mapping(value: object) -> Mapping[str, Any]:
 # What it is made with
 
 
-def _clean_key(key: str | None) -> str:
-    key = (key or "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise SettingsError("the key holds characters that no key has: copy it again")
-    return key
-
-
-def _clean_url(base_url: str | None) -> str:
-    url = (base_url or DEFAULT_BASE_URL).strip()
-    try:
-        parts = urlsplit(url)
-        failures.shown_url(url)
-        _ = parts.port  # which is below 65536
-    except ValueError:
-        raise SettingsError("base_url is no URL: it looks like http://localhost:8080/v1") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingsError("base_url has to begin with http:// or https:// and name a host")
-    return url
-
-
 def _without_user(url: str) -> tuple[str, str]:
     """The header for the name and password in a URL, empty where there are none, and the rest."""
     parts = urlsplit(url)
@@ -315,9 +302,3 @@ def _completions(url: str) -> str:
     parts = urlsplit(url)
     path = parts.path.rstrip("/") + "/chat/completions"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-
-
-def _clean_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    if taken := sorted(OWN & set(options or ())):
-        raise SettingsError(f"options may not set {', '.join(taken)}: leave it out")
-    return dict(options or {})
