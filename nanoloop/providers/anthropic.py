@@ -51,8 +51,16 @@ UNSAID = (
 LOOKBACK = 20
 """So many blocks before a breakpoint the API looks for an earlier one that it has kept."""
 
-_NOT_KNOWN = {"frequency_penalty", "logit_bias", "presence_penalty", "seed", "verbosity"}
-"""Options of OpenAI's that a client may send along, and that this API refuses."""
+_NOT_KNOWN = {
+    "frequency_penalty",
+    "logit_bias",
+    "presence_penalty",
+    "seed",
+    "temperature",
+    "top_p",
+    "verbosity",
+}
+"""Options of OpenAI's that a client may send along, and that this API does not know."""
 _IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=]+)")
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
@@ -146,9 +154,10 @@ class AnthropicProvider:
         return replace(reply, reasoning=taking.reasoning) if reply.tool_calls else reply
 
     def with_options(self, options: Mapping[str, Any]) -> AnthropicProvider:
-        """One whose requests have these options too; it shares the connections."""
+        """One whose requests have these options too, where the API knows them."""
+        known = {key: value for key, value in options.items() if key not in _NOT_KNOWN}
         other = copy(self)
-        other._options = {**self._options, **clean_options(options, OWN)}  # noqa: SLF001 - its own
+        other._options = {**self._options, **clean_options(known, OWN)}  # noqa: SLF001 - its own
         return other
 
     async def load(self) -> None:
@@ -247,7 +256,7 @@ def _plain(value: object) -> dict[str, Any]:
 
 def _fitting(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options in this API's words, with the limit that it asks for."""
-    form = {k: v for k, v in options.items() if v is not None and k not in _NOT_KNOWN}
+    form = {key: value for key, value in options.items() if value is not None}
     if limit := form.pop("max_completion_tokens", None):
         form.setdefault("max_tokens", limit)
     if stop := form.pop("stop", None):
@@ -428,19 +437,21 @@ class _CallIds:
     """Ids as the API takes them: no odd signs, none twice; a result has that of its call."""
 
     def __init__(self) -> None:
-        self._given: dict[str, str] = {}
+        self._open: dict[str, list[str]] = {}
         self._count: dict[str, int] = {}
 
     def of_call(self, call_id: str) -> str:
         """An id of its own, also where a server counts its calls anew each turn."""
         clean = _clean(call_id) or "call"
         self._count[clean] = number = self._count.get(clean, 0) + 1
-        self._given[call_id] = given = clean if number == 1 else f"{clean}__{number}"
+        given = clean if number == 1 else f"{clean}__{number}"
+        self._open.setdefault(call_id, []).append(given)
         return given
 
     def of_result(self, call_id: str) -> str:
-        """The id of the newest call that was called so."""
-        return self._given.get(call_id, _clean(call_id))
+        """The id of the call that this answers."""
+        called = self._open.get(call_id)
+        return called.pop(0) if called else _clean(call_id)
 
 
 def _clean(name: str) -> str:

@@ -24,11 +24,11 @@ from nanoloop.errors import (
 TOO_LONG = re.compile(
     r"context_length|exceed_context|maximum context|context (size|length|window)|n_ctx"
     r"|maximum model length|(prompt|input) is too long|too many (input )?tokens"
-    r"|reduce the length of the (messages|prompt)",
+    r"|reduce the length of the (messages|prompt)|exceed context limit|request_too_large",
     re.IGNORECASE,
 )
 NO_MODEL = re.compile(
-    r"model_not_found|\b(invalid|unknown|no such) model"
+    r"model_not_found|not_found_error model\b|\b(invalid|unknown|no such) model"
     r"|\bmodel\b.{0,200}(not found|not exist|no access|not have access|not a valid)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -119,7 +119,7 @@ def refusal(
         return _wrong_key(asked, status)
     if TOO_LONG.search(words) and status != 429:  # noqa: PLR2004 - a status
         return _too_long(asked)
-    if status in (402, 429) or (status is None and NO_CREDIT.search(words)):
+    if status in (402, 429) or (status in (None, 400) and NO_CREDIT.search(words)):
         return _over_quota(asked, no_credit=out_of_credit(status, said), retry_after=retry_after)
     if NO_MODEL.search(words):
         return _unknown_model(asked)

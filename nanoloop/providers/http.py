@@ -406,7 +406,22 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
+_STATUS_OF = {
+    "authentication_error": 401,
+    "billing_error": 402,
+    "not_found_error": 404,
+    "overloaded_error": 529,
+    "permission_error": 403,
+    "rate_limit_error": 429,
+    "request_too_large": 413,
+}
+"""Of a type of error that comes within a stream."""
+
+
 def _status_in(said: Mapping[str, Any]) -> int | None:
     inner = said["error"]
-    code = inner.get("code") if isinstance(inner, dict) else None
+    if not isinstance(inner, dict):
+        return None
+    kind = inner.get("type")
+    code = inner.get("code") or (_STATUS_OF.get(kind) if isinstance(kind, str) else None)
     return code if isinstance(code, int) and 400 <= code < 600 else None  # noqa: PLR2004

@@ -12,6 +12,7 @@ import re
 from collections import deque
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -237,8 +238,8 @@ class AnthropicServer:
         for index, message in enumerate(messages):
             for at, block in enumerate(message["content"]):
                 if block["type"] in THOUGHTS:
-                    wrong = f"messages.{index}.content.{at}: Invalid `signature` in `{block['type']}` block"
-                    assert self._is_ours(form, index, block), wrong
+                    wrong = f"Invalid `signature` in `{block['type']}` block"
+                    assert self._is_ours(form, index, block), f"{index}.{at}: {wrong}"
         if form.get("thinking", {}).get("type") not in ("enabled", "adaptive"):
             return
         for message in messages[question(messages) + 1 :]:
@@ -342,7 +343,7 @@ def check_roles(messages):
     assert roles, "messages: at least one message is required"
     assert roles[0] == "user", "messages: first message must use the user role"
     assert roles[-1] == "user", "messages: prefill is not supported"
-    assert all(a != b for a, b in zip(roles, roles[1:], strict=False)), "roles must alternate"
+    assert all(a != b for a, b in pairwise(roles)), "roles must alternate"
     assert all(message["content"] for message in messages), "messages: content is empty"
 
 
