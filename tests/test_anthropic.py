@@ -27,7 +27,8 @@ from nanoloop.errors import (
 )
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.protocols import ToolSpec, Usage
-from nanoloop.providers.anthropic import LOOKBACK, AnthropicProvider, request_bytes
+from nanoloop.providers.anthropic import AnthropicProvider
+from nanoloop.providers.messages_api import LOOKBACK, request_bytes
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.chat import REASONING
@@ -624,6 +625,13 @@ async def test_a_base_url_may_end_as_openais_does():
         other = AnthropicProvider(model="m", api_key=KEY, base_url=f"{server.url}/v1/")
         assert (await other.chat(messages=HI)).text == "Hello."
         await other.close()
+
+
+async def test_a_redirect_that_would_lose_the_request_is_named():
+    moved = Refuse(status=302, type="moved", headers=(("location", "/elsewhere"),))
+    async with connected(moved) as (provider, _):
+        with pytest.raises(ProviderError, match="elsewhere"):
+            await provider.chat(messages=HI)
 
 
 async def test_options_of_one_call_leave_the_others_alone():

@@ -1,13 +1,11 @@
-"""Claude, by Anthropic's own API: system, tools, images, signed thinking and cache breakpoints."""
+"""Claude, asked through Anthropic's own SDK, or any server that speaks the same API."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 from anyio import to_thread
 
 from nanoloop.errors import ProviderError, SettingsError, how_to_install
-from nanoloop.protocols import ChatMessage, OnText, Reasoning, Reply, ToolSpec, Usage
-from nanoloop.providers.answer import Draft, Limits, clean, count
+from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
+from nanoloop.providers.answer import Limits
 from nanoloop.providers.hosted import (
     SDK,
     Server,
@@ -26,16 +24,13 @@ from nanoloop.providers.hosted import (
     clean_options,
     clean_url,
 )
-from nanoloop.session.chat import REASONING
+from nanoloop.providers.messages_api import VENDOR, Taking, request_bytes
 
 if TYPE_CHECKING:  # it takes long to load
     import httpx2
 
-VENDOR = "anthropic"
 KEY_NAME = "ANTHROPIC_API_KEY"
 DEFAULT_BASE_URL = "https://api.anthropic.com"
-MAX_TOKENS = 16_000
-"""Of an answer, where the options don't say; what it may think is added."""
 OWN = {"messages", "model", "stream", "system", "tools"}
 """What a request says that no option may."""
 UNSAID = (
@@ -48,10 +43,7 @@ UNSAID = (
     "X-Stainless-Runtime-Version",
 )
 """Headers of the SDK that tell about this machine."""
-LOOKBACK = 20
-"""So many blocks before a breakpoint the API looks for an earlier one that it has kept."""
-
-_NOT_KNOWN = {
+NOT_KNOWN = {
     "frequency_penalty",
     "logit_bias",
     "presence_penalty",
@@ -61,22 +53,6 @@ _NOT_KNOWN = {
     "verbosity",
 }
 """Options of OpenAI's that a client may send along, and that this API does not know."""
-_IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
-_DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=]+)")
-_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
-_NAME_CHARS = 128
-_OWN_PARTS = {"image", "document"}
-"""Parts that came in this API's own form and go as they are."""
-_THOUGHTS = {"thinking", "redacted_thinking"}
-_FAILED = "Error: "
-"""How the text of a tool that failed begins (`result_text`)."""
-
-_UNSHOWN = "[an image that can't be shown]"
-_EMPTY = "[an empty message]"
-_EARLIER = "[the conversation began earlier]"
-"""A conversation has to begin with the user: stands first where it does not."""
-
-Block = dict[str, Any]
 
 
 class AnthropicProvider:
@@ -155,7 +131,7 @@ class AnthropicProvider:
 
     def with_options(self, options: Mapping[str, Any]) -> AnthropicProvider:
         """One whose requests have these options too, where the API knows them."""
-        known = {key: value for key, value in options.items() if key not in _NOT_KNOWN}
+        known = {key: value for key, value in options.items() if key not in NOT_KNOWN}
         other = copy(self)
         other._options = {**self._options, **clean_options(known, OWN)}  # noqa: SLF001 - its own
         return other
@@ -208,512 +184,3 @@ def _messages(url: str) -> str:
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/messages"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-
-
-# The request
-
-
-def request_bytes(
-    *,
-    model: str,
-    options: Mapping[str, Any],
-    tools: Sequence[ToolSpec],
-    messages: Sequence[ChatMessage],
-    stream: bool,
-    with_thoughts: bool = True,
-) -> bytes:
-    """The body of a request; equal input gives equal bytes.
-
-    Without `with_thoughts` what the model thought in the turn going on is left out.
-    """
-    system, said = _translated(messages, with_thoughts=with_thoughts)
-    form = {"model": model, **({"stream": True} if stream else {}), **_fitting(options)}
-    if not _may_think(form, said):
-        del form["thinking"]
-    if declared := [_tool_form(tool) for tool in tools]:
-        form["tools"] = _marked(declared)
-    else:
-        form.pop("tool_choice", None)
-        # Calls of earlier turns stand in the messages: the API wants to know of each tool.
-        if named := _tools_named_in(said):
-            form |= {"tools": _marked(named), "tool_choice": {"type": "none"}}
-    if system:
-        form["system"] = _marked(system)
-    # Last: so each request is the one before it plus what is new, but for the two marks in it.
-    form["messages"] = _with_breakpoints(said)
-    return _json(form).encode("utf-8", "replace")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
-
-
-def _plain(value: object) -> dict[str, Any]:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def _fitting(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in this API's words, with the limit that it asks for."""
-    form = {key: value for key, value in options.items() if value is not None}
-    if limit := form.pop("max_completion_tokens", None):
-        form.setdefault("max_tokens", limit)
-    if stop := form.pop("stop", None):
-        form["stop_sequences"] = [stop] if isinstance(stop, str) else stop
-    if output := _output(form.pop("response_format", None), form.pop("reasoning_effort", None)):
-        form["output_config"] = {**output, **form.get("output_config", {})}
-    if choice := _choice(form.pop("tool_choice", None), form.pop("parallel_tool_calls", True)):
-        form["tool_choice"] = choice
-    if "max_tokens" not in form:
-        budget = form.get("thinking", {}).get("budget_tokens")
-        form["max_tokens"] = MAX_TOKENS + (budget if isinstance(budget, int) else 0)
-    return form
-
-
-def _output(form: Any, effort: Any) -> dict[str, Any]:
-    output = {} if effort is None else {"effort": effort}
-    match form:
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            output["format"] = {"type": "json_schema", "schema": schema}
-        case {"type": "json_object"}:
-            raise ProviderError("Claude answers in JSON by a schema only: ask with json_schema")
-    return output
-
-
-def _choice(choice: Any, parallel: Any) -> dict[str, Any]:
-    match choice:
-        case "auto" | "none":
-            form = {"type": choice}
-        case "required":
-            form = {"type": "any"}
-        case {"type": "function", "function": {"name": name}}:
-            form = {"type": "tool", "name": name}
-        case Mapping():
-            form = dict(choice)
-        case _:
-            form = {}
-    if parallel is False:
-        return {"type": "auto", **form, "disable_parallel_tool_use": True}
-    return form
-
-
-def _may_think(form: Mapping[str, Any], said: Sequence[Block]) -> bool:
-    """Whether the thinking that is asked for can be: a turn begun without it ends without it.
-
-    So it is where another vendor's model began the turn, or where its thoughts were refused.
-    """
-    if form.get("thinking", {}).get("type") != "enabled":
-        return True
-    first = _question(said) + 1
-    return first >= len(said) or said[first]["content"][0]["type"] in _THOUGHTS
-
-
-def _tool_form(tool: ToolSpec) -> Block:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-
-
-def _tools_named_in(said: Sequence[Block]) -> list[Block]:
-    blocks = (block for message in said for block in message["content"])
-    names = dict.fromkeys(block["name"] for block in blocks if block["type"] == "tool_use")
-    return [{"name": name, "input_schema": {"type": "object"}} for name in names]
-
-
-# Its messages
-
-
-def _translated(
-    messages: Sequence[ChatMessage], *, with_thoughts: bool
-) -> tuple[list[Block], list[Block]]:
-    """The system prompt's blocks, and the messages: the user first, roles in turn."""
-    opening = 0
-    while opening < len(messages) and _is_system(messages[opening]):
-        opening += 1
-    system = [block for message in messages[:opening] for block in _words(message)]
-    rest = messages[opening:]
-    thinks_from = _turn_begins(rest) if with_thoughts else len(rest)
-    ids = _CallIds()
-    said: list[Block] = []
-    for index, message in enumerate(rest):
-        role, blocks = _blocks(message, ids, with_thoughts=index >= thinks_from)
-        if not said and role == "assistant":
-            said.append({"role": "user", "content": _text(_EARLIER)})
-        if said and said[-1]["role"] == role:
-            said[-1]["content"] += blocks
-        elif blocks:
-            said.append({"role": role, "content": blocks})
-    return system, said or [{"role": "user", "content": _text(_EMPTY)}]
-
-
-def _is_system(message: ChatMessage) -> bool:
-    return message.get("role") in ("system", "developer")
-
-
-def _turn_begins(messages: Sequence[ChatMessage]) -> int:
-    """The index of the question that is being answered.
-
-    What was thought before it is left out. The API binds a thought to all that stood before it, the
-    system prompt too, and refuses it once the window moves or the summary changes.
-    """
-    begins, follows_result = 0, False
-    for index, message in enumerate(messages):
-        role = message.get("role")
-        # What is said to a turn while it goes on stands behind its tools' results.
-        if role == "user" and not follows_result:
-            begins = index
-        follows_result = role == "tool" or (follows_result and role != "assistant")
-    return begins
-
-
-def _blocks(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool) -> tuple[str, list[Block]]:
-    match message.get("role"):
-        case "assistant":
-            return "assistant", _said_and_called(message, ids, with_thoughts=with_thoughts)
-        case "tool":
-            return "user", [_result(message, ids)]
-        case "system" | "developer":
-            said = "\n".join(block["text"] for block in _words(message))
-            return "user", _text(f"<system>\n{said}\n</system>")
-        case _:
-            return "user", list(_parts(message.get("content"))) or _text(_EMPTY)
-
-
-def _said_and_called(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool) -> list[Block]:
-    """What the model said and called, its thoughts where they stood."""
-    content = message.get("content")
-    text = content if isinstance(content, str) else _joined(_words(message))
-    calls = iter([_tool_use(call, ids) for call in message.get("tool_calls") or ()])
-    own = message.get(REASONING) if with_thoughts else None
-    layout = own["blocks"] if own and own.get("vendor") == VENDOR else ()
-    blocks: list[Block] = []
-    at = 0
-    for piece in layout:
-        match piece["type"]:
-            case "text":
-                blocks += _text(text[at : at + piece["chars"]])
-                at += piece["chars"]
-            case "tool_use":
-                blocks += [call for call in [next(calls, None)] if call]
-            case _:
-                blocks.append(dict(piece))
-    return [*blocks, *_text(text[at:]), *calls]
-
-
-def _tool_use(call: Mapping[str, Any], ids: _CallIds) -> Block:
-    function = call.get("function") or {}
-    return {
-        "type": "tool_use",
-        "id": ids.of_call(str(call.get("id"))),
-        "name": _clean(str(function.get("name") or ""))[:_NAME_CHARS] or "unknown",
-        "input": _input(function.get("arguments")),
-    }
-
-
-def _input(arguments: Any) -> dict[str, Any]:
-    """Arguments as the object that the API wants; whatever is none stands in one."""
-    try:
-        said = json.loads(arguments or "{}")
-        json.dumps(said, allow_nan=False)  # numbers that JSON doesn't know
-    except (TypeError, ValueError, RecursionError):
-        said = str(arguments)
-    return said if isinstance(said, dict) else {"arguments": said}
-
-
-def _result(message: ChatMessage, ids: _CallIds) -> Block:
-    content = message.get("content")
-    block: Block = {
-        "type": "tool_result",
-        "tool_use_id": ids.of_result(str(message.get("tool_call_id"))),
-    }
-    if isinstance(content, str):
-        said: Any = content if content.strip() else ""
-        failed = content.startswith(_FAILED)
-    else:
-        said, failed = list(_parts(content)), False
-    return block | ({"content": said} if said else {}) | ({"is_error": True} if failed else {})
-
-
-class _CallIds:
-    """Ids as the API takes them: no odd signs, none twice; a result has that of its call."""
-
-    def __init__(self) -> None:
-        self._open: dict[str, list[str]] = {}
-        self._count: dict[str, int] = {}
-
-    def of_call(self, call_id: str) -> str:
-        """An id of its own, also where a server counts its calls anew each turn."""
-        clean = _clean(call_id) or "call"
-        self._count[clean] = number = self._count.get(clean, 0) + 1
-        given = clean if number == 1 else f"{clean}__{number}"
-        self._open.setdefault(call_id, []).append(given)
-        return given
-
-    def of_result(self, call_id: str) -> str:
-        """The id of the call that this answers."""
-        called = self._open.get(call_id)
-        return called.pop(0) if called else _clean(call_id)
-
-
-def _clean(name: str) -> str:
-    return _NOT_IN_A_NAME.sub("_", name)
-
-
-def _parts(content: Any) -> Iterator[Block]:
-    """Text and images of a message as blocks, none empty."""
-    if isinstance(content, str):
-        yield from _text(content)
-    for part in content if isinstance(content, list) else ():
-        yield from _part(part)
-
-
-def _part(part: Any) -> Iterable[Block]:
-    match part:
-        case str():
-            return _text(part)
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return [_image(url)]
-        case {"type": kind, "source": Mapping()} if kind in _OWN_PARTS:
-            return [{key: value for key, value in part.items() if key != "cache_control"}]
-        case {"text": str(text)}:
-            return _text(text)
-        case {"type": str(kind)}:
-            return _text(f"[a part of type {kind!r} that can't be shown]")
-    return []
-
-
-def _text(text: str) -> list[Block]:
-    return [{"type": "text", "text": text}] if text.strip() else []
-
-
-def _words(message: ChatMessage) -> list[Block]:
-    return [block for block in _parts(message.get("content")) if block["type"] == "text"]
-
-
-def _joined(blocks: Iterable[Block]) -> str:
-    return "".join(block["text"] for block in blocks)
-
-
-def _image(url: str) -> Block:
-    if url.startswith("https://"):
-        return {"type": "image", "source": {"type": "url", "url": url}}
-    found = _DATA.fullmatch(url)
-    if found is None or found[1] not in _IMAGES:
-        return {"type": "text", "text": _UNSHOWN}
-    source = {"type": "base64", "media_type": found[1], "data": found[2]}
-    return {"type": "image", "source": source}
-
-
-# Where the cache's breakpoints stand
-
-
-def _with_breakpoints(said: list[Block]) -> list[Block]:
-    """The messages, marked where the window's steady part ends and at their very end.
-
-    The mark at the end keeps this request for the next one. The other is the one that surely finds
-    what an earlier request kept, since the API looks only `LOOKBACK` blocks back from a mark:
-    - Among the steps of a turn, the end of the request before, which is what stands before the
-      model's last words: a step with many calls is longer than the API looks back.
-    - At a question, the last answer before it. Behind that may stand what only this request says,
-      and what the model thought in that turn is gone now, so the end of the request before may be
-      unknown; the answer before it is in reach. Where it is not, since the turn was long, that
-      answer is marked instead, as it was when that turn began.
-    """
-    steady = _steady_end(said)
-    marked = {len(said) - 1} | ({steady} if steady >= 0 else set())
-    return [
-        {**message, "content": _marked(message["content"])} if index in marked else message
-        for index, message in enumerate(said)
-    ]
-
-
-def _steady_end(said: Sequence[Block]) -> int:
-    """The index of the message at whose end the steady part ends; -1 where there is none."""
-    question = _question(said)
-    if question < len(said) - 1:
-        spoke = max(i for i, message in enumerate(said) if message["role"] == "assistant")
-        return spoke - 1
-    answer, before = question - 1, _question(said[:question]) - 1
-    is_near = sum(len(message["content"]) for message in said[before + 1 : question]) < LOOKBACK
-    return answer if is_near or before < 0 else before
-
-
-def _question(said: Sequence[Block]) -> int:
-    """The index of the newest message of the user's that answers no call; 0 where none is."""
-    for index in range(len(said) - 1, 0, -1):
-        is_result = said[index]["content"][0]["type"] == "tool_result"
-        if said[index]["role"] == "user" and not is_result:
-            return index
-    return 0
-
-
-def _marked(blocks: Sequence[Block]) -> list[Block]:
-    """The same with a breakpoint at the end, which is no part of what is kept."""
-    return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
-
-
-# The answer
-
-SEAL_CHARS = 256_000
-"""Of all signatures of an answer."""
-MOST_BLOCKS = 1000
-_REASONS = {
-    "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
-}
-"""Why an answer ended, where `Draft` knows no such word."""
-
-
-@dataclass(slots=True)
-class _Piece:
-    """A block of the answer, as far as it goes back with the results of its calls."""
-
-    type: str
-    words: list[str] = field(default_factory=list)
-    seal: list[str] = field(default_factory=list)
-    """The signature of a thought, or the data of one that is not shown."""
-    chars: int = 0
-
-    def form(self) -> Block | None:
-        """As it goes back, or as what stands in its place in our messages; None for a wrong one."""
-        if self.type == "text":
-            return {"type": "text", "chars": self.chars}
-        if self.type == "tool_use":
-            return {"type": "tool_use"}
-        words, seal = "".join(self.words), "".join(self.seal)
-        # Changed in the least, it is refused.
-        if not seal or clean(words) != words or clean(seal) != seal:
-            return None
-        if self.type == "thinking":
-            return {"type": "thinking", "thinking": words, "signature": seal}
-        return {"type": "redacted_thinking", "data": seal}
-
-
-class Taking:
-    """Puts the events of an answer, or a whole one, into a draft."""
-
-    def __init__(self) -> None:
-        self._draft: Draft | None = None
-        self._pieces: dict[Any, _Piece] = {}
-        self._counted: dict[str, int] = {}
-        self._room = SEAL_CHARS
-
-    def __call__(self, draft: Draft, data: Mapping[str, Any]) -> str:
-        """Take one; returns the text that is new."""
-        if draft is not self._draft:  # asked again
-            self._draft, self._pieces, self._counted = draft, {}, {}
-            self._room = SEAL_CHARS
-        match data.get("type"):
-            case "message_start":
-                return self._message(draft, _mapping(data.get("message")))
-            case "content_block_start":
-                return self._block(draft, data.get("index"), _mapping(data.get("content_block")))
-            case "content_block_delta":
-                return self._delta(draft, data.get("index"), _mapping(data.get("delta")))
-            case "message_delta":
-                self._count(draft, data.get("usage"))
-                _end(draft, _mapping(data.get("delta")).get("stop_reason"))
-            case "message_stop":
-                draft.is_done = True
-            case "message":
-                return self._message(draft, data)
-        return ""
-
-    @property
-    def reasoning(self) -> Reasoning | None:
-        """What goes back; None where nothing was thought, or not all of it can."""
-        pieces = [] if self._draft is None or self._draft.is_full else [*self._pieces.values()]
-        while pieces and pieces[-1].type not in _THOUGHTS:
-            pieces.pop()
-        forms = [piece.form() for piece in pieces]
-        blocks = [form for form in forms if form is not None]
-        if not blocks or len(blocks) < len(forms):
-            return None
-        return Reasoning(vendor=VENDOR, blocks=tuple(blocks))
-
-    def _message(self, draft: Draft, message: Mapping[str, Any]) -> str:
-        content = message.get("content")
-        draft.has_begun = draft.has_begun or isinstance(content, list)
-        draft.model = draft.model or _string(message.get("model"))
-        self._count(draft, message.get("usage"))
-        said = ""
-        for index, block in enumerate(content if isinstance(content, list) else ()):
-            said += self._block(draft, index, _mapping(block))
-            if draft.is_full:
-                break
-        _end(draft, message.get("stop_reason"))
-        return said
-
-    def _block(self, draft: Draft, index: Any, block: Mapping[str, Any]) -> str:
-        kind = _string(block.get("type"))
-        if kind not in ("text", "tool_use", *_THOUGHTS) or not isinstance(index, int):
-            return ""
-        draft.has_begun = True
-        if len(self._pieces) >= MOST_BLOCKS:
-            draft.cut()
-        piece = self._pieces[index] = _Piece(kind)
-        if kind == "tool_use":
-            given = block.get("input")
-            arguments = _json(given) if isinstance(given, dict) and given else ""
-            draft.call(index, _string(block.get("id")), _string(block.get("name")), arguments)
-            return ""
-        self._seal(draft, piece, _string(block.get("signature")) or _string(block.get("data")))
-        if kind == "text":
-            return self._say(draft, piece, _string(block.get("text")))
-        self._think(draft, piece, _string(block.get("thinking")))
-        return ""
-
-    def _delta(self, draft: Draft, index: Any, delta: Mapping[str, Any]) -> str:
-        piece = self._pieces.get(index) if isinstance(index, int) else None
-        if piece is None:
-            return ""
-        match piece.type, delta.get("type"):
-            case "text", "text_delta":
-                return self._say(draft, piece, _string(delta.get("text")))
-            case "thinking", "thinking_delta":
-                self._think(draft, piece, _string(delta.get("thinking")))
-            case "thinking", "signature_delta":
-                self._seal(draft, piece, _string(delta.get("signature")))
-            case "tool_use", "input_json_delta":
-                draft.call(index, "", "", _string(delta.get("partial_json")))
-        return ""
-
-    def _say(self, draft: Draft, piece: _Piece, text: str) -> str:
-        said = draft.say(text)
-        piece.chars += len(said)
-        return said
-
-    def _think(self, draft: Draft, piece: _Piece, words: str) -> None:
-        piece.words.append(words)
-        draft.think(words)
-
-    def _seal(self, draft: Draft, piece: _Piece, words: str) -> None:
-        self._room -= len(words)
-        if self._room < 0:
-            draft.cut()
-        else:
-            piece.seal.append(words)
-
-    def _count(self, draft: Draft, usage: object) -> None:
-        """Hear what was used so far; the last count of each kind is the one that holds."""
-        said = {k: count(v) for k, v in _mapping(usage).items() if v is not None}
-        self._counted |= said
-        cached = self._counted.get("cache_read_input_tokens", 0)
-        made = self._counted.get("cache_creation_input_tokens", 0)
-        draft.usage = Usage(
-            tokens_in=self._counted.get("input_tokens", 0) + cached + made,
-            tokens_out=self._counted.get("output_tokens", 0),
-            tokens_cached=cached,
-        )
-
-
-def _end(draft: Draft, reason: object) -> None:
-    said = _string(reason)
-    draft.finish_reason = _REASONS.get(said, said) or draft.finish_reason
-
-
-def _string(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -364,8 +364,10 @@ def failure(asked: Asked, error: Exception) -> ProviderError:
     """The error for people, of one of `ERRORS` or of an SDK's: they have the same form."""
     if isinstance(error, ServerSaid):
         return failures.refusal(asked, status=_status_in(error.said), said=error.said)
-    if isinstance(error, Redirected):
-        return failures.redirected(asked, error.place)
+    # Some SDKs put their own error around whatever is raised.
+    moved = next((cause for cause in _causes(error) if isinstance(cause, Redirected)), None)
+    if moved is not None:
+        return failures.redirected(asked, moved.place)
     status, proxy = getattr(error, "status_code", None), _shown_proxy(asked)
     if status is None:
         return _on_the_way(asked, list(_causes(error)), proxy)
