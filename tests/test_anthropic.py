@@ -37,7 +37,7 @@ from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.tools.toolbox import Toolbox
 from nanoloop.turn import Turn
 from tests.openai_server import OpenAIServer
-from tests.servers.anthropic_server import KEY, AnthropicServer, Refuse, Say, check, tokens
+from tests.servers.anthropic_server import KEY, AnthropicServer, Refuse, Request, Say, check, tokens
 from tests.test_holds import running
 
 PIXEL = "data:image/png;base64,iVBORw0KGgo="
@@ -280,6 +280,25 @@ def test_whatever_was_said_makes_a_request_that_the_api_takes(told):
             session.add_entry(Entry.tool_result(name, given_, call_id=call_id or None))
     messages = [*build_messages("P", session.window, vendor="anthropic"), user("Go on.")]
     form_of(*messages)
+
+
+SPOKEN = st.lists(st.tuples(st.sampled_from([user, assistant]), st.text()), min_size=1)
+
+
+@settings(deadline=None)
+@given(SPOKEN, SPOKEN)
+def test_a_request_repeats_the_one_before_it_but_for_its_marks(before, new):
+    def blocks(told):
+        body = request_bytes(
+            model="m",
+            options={},
+            tools=[CLOCK],
+            messages=[HI[0], user("Hi."), *(role(words) for role, words in told)],
+            stream=False,
+        )
+        return Request(headers={}, body=body).blocks
+
+    assert blocks(before + new)[: len(blocks(before))] == blocks(before)
 
 
 # Breakpoints

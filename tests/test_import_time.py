@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 HEAVY = (
+    "anthropic",
     "openai",
     "pydantic",
     "pydantic_settings",
@@ -29,6 +30,13 @@ def loaded(code):
         [sys.executable, "-c", report], capture_output=True, text=True, cwd=ROOT, check=True
     )
     return done.stderr.split()
+
+
+def test_a_provider_loads_no_sdk_before_it_is_asked():
+    code = (
+        "from nanoloop.providers.anthropic import AnthropicProvider; AnthropicProvider(model='m')"
+    )
+    assert not {"anthropic", "openai", "pydantic"} & set(loaded(code))
 
 
 def seconds(code):

@@ -24,6 +24,13 @@ def test_a_request_begins_with_the_one_before(before, new):
     assert body(list(before)) == body(before)
 
 
+def test_what_another_vendor_wants_back_is_not_sent():
+    thought = {"vendor": "acme", "blocks": [{"type": "thinking"}]}
+    messages = [{"role": "assistant", "content": "Hm.", "reasoning": thought}]
+    sent = request_bytes(model="m", options={}, tools=(), messages=messages)
+    assert json.loads(sent)["messages"] == [{"role": "assistant", "content": "Hm."}]
+
+
 def test_half_a_character_does_not_stop_a_request():
     messages = [{"role": "user", "content": "a\ud800b"}]
     sent = request_bytes(model="m", options={}, tools=(), messages=messages)

@@ -153,7 +153,7 @@ class AnthropicProvider:
         if not self._key:
             unsaid += ["Authorization"]
         headers = {**dict.fromkeys(unsaid, anthropic.omit), "User-Agent": "nanoloop"}
-        if self._key and self._url != DEFAULT_BASE_URL:
+        if self._key and urlsplit(self._url).netloc != urlsplit(DEFAULT_BASE_URL).netloc:
             headers["X-Api-Key"] = self._key  # as servers that speak the same look for it
         client = anthropic.AsyncAnthropic(
             api_key=self._key or "none",

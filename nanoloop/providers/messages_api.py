@@ -89,11 +89,11 @@ def _fitting(options: Mapping[str, Any]) -> dict[str, Any]:
     if stop := form.pop("stop", None):
         form["stop_sequences"] = [stop] if isinstance(stop, str) else stop
     if output := _output(form.pop("response_format", None), form.pop("reasoning_effort", None)):
-        form["output_config"] = {**output, **form.get("output_config", {})}
+        form["output_config"] = {**output, **_mapping(form.get("output_config"))}
     if choice := _choice(form.pop("tool_choice", None), form.pop("parallel_tool_calls", True)):
         form["tool_choice"] = choice
     if "max_tokens" not in form:
-        budget = form.get("thinking", {}).get("budget_tokens")
+        budget = _mapping(form.get("thinking")).get("budget_tokens")
         form["max_tokens"] = MAX_TOKENS + (budget if isinstance(budget, int) else 0)
     return form
 
@@ -130,7 +130,7 @@ def _may_think(form: Mapping[str, Any], said: Sequence[Block]) -> bool:
 
     So it is where another vendor's model began the turn, or where its thoughts were refused.
     """
-    if form.get("thinking", {}).get("type") != "enabled":
+    if _mapping(form.get("thinking")).get("type") != "enabled":
         return True
     first = _question(said) + 1
     return first >= len(said) or said[first]["content"][0]["type"] in _THOUGHTS
@@ -211,7 +211,7 @@ def _said_and_called(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool
     text = content if isinstance(content, str) else _joined(_words(message))
     calls = iter([_tool_use(call, ids) for call in message.get("tool_calls") or ()])
     own = message.get(REASONING) if with_thoughts else None
-    layout = own["blocks"] if own and own.get("vendor") == VENDOR else ()
+    layout = own["blocks"] if own and own["vendor"] == VENDOR else ()
     blocks: list[Block] = []
     at = 0
     for piece in layout:
@@ -299,7 +299,7 @@ def _part(part: Any) -> Iterable[Block]:
             return _text(part)
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return [_image(url)]
-        case {"type": kind, "source": Mapping()} if kind in _OWN_PARTS:
+        case {"type": str(kind), "source": Mapping()} if kind in _OWN_PARTS:
             return [{key: value for key, value in part.items() if key != "cache_control"}]
         case {"text": str(text)}:
             return _text(text)
@@ -383,6 +383,12 @@ def _marked(blocks: Sequence[Block]) -> list[Block]:
 SEAL_CHARS = 256_000
 """Of all signatures of an answer."""
 MOST_BLOCKS = 1000
+_COUNTED = (
+    "input_tokens",
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+    "output_tokens",
+)
 _REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
@@ -522,14 +528,13 @@ class Taking:
 
     def _count(self, draft: Draft, usage: object) -> None:
         """Hear what was used so far; the last count of each kind is the one that holds."""
-        said = {k: count(v) for k, v in _mapping(usage).items() if v is not None}
-        self._counted |= said
-        cached = self._counted.get("cache_read_input_tokens", 0)
-        made = self._counted.get("cache_creation_input_tokens", 0)
+        said = _mapping(usage)
+        self._counted |= {
+            kind: count(said[kind]) for kind in _COUNTED if said.get(kind) is not None
+        }
+        new, cached, made, answered = (self._counted.get(kind, 0) for kind in _COUNTED)
         draft.usage = Usage(
-            tokens_in=self._counted.get("input_tokens", 0) + cached + made,
-            tokens_out=self._counted.get("output_tokens", 0),
-            tokens_cached=cached,
+            tokens_in=new + cached + made, tokens_out=answered, tokens_cached=cached
         )
 
 

@@ -310,7 +310,8 @@ def _reasoning_before(entries: Sequence[Entry], index: int, vendor: str) -> dict
     if not vendor or index == 0 or entries[index - 1].type != THINKING:
         return {}
     own = entries[index - 1].metadata.get(REASONING)
-    return {REASONING: own} if own and own["vendor"] == vendor else {}
+    is_theirs = isinstance(own, Mapping) and own.get("vendor") == vendor
+    return {REASONING: own} if is_theirs else {}
 
 
 def _add_exchange(
