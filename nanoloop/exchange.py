@@ -74,7 +74,7 @@ class Exchange:
             model=agent.model,
             tools=agent.toolbox.specs,
             with_time=with_time,
-            vendor=vendor_of(provider),
+            vendor=vendor_of(provider, agent.model),
         )
         self._announce = announce
         self._steering = steering

@@ -108,9 +108,10 @@ class Provider(Protocol):
         ...
 
 
-def vendor_of(provider: Provider) -> str:
-    """Whose reasoning this provider takes back, by its attribute `vendor`; "" where it has none."""
-    return str(getattr(provider, "vendor", ""))
+def vendor_of(provider: Provider, model: str | None) -> str:
+    """Whose reasoning it takes back for that model, by its method of this name; "" for nobody's."""
+    said: Callable[[str | None], str] | None = getattr(provider, "vendor_of", None)
+    return "" if said is None else said(model)
 
 
 @runtime_checkable

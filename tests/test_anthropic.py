@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoloop import Entry, Session, Summarizer, tool
-from nanoloop.channels.pictures import UNSEEN
+from nanoloop.channels.attachments import Attachments
+from nanoloop.channels.pictures import UNSEEN, Pictures
 from nanoloop.context import build_messages
 from nanoloop.errors import (
     AnswerRefused,
@@ -29,6 +30,7 @@ from nanoloop.messages import Attachment, Inbound
 from nanoloop.protocols import ToolSpec, Usage
 from nanoloop.providers.anthropic import AnthropicProvider
 from nanoloop.providers.messages_api import LOOKBACK, request_bytes
+from nanoloop.providers.models import Models
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.chat import REASONING
@@ -518,6 +520,17 @@ async def test_a_turn_that_another_vendors_model_began_goes_on():
     async with connected("Two.", options=MANUAL) as (provider, server):
         assert await ran(talk, provider) == "Two."
     assert "thinking" not in server.requests[0].json
+
+
+async def test_a_thought_goes_back_through_all_that_stands_before_the_provider(tmp_path):
+    async with connected(doubles(1, thinking="Hm."), "Two.", options=MANUAL) as (provider, server):
+        models = Models("anthropic:claude-test", lambda *_: provider)
+        shown = Pictures(models, Attachments(tmp_path, limit_bytes=1))
+        async with running(shown, InMemoryStore(), tools=[double]) as loop:
+            loop.bus.put_nowait(heard("go"))
+            assert await loop.chat.until(1) == ["Two."]
+    step = server.requests[-1].json["messages"][1]["content"]
+    assert [block["type"] for block in step] == ["thinking", "tool_use"]
 
 
 async def test_no_other_server_is_sent_what_was_thought():

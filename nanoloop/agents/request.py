@@ -43,7 +43,7 @@ class Request:
         self._store = store
         self._shown = Entry.message("user", content_of(given))
         self._asked = 0
-        self._vendor = vendor_of(provider)
+        self._vendor = vendor_of(provider, agent.model)
         self._held: list[Entry] | None = [] if agent.recording.handler else None
         """What was said so far, where a handler has still to say what is kept of it."""
         self._turn = Turn(

@@ -71,10 +71,9 @@ class Pictures:
         other._blind = self._blind  # what one learns, the other knows
         return other
 
-    @property
-    def vendor(self) -> str:
-        """Whose reasoning the provider takes back."""
-        return vendor_of(self._provider)
+    def vendor_of(self, model: str | None) -> str:
+        """Whose reasoning the provider takes back for that model."""
+        return vendor_of(self._provider, model)
 
     async def close(self) -> None:
         """Let go of the provider's connections."""

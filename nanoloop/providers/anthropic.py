@@ -58,8 +58,6 @@ NOT_KNOWN = {
 class AnthropicProvider:
     """A model behind Anthropic's Messages API, or behind a server that speaks it."""
 
-    vendor = VENDOR
-
     def __init__(
         self,
         *,
@@ -135,6 +133,10 @@ class AnthropicProvider:
         other = copy(self)
         other._options = {**self._options, **clean_options(known, OWN)}  # noqa: SLF001 - its own
         return other
+
+    def vendor_of(self, model: str | None) -> str:  # noqa: ARG002 - of each of its models
+        """Whose reasoning it takes back."""
+        return VENDOR
 
     async def load(self) -> None:
         """Load the SDK, in a thread; a call does so too."""

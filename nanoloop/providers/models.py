@@ -9,7 +9,7 @@ from copy import copy
 from typing import Any
 
 from nanoloop.errors import ProviderError, SettingsError
-from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
+from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
 from nanoloop.providers.vendors import VENDORS, split
 
 Make = Callable[[str, str], Provider]
@@ -51,6 +51,13 @@ class Models:
         # A plugin and a model file are made for one model; a server has many.
         key = word if word in VENDORS and word != "local" else model
         return self._shelf.get(key if word else "", lambda: self._make(word, name))
+
+    def vendor_of(self, model: str | None) -> str:
+        """Whose reasoning that model's provider takes back; "" also where it can't be made."""
+        try:
+            return vendor_of(self.provider_of(model or self._model), model)
+        except (ProviderError, SettingsError):  # its call says what is wrong
+            return ""
 
     @property
     def with_options(self) -> WithOptions | None:

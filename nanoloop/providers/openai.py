@@ -112,9 +112,7 @@ class OpenAIProvider:
             tools=tools or (),
             messages=messages,
         )
-        asked = asked_of(
-            self._url, model=model, key=self._key, key_name=self._key_name, body=body
-        )
+        asked = asked_of(self._url, model=model, key=self._key, key_name=self._key_name, body=body)
         return await self._server.ask(asked, take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:

@@ -89,7 +89,7 @@ class Stateless:
 
     def request(self) -> list[dict[str, Any]]:
         """All the client sent, and what was said and done since."""
-        vendor = vendor_of(self._provider)
+        vendor = vendor_of(self._provider, self._agent.model)
         return build_messages(self._prompt, [*self._said, *self._entries], vendor=vendor)
 
     async def record(self, entries: Sequence[Entry]) -> None:
