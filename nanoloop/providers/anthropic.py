@@ -10,8 +10,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from anyio import to_thread
-
 from nanoloop.errors import ProviderError, SettingsError, how_to_install
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers.answer import Limits
@@ -141,20 +139,21 @@ class AnthropicProvider:
     async def load(self) -> None:
         """Load the SDK, in a thread; a call does so too."""
         await self._server.load()
-        await to_thread.run_sync(_load)
 
     async def close(self) -> None:
         """Let go of connections; closing twice is fine."""
         await self._server.close()
 
     def _sdk(self, http_client: httpx2.AsyncClient) -> SDK:
-        anthropic = _load()
+        import anthropic  # noqa: PLC0415 - in a thread, since it takes long
+
         # What the environment says for Anthropic's own servers no other server may hear.
         extra = os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n")
         unsaid = [*UNSAID, *(line.partition(":")[0].strip() for line in extra if ":" in line)]
         if not self._key:
             unsaid += ["Authorization"]
-        headers = {**dict.fromkeys(unsaid, anthropic.omit), "User-Agent": "nanoloop"}
+        headers: dict[str, Any] = dict.fromkeys(unsaid, anthropic.omit)
+        headers["User-Agent"] = "nanoloop"
         if self._key and urlsplit(self._url).netloc != urlsplit(DEFAULT_BASE_URL).netloc:
             headers["X-Api-Key"] = self._key  # as servers that speak the same look for it
         client = anthropic.AsyncAnthropic(
@@ -173,12 +172,6 @@ class AnthropicProvider:
             "timeout": http_client.timeout,
         }
         return SDK(client=client, options=options, error=anthropic.AnthropicError)
-
-
-def _load() -> Any:
-    import anthropic  # noqa: PLC0415 - in a thread, since it takes long
-
-    return anthropic
 
 
 def _messages(url: str) -> str:
