@@ -69,7 +69,7 @@ class App:
         telemetry = telemetry or Telemetry(level=log.level, format=log.format)
         store = make_store(settings, telemetry)
         models = provider or make_provider(settings, telemetry)
-        provider = with_pictures(settings, models)
+        provider = with_pictures(settings, models, telemetry)
         loop = make_loop(settings, provider, store, telemetry)
         app = cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
         if isinstance(models, Models):

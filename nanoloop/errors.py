@@ -16,6 +16,7 @@ NanoloopError
 │   └── SessionDiffers       a copy would replace another session of that name
 ├── IndexUnusable            nothing can be recalled; all else goes on
 ├── AttachmentsFull          a file was not kept: all together take as much as they may
+├── PictureRefused           a picture was not kept: it is damaged, or larger than it may be
 ├── BusFull                  the sender has to try again
 ├── LaneFull                 this chat has too many messages waiting
 ├── SendLater                the chat can't be reached now; the same is sent again
@@ -36,6 +37,8 @@ NanoloopError
     ├── ContextTooLong       the turn trims harder, once
     ├── AnswerRefused        a content filter stopped it
     ├── ServerFailed         the model's server failed on its side
+    ├── ImagesRefused        the model takes no images, or not so many
+    ├── BadImage             the model can't read one of the images
     ├── ModelResting         it failed too often in a row and is left alone for now
     └── BadAnswer            the server said something that is no answer
         ├── BrokenOff        it ended in the middle
@@ -164,6 +167,14 @@ class AttachmentsFull(NanoloopError):
         )
 
 
+class PictureRefused(NanoloopError):
+    """A picture was not kept; `reason` is a known phrase, and nobody's words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this picture can't be used: {reason}")
+        self.reason = reason
+
+
 class BusFull(NanoloopError):
     """No room on the bus: the message was not taken."""
 
@@ -247,6 +258,18 @@ class ServerFailed(ProviderError):
     """The model's server failed on its side; it may do better in a moment."""
 
 
+class ImagesRefused(ProviderError):
+    """The model takes no images, or at most so many; None if it didn't say how many."""
+
+    def __init__(self, sentence: str, *, most: int | None = 0) -> None:
+        super().__init__(sentence)
+        self.most = most
+
+
+class BadImage(ProviderError):
+    """The model can't read one of the images; which one is not said."""
+
+
 class ModelResting(ProviderError):
     """It failed too often in a row, and is left alone for a while."""
 
@@ -279,7 +302,8 @@ def how_to_install(extra: str) -> str:
 
 def reason_of(error: BaseException) -> str:
     """Why something failed, in words that a log may show: any other error's may hold a secret."""
-    return error.reason if isinstance(error, (Declined, SendLater)) else type(error).__name__
+    known = (Declined, PictureRefused, SendLater)
+    return error.reason if isinstance(error, known) else type(error).__name__
 
 
 FRAMES = 12

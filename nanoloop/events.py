@@ -512,6 +512,16 @@ class FileLeftOut(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PictureLeftOut(Event):
+    """A model was asked without pictures: it refused so many, or could not read one."""
+
+    level: ClassVar[Level] = "warning"
+    model: str
+    reason: Literal["refused", "unreadable"]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsReloaded(Event):
     """The settings were read again; what is `left` needs a restart."""
 

@@ -10,8 +10,10 @@ import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import anyio
 from anyio.to_thread import run_sync
 
+from nanoloop.channels.images import TYPES, checked
 from nanoloop.errors import AttachmentsFull
 from nanoloop.protocols import Seal
 from nanoloop.stores.folder import make_folder
@@ -67,18 +69,24 @@ class Attachments:
         self._limit_bytes = limit_bytes
         self._seal = seal
         self._bytes: int | None = None
+        # One at a time: each may take some hundred MB for a moment.
+        self._checks = anyio.CapacityLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> Kept:
         """Keep a file, durable when this returns; the same one twice is one.
 
-        Raises `AttachmentsFull`.
+        A picture is checked, and kept as models and people are to see it. Raises
+        `AttachmentsFull` and `PictureRefused`.
         """
+        if mime_type in TYPES:
+            picture = await checked(data, limiter=self._checks)
+            data, mime_type = picture.data, picture.mime_type
         # The owner is part of it: nobody learns by an upload what others have.
         digest = hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()
         kept = Kept(
             id=digest[:40],
             owner=owner,
-            kind="image" if mime_type.startswith("image/") else "file",
+            kind="image" if mime_type in TYPES else "file",
             name=name,
             mime_type=mime_type,
             size=len(data),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import anyio
 
+from nanoloop.channels.images import is_pillow_here
 from nanoloop.channels.platform.channel import PlatformChannel
 from nanoloop.channels.platform.errors import Refused
 from nanoloop.channels.platform.making import OURS, make_channel, wanted
@@ -23,7 +24,7 @@ from nanoloop.channels.states import running
 from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.first_run import no_model
 from nanoloop.cli.name import opened
-from nanoloop.errors import NanoloopError
+from nanoloop.errors import NanoloopError, how_to_install
 from nanoloop.events import silent
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.parts.models import make_models
@@ -82,6 +83,7 @@ async def look(settings: Settings) -> AsyncIterator[Found]:
     for found in await _models(settings):
         yield found
     yield await _store(settings)
+    yield _pictures()
     async for found in _channels(settings):
         yield found
 
@@ -167,6 +169,16 @@ def _try_to_write(path: Path) -> None:
         there = path.parent
     with TemporaryFile(dir=there):
         """It may be made."""
+
+
+def _pictures() -> Found:
+    says = "each is read to its end, and loses what its camera wrote into it"
+    if not is_pillow_here():
+        says = (
+            "only the beginning of each is looked at, and the place that its camera wrote into it "
+            f"stays there, for want of Pillow: {how_to_install('pictures')}"
+        )
+    return Found("pictures", is_well=True, says=says)
 
 
 async def _channels(settings: Settings) -> AsyncIterator[Found]:

@@ -56,9 +56,9 @@ def make_models(settings: Settings, announce: Announce = silent) -> Models:
     return Models(settings.model, partial(_made, settings, announce))
 
 
-def with_pictures(settings: Settings, provider: Provider) -> Provider:
-    """The provider, shown the images that were uploaded to the web, wherever a chat goes on."""
-    return Pictures(provider, make_attachments(settings))
+def with_pictures(settings: Settings, provider: Provider, announce: Announce) -> Provider:
+    """The provider, shown the images that came in chats, wherever a chat goes on."""
+    return Pictures(provider, make_attachments(settings), announce=announce)
 
 
 def _made(settings: Settings, announce: Announce, word: str, model: str) -> Provider:

@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 from nanoloop.errors import (
     AnswerRefused,
     BadAnswer,
+    BadImage,
     ContextTooLong,
+    ImagesRefused,
     NoConnection,
     OverQuota,
     ProviderError,
@@ -40,6 +42,49 @@ NO_CREDIT = re.compile(
 FILTERED = re.compile(
     r"content_filter|content_policy|content management policy|flagged|moderation", re.IGNORECASE
 )
+_IMAGES = r"(images?\b(?!\W(data|dimension|exten|file|format|of|size|type|with))|image_\w+|vision"
+_IMAGES += r"|multi-?modal)"
+NO_IMAGES = re.compile(
+    rf"(n't|not|never) (accept|allow|support|take)(ed|ing|s)? (\w+ )?{_IMAGES}"
+    r"|(images|image[ _](content|input|url)s?|vision)['\"`]?( modality)?( (is|are))?"
+    r" (not|only) (\w+ )?(accepted|allowed|available|enabled|supported)"
+    r"|no (endpoint|model|provider)s?\b.{0,40}\bsupport.{0,20}\bimage"
+    r"|not (a )?(multi-?modal|vision)|\bmmproj\b|data required for image input"
+    r"|unknown variant .?image|unsupported (image (content|input)|content\S* ?(part )?type)"
+    r"|\b(text[- ]only (input|model)|only ['\"`]?text['\"`]? (content|input|is|parts?))",
+    re.IGNORECASE,
+)
+"""The model or its server says that it takes no images."""
+ONLY_TEXT = re.compile(
+    r"content\W{1,10}(value )?(must|should) be a (valid )?string|sequence, expected a string"
+    r"|untagged enum \w*content|unexpected item type in content|should be 'text'"
+    r"|cannot unmarshal array into .*content of type string",
+    re.IGNORECASE,
+)
+"""The same, in the words of a server that knows nothing but text."""
+MANY_IMAGES = re.compile(
+    r"at most \d+ image|up to \d+ images|too many images|(count|number) of images", re.IGNORECASE
+)
+_MOST_IMAGES = re.compile(
+    r"(at most|limit\w*|max\w*|than|up to|>)( (is|of|allowed))?\W{0,3}(\d{1,4})\b(?! ?[kmg]?b)",
+    re.IGNORECASE,
+)
+_CANNOT = r"(can't|cannot|could not|couldn't|failed to|unable to|error while)"
+_READ = r"(decod|download|fetch|identify|load|open|pars|process|read|retriev)\w*"
+BAD_IMAGE = re.compile(
+    rf"{_CANNOT} {_READ} (\w+ ){{0,3}}images?\b|fetching images? failed"
+    r"|(broken|corrupt(ed)?|invalid|malformed|truncated|unsupported)[ _]((base64|input)[ _])?image"
+    r"|image\w*\b.{0,60}?\b(corrupt|exceeds?|invalid|not (a )?valid|truncated|unknown format)"
+    r"|image\w*\b.{0,60}?(too (big|large|many pixels|small)|does not match|not represent a valid)"
+    r"|image\w*\b.{0,60}?\b(can't|cannot|could not|not) be (decoded|loaded|processed|read)"
+    r"|images? (of )?(format|type)\b.{0,40}not supported|not support images? (of )?(format|type)"
+    r"|image_(file_)?(parse_error|too_(large|small))|when reading image",
+    re.IGNORECASE,
+)
+"""One image can't be read, whoever's it is."""
+LOOKED_AT = 500
+"""Characters of a server's words that are searched for what it says of images: further on it may
+repeat what was sent."""
 KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|Bearer \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
 QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
@@ -48,6 +93,7 @@ SHOWN = 200
 RUN = 16
 """So many characters in a row that were sent as well are taken for message text."""
 TRY_AGAIN = "try again in a moment"
+OTHER_MODEL = "choose another model"
 
 ADDRESS = "the address (base_url in the settings, or OPENAI_BASE_URL)"
 """What to look at where something else than the model's server answers."""
@@ -121,9 +167,7 @@ def refusal(
         return _too_long(asked)
     if status in (402, 429) or (status in (None, 400) and NO_CREDIT.search(words)):
         return _over_quota(asked, no_credit=out_of_credit(status, said), retry_after=retry_after)
-    if NO_MODEL.search(words):
-        return _unknown_model(asked)
-    return _by_status(asked, status, words)
+    return _about_images(asked, said) or _by_status(asked, status, words)
 
 
 def out_of_credit(status: int | None, said: object) -> bool:
@@ -147,6 +191,37 @@ def _too_long(asked: Asked) -> ContextTooLong:
     )
 
 
+def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None:
+    """The error for what a server said of the images that were sent, if it said that."""
+    words = _words_of_images(said)
+    if MANY_IMAGES.search(words):
+        return _too_many_images(asked, words)
+    is_text_wanted = b'"image' in asked.body and ONLY_TEXT.search(words)
+    if is_text_wanted or NO_IMAGES.search(words):
+        return ImagesRefused(f"{asked.model!r} takes no images: leave them out, or {OTHER_MODEL}")
+    if BAD_IMAGE.search(words):
+        return BadImage(f"{asked.model!r} can't read an image: send it in another form")
+    return None
+
+
+def _words_of_images(said: object) -> str:
+    """The beginning of the server's words, and of those of a server behind it."""
+    inner = said.get("error", said) if isinstance(said, Mapping) else None
+    behind = inner.get("metadata") if isinstance(inner, Mapping) else None
+    raw = behind.get("raw", "") if isinstance(behind, Mapping) else ""
+    return f"{server_words(said)[:LOOKED_AT]} {str(raw)[:LOOKED_AT]}"
+
+
+def _too_many_images(asked: Asked, words: str) -> ImagesRefused:
+    found = _MOST_IMAGES.search(words)
+    most = int(found[4]) if found else None
+    count = "so many" if most is None else f"more than {most}"
+    return ImagesRefused(
+        f"{asked.model!r} takes no {count} images at a time: leave some out, or {OTHER_MODEL}",
+        most=most,
+    )
+
+
 def _over_quota(asked: Asked, *, no_credit: bool, retry_after: str | None) -> OverQuota:
     if no_credit:
         return OverQuota(f"no credit is left at {asked.where}: top it up, or use another key")
@@ -163,6 +238,8 @@ def _unknown_model(asked: Asked) -> UnknownModel:
 
 
 def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
+    if NO_MODEL.search(words):
+        return _unknown_model(asked)
     if status in (404, 405) or (status is not None and 300 <= status < 400):  # noqa: PLR2004
         return NoConnection(
             f"{asked.where} has no chat completions ({status}): check {ADDRESS}, "

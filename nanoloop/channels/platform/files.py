@@ -10,12 +10,13 @@ import anyio
 from nanoloop.channels.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.channels.platform.platform import File
 from nanoloop.channels.platform.transcriber import Transcriber
-from nanoloop.errors import Declined, reason_of
+from nanoloop.errors import Declined, PictureRefused, reason_of
 from nanoloop.events import Announce, FileLeftOut
 from nanoloop.messages import Attachment
 
 FETCH_SECONDS = 60.0
 NOT_KEPT = "(it could not be kept)"
+NOT_SHOWN = "(a picture of a kind that can't be shown)"
 NOT_READ = "(this voice message could not be read)"
 
 
@@ -41,12 +42,19 @@ def kept_in(attachments: Attachments, *, owner: str) -> Keep:
             kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
             ref=f"{SCHEME}{kept.id}",
             name=name,
-            mime_type=mime_type,
-            size=len(data),
-            text=data.decode()[:TEXT_SHOWN] if known == "text/plain" else None,
+            mime_type=kept.mime_type,
+            size=kept.size,
+            text=_text_of(data, known, mime_type),
         )
 
     return keep
+
+
+def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
+    """What the model reads of it, where it sees nothing."""
+    if known == "text/plain":
+        return data.decode()[:TEXT_SHOWN]
+    return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
 
 
 class Files:
@@ -99,6 +107,8 @@ class Files:
     async def _kept(self, file: File, data: bytes, known: Attachment) -> Attachment:
         try:
             return known if self._keep is None else await self._keep(file, data)
+        except PictureRefused as refused:
+            return replace(known, text=self._left_out(refused, f"({refused})"))
         except Exception as error:  # noqa: BLE001 - as above
             return replace(known, text=self._left_out(error, NOT_KEPT))
 

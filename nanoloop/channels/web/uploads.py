@@ -13,7 +13,7 @@ from nanoloop.channels.web.history import shown_attachment
 from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation
 from nanoloop.channels.web.refusal import Refusal
-from nanoloop.errors import AttachmentsFull
+from nanoloop.errors import AttachmentsFull, PictureRefused
 
 NAME_LIMIT = 120
 _GIVEN_OUT = {
@@ -36,6 +36,8 @@ async def upload(call: Call) -> Response:
         )
     except AttachmentsFull:
         raise Refusal(413, call.desk.shop.sentences.text("files_full")) from None
+    except PictureRefused as refused:
+        raise Refusal(422, str(refused)) from None
     about: dict[str, Any] = {"ref": f"{SCHEME}{kept.id}", "kind": kept.kind, "name": kept.name}
     about |= {"mime_type": kept.mime_type, "size": kept.size}
     return JSONResponse({"id": kept.id, **shown_attachment(about)}, status_code=201)

@@ -12,8 +12,10 @@ from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.refusal import Refusal, sentence_of, try_later
 from nanoloop.errors import (
     AnswerRefused,
+    BadImage,
     BusFull,
     ContextTooLong,
+    ImagesRefused,
     InvalidSessionId,
     LaneFull,
     ModelResting,
@@ -38,6 +40,8 @@ _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _STATUSES: Sequence[tuple[type[Exception], int, str | None]] = (
     (ContextTooLong, 400, "context_length_exceeded"),
     (AnswerRefused, 400, "content_filter"),
+    (BadImage, 400, "invalid_image"),
+    (ImagesRefused, 400, "images_refused"),
     (OverQuota, 429, "rate_limit_exceeded"),
     (ProviderTimeout, 504, "timeout"),
     (ModelResting, 503, "model_resting"),

@@ -8,7 +8,7 @@ from nanoloop.channels.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai.messages import Message, image_bytes, new_parts
 from nanoloop.channels.web.openai.refusing import Unfit, unfit
-from nanoloop.errors import AttachmentsFull
+from nanoloop.errors import AttachmentsFull, PictureRefused
 from nanoloop.messages import Attachment
 
 TEXT_CHARS = 100_000
@@ -42,6 +42,8 @@ async def _attached(desk: Desk, owner: str, url: str) -> Attachment:
         kept = await desk.attachments.keep(data, owner=owner, name=NAME, mime_type=mime_type)
     except AttachmentsFull:
         raise Unfit(413, desk.shop.sentences.text("files_full")) from None
+    except PictureRefused as refused:
+        raise Unfit(400, str(refused), param="messages", code="invalid_image") from None
     return Attachment(
-        kind="image", ref=f"{SCHEME}{kept.id}", name=NAME, mime_type=mime_type, size=kept.size
+        kind="image", ref=f"{SCHEME}{kept.id}", name=NAME, mime_type=kept.mime_type, size=kept.size
     )
