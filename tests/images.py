@@ -25,9 +25,9 @@ def png(color="red", size=(4, 3), mode="RGB", **more):
 
 def picture(form, size=(40, 30), mode="RGB", **more):
     """One with a corner that differs: it shows how it was turned."""
-    image = Image.new(mode, size)
-    image.paste(Image.new(mode, (size[0] // 2, size[1] // 2), "white"), (0, 0))
-    return saved(image, form, **more)
+    image = Image.new("RGB", size)
+    image.paste("white", (0, 0, size[0] // 2, size[1] // 2))
+    return saved(image.convert(mode), form, **more)
 
 
 def camera(orientation=1):

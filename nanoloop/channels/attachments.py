@@ -69,7 +69,7 @@ class Attachments:
         self._limit_bytes = limit_bytes
         self._seal = seal
         self._bytes: int | None = None
-        # One at a time: each may take some hundred MB for a moment.
+        # One at a time: no other thread waits for one.
         self._checks = anyio.CapacityLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> Kept:

@@ -15,7 +15,9 @@ from anyio.to_thread import run_sync
 from nanoloop.errors import PictureRefused
 
 MOST_PIXELS = 50_000_000
-"""Pixels of a picture; all but plain JPEG take far more memory for each, and may have half."""
+"""Pixels of a JPEG that is not progressive: it is decoded as small as it is wanted."""
+_SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
+"""Others may have only so large a part of these pixels: their decoders take more memory for each."""
 MOST_SCANS = 500_000_000
 """Pixels of a JPEG times the passes over them that its decoder has to make."""
 READ_SECONDS = 30.0
@@ -85,8 +87,8 @@ def header_of(data: bytes) -> Header:
 def bound(header: Header) -> None:
     """Raise `PictureRefused` for one that takes more memory or time than a picture may."""
     pixels = header.width * header.height
-    is_light = header.mime_type == "image/jpeg" and not header.is_progressive
-    most = MOST_PIXELS if is_light else MOST_PIXELS // 2
+    share = 2 if header.is_progressive else _SHARE.get(header.mime_type, 1)
+    most = MOST_PIXELS // share
     if not pixels:
         raise PictureRefused("it has no pixels")
     if pixels > most:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
+from threading import Lock
 
 from PIL import Image, ImageOps
 
@@ -17,9 +19,13 @@ MOST_BYTES = 3_700_000
 """Bytes of a picture that stays as it is: 5 MB as base64, which some models take at most."""
 PROFILE_BYTES = 65_536
 QUALITY = 90
+STRIP = 64
+"""Lines of the smaller picture that are made at a time."""
 _SHOWN = frozenset(("1", "L", "LA", "P", "RGB", "RGBA"))
 """The ways to store colours that every model's server knows."""
 _OPAQUE = frozenset(("L", "RGB"))
+_one_at_a_time = Lock()
+"""Each may take up to 200 MB for a moment, and what is warned of is set for the whole process."""
 
 
 def cleaned(data: bytes, header: Header) -> Picture:
@@ -28,7 +34,10 @@ def cleaned(data: bytes, header: Header) -> Picture:
     Raises `PictureRefused` for one that can't be read to its end.
     """
     try:
-        return _cleaned(data, header)
+        # What Pillow warns of is refused, or dropped: nobody has to read of it on standard error.
+        with _one_at_a_time, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _cleaned(data, header)
     except PictureRefused:
         raise
     except Exception:  # noqa: BLE001 - decoders raise anything for what somebody made up
@@ -49,22 +58,39 @@ def _cleaned(data: bytes, header: Header) -> Picture:
 
 def _upright(image: Image.Image) -> Image.Image:
     """The picture small, and turned as its camera was held."""
-    turned = _in_plain_colours(image)
-    turned.thumbnail((LONG_SIDE, LONG_SIDE), reducing_gap=2.0)
+    turned = _reduced(_in_plain_colours(image))
+    turned.thumbnail((LONG_SIDE, LONG_SIDE))
     with suppress(Exception):  # what stands beside a good picture may be nonsense
         ImageOps.exif_transpose(turned, in_place=True)
     return turned
 
 
-def _in_plain_colours(image: Image.Image) -> Image.Image:
-    if image.has_transparency_data:
-        return image.convert("RGBA")
-    if image.mode in _OPAQUE:
+def _reduced(image: Image.Image) -> Image.Image:
+    """The picture by a whole number smaller: in strips, as the whole would be copied for that."""
+    factor = max(image.size) // LONG_SIDE
+    if factor <= 1:
         return image
-    is_grey = image.mode == "1" or image.mode.startswith("I")
-    if image.mode not in ("P", "1"):
-        image.info.pop("icc_profile", None)  # it is for other colours
-    return image.convert("L" if is_grey else "RGB")
+    small = Image.new(image.mode, (-(-image.width // factor), -(-image.height // factor)))
+    small.info = image.info
+    for top in range(0, image.height, factor * STRIP):
+        bottom = min(top + factor * STRIP, image.height)
+        strip = image.crop((0, top, image.width, bottom))
+        small.paste(strip.reduce(factor), (0, top // factor))
+    return small
+
+
+def _in_plain_colours(image: Image.Image) -> Image.Image:
+    wanted = "RGBA" if image.has_transparency_data else "RGB"
+    if image.mode == wanted or (image.mode in _OPAQUE and wanted == "RGB"):
+        return image  # a copy may be a hundred MB
+    if wanted == "RGBA":
+        return image.convert("RGBA")
+    if image.mode in ("1", "P"):
+        return image.convert("L" if image.mode == "1" else "RGB")
+    image.info.pop("icc_profile", None)  # it is for other colours
+    if image.mode.startswith("I"):  # a PNG of 16 bits
+        return image.convert("I").point(lambda shade: shade / 256).convert("L")
+    return image.convert("RGB")
 
 
 def _written(image: Image.Image, mime_type: str) -> Picture:
