@@ -91,6 +91,14 @@ def test_a_database_of_postgres_that_may_only_be_read_is_wrong(checked, tmp_path
     assert "WRONG  store: " in checked(tmp_path, url)[1]
 
 
+@pytest.mark.parametrize("is_here", [True, False])
+def test_it_says_how_far_pictures_are_looked_into(checked, tmp_path, monkeypatch, is_here):
+    monkeypatch.setattr(check, "is_pillow_here", lambda: is_here)
+    _, said = checked(tmp_path)
+    assert "ok     pictures: " in said
+    assert ("pip install '.[pictures]'" in said) is not is_here
+
+
 def test_what_a_model_lacks_is_said_as_where_one_is_asked(checked, tmp_path, capsys):
     _, said = checked(tmp_path)
     assert main(["run", "--data", str(tmp_path)]) == 3

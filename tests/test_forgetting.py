@@ -23,7 +23,7 @@ class Place:
         self.files = make_attachments(settings)
 
     async def uploaded(self, data=b"a cat"):
-        given = {"owner": "web:", "name": "a.png", "mime_type": "image/png"}
+        given = {"owner": "web:", "name": "a.txt", "mime_type": "text/plain"}
         return (await self.files.keep(data, **given)).id
 
     async def told(self, session_id, *files, waits=False):

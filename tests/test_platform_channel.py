@@ -9,7 +9,7 @@ from nanoloop.channels.attachments import Attachments
 from nanoloop.channels.platform.door import TOO_MUCH
 from nanoloop.channels.platform.enclosures import fetched_from
 from nanoloop.channels.platform.files import kept_in
-from nanoloop.channels.platform.platform import Upload
+from nanoloop.channels.platform.platform import File, Upload
 from nanoloop.channels.platform.progress import Progress
 from nanoloop.channels.platform.rules import Rules
 from nanoloop.channels.platform.transcriber import Transcriber
@@ -31,9 +31,10 @@ from nanoloop.testing.channels.coming_in import waits
 from nanoloop.testing.channels.fake_chats import LIMITS
 from nanoloop.testing.channels.going_out import Growing
 from nanoloop.testing.channels.stage import answers, says
+from tests.images import huge_png, png
 
 CHAT = "with-ann"
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+PNG = png()
 
 
 @pytest.fixture
@@ -62,6 +63,34 @@ async def test_an_image_is_kept_and_shown_to_the_model(chats, tmp_path):
         await says(chats, CHAT, "nice")
     assert "image_url" in asked(provider)
     assert [file.read_bytes() for file in (tmp_path / "kept").glob("*.data")] == [PNG]
+
+
+@pytest.mark.parametrize("files", [{"cat.png": PNG[:50]}, {"cat.png": huge_png(30_000, 30_000)}])
+async def test_a_broken_picture_is_left_out_alone_and_the_model_is_told(chats, tmp_path, files):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
+    provider = ScriptedProvider(otherwise="nice")
+    keep = kept_in(attachments, owner="fake:")
+    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep) as bot:
+        await chats.say(CHAT, "look", files={**files, "dog.png": PNG})
+        await says(chats, CHAT, "nice")
+    assert "[image: cat.png" in asked(provider)
+    assert "(this picture can't be used: it " in asked(provider)
+    assert asked(provider).count("attachment:") == 1
+    assert "it " in happened(bot, FileLeftOut)[0].reason
+
+
+async def test_a_picture_of_a_kind_that_no_model_knows_is_a_file(tmp_path):
+    keep = kept_in(Attachments(tmp_path, limit_bytes=1000), owner="fake:")
+    photo = File(kind="image", name="a.heic", mime_type="image/heic", fetch=pytest.fail)
+    kept = await keep(photo, b"\0\0\0\x18ftypheic")
+    assert (kept.kind, kept.text) == ("file", "(a picture of a kind that can't be shown)")
+
+
+async def test_a_page_that_calls_itself_a_picture_is_a_text(chats, tmp_path):
+    keep = kept_in(Attachments(tmp_path, limit_bytes=1000), owner="fake:")
+    page = File(kind="image", name="a.png", mime_type="image/png", fetch=pytest.fail)
+    kept = await keep(page, b"<html>")
+    assert (kept.kind, kept.mime_type) == ("file", "text/plain")
 
 
 async def test_a_text_file_is_read_and_a_strange_one_is_named(chats, tmp_path):

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from nanoloop.channels.attachments import mime_type_of
 from nanoloop.channels.web.uploads import _safe_name
-from nanoloop.errors import BadAnswer
+from nanoloop.errors import ImagesRefused
 from nanoloop.providers.scripted import ScriptedProvider
+from tests.images import camera, opened, picture, png
 from tests.web_server import OTHER, TOKENS, bearer, serving
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(32))
+PNG = png()
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ async def test_the_model_sees_an_image_and_the_log_only_names_it(web, tmp_path):
 
 async def test_a_model_that_takes_no_images_answers_without_them(tmp_path):
     def blind(messages, _tools, _model):
-        return BadAnswer("no images") if "data:image" in str(messages) else "I see nothing."
+        return ImagesRefused("no images") if "data:image" in str(messages) else "I see nothing."
 
     async with serving(tmp_path, provider=ScriptedProvider(otherwise=blind)) as web:
         session = await web.begin()
@@ -117,6 +118,18 @@ async def test_a_question_with_a_file_can_be_asked_again(web):
         await reader.until("answer")
     shown = (await web.messages(session))[2]
     assert (shown["text"], len(shown["attachments"])) == ("again", 1)
+
+
+async def test_a_broken_picture_is_refused_with_a_reason(web):
+    refused = await web.call("POST", "/api/attachments", status=422, content=PNG[:50])
+    assert refused["error"]["message"] == "this picture can't be used: it is damaged"
+
+
+async def test_an_uploaded_photo_comes_back_upright_and_without_its_place(web):
+    kept = await uploaded(web, picture("JPEG", exif=camera(6)), "a.jpg")
+    data = (await web.client.get(kept["url"])).content
+    assert kept["size"] == len(data)
+    assert (opened(data).size, len(opened(data).getexif())) == ((30, 40), 0)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF\x00\x01", b"%PDF-1.7\x00", b"\xff\xfe\x00a"])

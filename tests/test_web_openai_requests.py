@@ -1,6 +1,7 @@
 """Requests that are no good, and what a stream is made of, without the client in between."""
 
 import json
+from base64 import b64encode
 from contextlib import suppress
 
 import anyio
@@ -14,6 +15,7 @@ from nanoloop.channels.web.openai.messages import checked_messages, new_parts
 from nanoloop.channels.web.openai.refusing import Unfit
 from nanoloop.protocols import Usage
 from nanoloop.providers.scripted import ScriptedProvider
+from tests.images import png
 from tests.web_openai import asking, raw, user
 from tests.web_server import TOKENS
 
@@ -87,6 +89,15 @@ async def test_what_is_no_image_is_not_kept(web, url):
     part = {"type": "image_url", "image_url": {"url": url}}
     refused = await raw(web, json={"model": "assistant", "messages": [user([part])], "user": "a"})
     assert refused.status_code == 400
+
+
+async def test_a_broken_picture_in_a_session_is_refused_with_a_reason(web):
+    url = f"data:image/png;base64,{b64encode(png()[:50]).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    refused = await raw(web, json={"model": "assistant", "messages": [user([part])], "user": "a"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "invalid_image"
+    assert "it is damaged" in refused.json()["error"]["message"]
 
 
 async def test_too_much_is_refused(tmp_path):

@@ -10,6 +10,7 @@ from anyio.to_thread import run_sync
 from nanoloop.errors import ContextTooLong, NoConnection, OverQuota, ProviderTimeout
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
+from tests.images import png
 from tests.web_openai import (
     NOBODY,
     ask,
@@ -23,7 +24,7 @@ from tests.web_openai import (
     user,
 )
 
-PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 20
+PNG = png()
 PICTURE = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
 WEATHER = {
     "type": "function",

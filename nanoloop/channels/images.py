@@ -17,7 +17,9 @@ from nanoloop.errors import PictureRefused
 MOST_PIXELS = 50_000_000
 """Pixels of a JPEG that is not progressive: it is decoded as small as it is wanted."""
 _SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
-"""Others may have only so large a part of these pixels: their decoders take more memory for each."""
+"""Others may have only such a part of these pixels: their decoders take more memory for each."""
+MOST_SIDE = 65_535
+"""Pixels of one side: each line takes memory too."""
 MOST_SCANS = 500_000_000
 """Pixels of a JPEG times the passes over them that its decoder has to make."""
 READ_SECONDS = 30.0
@@ -93,6 +95,8 @@ def bound(header: Header) -> None:
         raise PictureRefused("it has no pixels")
     if pixels > most:
         raise PictureRefused(f"it has {pixels:,} pixels, more than {most:,}")
+    if max(header.width, header.height) > MOST_SIDE:
+        raise PictureRefused(f"a side of it has more than {MOST_SIDE:,} pixels")
     if pixels * header.scans > MOST_SCANS:
         raise PictureRefused("it takes too long to read")
 
