@@ -23,6 +23,7 @@ MOST_SIDE = 65_535
 MOST_SCANS = 500_000_000
 """Pixels of a JPEG times the passes over them that its decoder has to make."""
 READ_SECONDS = 30.0
+SLOW = "it takes too long to read"
 _PARTS = 20_000
 """Parts of a file that are walked through; one of more is decoded to see what it holds."""
 
@@ -53,12 +54,11 @@ async def checked(data: bytes, *, limiter: anyio.CapacityLimiter) -> Picture:
 
     Without Pillow only its header is looked at, and it stays as it is.
     """
-    try:
-        with anyio.fail_after(READ_SECONDS):
+    async with limiter:
+        with anyio.move_on_after(READ_SECONDS):
             # Nobody can stop the thread: what it may have to do is bounded by the header.
-            return await run_sync(_checked, data, limiter=limiter, abandon_on_cancel=True)
-    except TimeoutError:
-        raise PictureRefused("it takes too long to read") from None
+            return await run_sync(_checked, data, abandon_on_cancel=True)
+    raise PictureRefused(SLOW)
 
 
 def _checked(data: bytes) -> Picture:
@@ -98,7 +98,7 @@ def bound(header: Header) -> None:
     if max(header.width, header.height) > MOST_SIDE:
         raise PictureRefused(f"a side of it has more than {MOST_SIDE:,} pixels")
     if pixels * header.scans > MOST_SCANS:
-        raise PictureRefused("it takes too long to read")
+        raise PictureRefused(SLOW)
 
 
 _PNG_KEPT = frozenset(
