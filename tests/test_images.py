@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from nanoloop.channels import images
 from nanoloop.channels.attachments import Attachments
 from nanoloop.channels.images import MOST_SIDE, checked, header_of
 from nanoloop.channels.pillow import LONG_SIDE, MOST_BYTES, cleaned
@@ -101,7 +102,7 @@ def test_what_is_hidden_beside_a_picture_is_dropped(data):
     assert corners(opened(kept.data)) == [True, False, False, False]
 
 
-@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
+@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG", "MPO"])
 def test_of_an_animation_the_first_picture_is_kept(form):
     kept = opened(look(animation(form)).data)
     assert getattr(kept, "n_frames", 1) == 1
@@ -290,6 +291,12 @@ async def test_a_refused_picture_leaves_nothing(tmp_path):
     with pytest.raises(PictureRefused):
         await attachments.keep(png()[:50], owner="web:", name="a.png", mime_type="image/png")
     assert not (tmp_path / "kept").exists()
+
+
+async def test_a_picture_that_takes_too_long_is_refused(monkeypatch, limiter):
+    monkeypatch.setattr(images, "READ_SECONDS", 0)
+    with pytest.raises(PictureRefused, match="takes too long"):
+        await checked(png(), limiter=limiter)
 
 
 async def test_without_pillow_a_header_is_enough(monkeypatch, limiter):

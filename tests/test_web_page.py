@@ -10,6 +10,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from tests import browser
 from tests.browser import Voice, answer, ask, expect, opened, say, serving
+from tests.images import png
 
 anyio_backend = browser.anyio_backend
 chromium = browser.chromium
@@ -173,10 +174,7 @@ async def test_tool_calls_are_folded(chromium, tmp_path):
 # Files
 
 
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
-    "0000000d49444154789c6360f8cf50000003010180a13f5d0c0000000049454e44ae426082"
-)
+PNG = png(size=(1, 1))
 
 
 async def test_a_picture_and_a_text_go_along(chromium, echo):
@@ -215,6 +213,14 @@ async def test_a_picture_is_pasted_and_another_dropped(chromium, echo):
         await expect(page.locator("#files img")).to_have_count(2)
         await say(page, "Look!")
         await expect(page.locator("#log .user img")).to_have_count(2)
+
+
+async def test_a_broken_picture_says_so_before_it_is_sent(chromium, echo):
+    async with opened(chromium, echo.url) as page:
+        await expect(page.locator("#text")).to_be_focused()
+        what = {"name": "dot.png", "mimeType": "image/png", "buffer": PNG[:50]}
+        await page.set_input_files("#file", [what])
+        await expect(page.locator("#files .failed")).to_contain_text("it is damaged")
 
 
 async def test_a_file_that_is_not_taken_says_why(chromium, echo):
