@@ -3,7 +3,9 @@
 import base64
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
+import anyio
 import pytest
 
 from nanoloop.channels.attachments import SCHEME, Attachments
@@ -144,13 +146,17 @@ async def test_a_model_that_takes_no_images_is_learnt_once(tmp_path):
 
 
 async def test_it_is_tried_again_after_an_hour_by_one_request_only(tmp_path):
-    async with bench(tmp_path, otherwise=blind) as chats:
+    trial = replace(NO_IMAGES, held=True)
+    async with bench(tmp_path, NO_IMAGES, "Nothing.", trial) as chats:
         cat = await chats.message(CAT)
         await chats.ask(cat)
         chats.now = HOUR
-        await chats.ask(cat)
-        await chats.ask(cat)
-        assert chats.server.count == 5
+        async with anyio.create_task_group() as group:
+            group.start_soon(chats.ask, cat)
+            await chats.server.arrived(3)
+            await chats.ask(cat)
+            chats.server.release()
+        assert [chats.seen(request) for request in (2, 3, 4)] == [["cat"], [], []]
 
 
 async def test_a_model_that_takes_images_by_now_is_shown_them(tmp_path):
@@ -224,11 +230,19 @@ async def test_a_picture_of_a_client_is_passed_on_and_so_is_its_failure(tmp_path
         assert chats.events == []
 
 
-async def test_what_is_learnt_in_the_background_is_known(tmp_path):
+async def test_what_is_learnt_with_other_options_is_known(tmp_path):
     async with bench(tmp_path, otherwise=blind) as chats:
         cat = await chats.message(CAT)
-        await chats.pictures.in_background().chat(messages=[cat])
+        await chats.pictures.with_options({"temperature": 0}).chat(messages=[cat])
         await chats.ask(cat)
+        assert chats.server.count == 3
+
+
+async def test_a_picture_that_could_be_read_before_may_be_unreadable_now(tmp_path):
+    async with bench(tmp_path, "I see.", otherwise=choking_on(CAT)) as chats:
+        cat = await chats.message(CAT)
+        for _ in range(2):
+            assert await chats.ask(cat) == "I see."
         assert chats.server.count == 3
 
 
