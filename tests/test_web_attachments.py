@@ -31,6 +31,7 @@ async def uploaded(web, data, name="a.png", **more):
 
 async def answered(web, session, attachment):
     async with web.reading(session) as reader:
+        await reader.until("hello")
         await web.say(session, "look", attachments=[attachment["id"]])
         return await reader.until("answer")
 
