@@ -14,9 +14,11 @@ from types import MappingProxyType
 from nanoloop.errors import (
     AnswerRefused,
     AttachmentsFull,
+    BadImage,
     BusFull,
     ContextTooLong,
     EmptyAnswer,
+    ImagesRefused,
     IndexUnusable,
     LaneFull,
     ModelResting,
@@ -43,6 +45,8 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "too_long": "Our conversation is longer than the model can read. "
         "Please send something shorter, or begin a new conversation with /new.",
         "refused": "A content filter stopped the answer. Please say it in other words.",
+        "no_images": "The model takes no pictures, or not so many. Please say it in words.",
+        "bad_image": "The model can't read one of the pictures. Please send it in another form.",
         "empty": "The model gave no answer. Please ask again, perhaps for something shorter.",
         "timeout": "The model took too long to answer. Please try again in a few minutes.",
         "store_down": "Our conversation can't be read or saved right now. "
@@ -74,6 +78,8 @@ _NAMES: Mapping[type[BaseException], str] = {
     UnknownModel: "model_unknown",
     ContextTooLong: "too_long",
     AnswerRefused: "refused",
+    ImagesRefused: "no_images",
+    BadImage: "bad_image",
     EmptyAnswer: "empty",
     ProviderTimeout: "timeout",
     StoreError: "store_down",

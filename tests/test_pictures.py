@@ -186,6 +186,13 @@ async def test_a_model_that_takes_few_is_shown_the_newest(tmp_path):
         assert chats.server.count == 3
 
 
+@pytest.mark.parametrize("words", ["image input is not supported", "failed to decode image"])
+async def test_a_refused_image_is_not_asked_for_again_as_a_failure_of_the_server(tmp_path, words):
+    async with bench(tmp_path, error(500, words), max_retries=2) as chats:
+        assert await chats.ask(await chats.message(CAT)) == "I see."
+        assert (chats.server.count, chats.seen()) == (2, [])
+
+
 async def test_where_text_must_be_a_string_it_is_one(tmp_path):
     def strict(request):
         content = json.loads(request.body)["messages"][0]["content"]

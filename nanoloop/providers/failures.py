@@ -175,6 +175,12 @@ def out_of_credit(status: int | None, said: object) -> bool:
     return status == 402 or NO_CREDIT.search(server_words(said)) is not None  # noqa: PLR2004
 
 
+def is_of_images(said: object) -> bool:
+    """Whether it is the images that are refused: the same ones always will be."""
+    words = _words_of_images(said)
+    return any(known.search(words) for known in (MANY_IMAGES, NO_IMAGES, BAD_IMAGE))
+
+
 def _wrong_key(asked: Asked, status: int | None) -> WrongKey:
     if not asked.has_key:
         return WrongKey(f"{asked.where} wants a key: set {asked.key_name}")

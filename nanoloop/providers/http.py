@@ -203,9 +203,9 @@ async def _after(response: httpx2.Response) -> None:
     await raw.aclose()
     response.headers.pop("content-encoding", None)
     response.stream = httpx2.ByteStream(bytes(said))
-    if failures.out_of_credit(response.status_code, failures.decoded(bytes(said))) or _is_too_late(
-        response
-    ):
+    told = failures.decoded(bytes(said))
+    is_final = failures.out_of_credit(response.status_code, told) or failures.is_of_images(told)
+    if is_final or _is_too_late(response):
         response.headers["x-should-retry"] = "false"
 
 

@@ -204,6 +204,10 @@ class SentenceSettings(Section):
     """The request is longer than the model can read."""
     refused: Sentence = ENGLISH["refused"]
     """A content filter stopped the answer."""
+    no_images: Sentence = ENGLISH["no_images"]
+    """It takes no pictures, and those of a client can't be left out."""
+    bad_image: Sentence = ENGLISH["bad_image"]
+    """It can't read a picture of a client."""
     empty: Sentence = ENGLISH["empty"]
     """The model said nothing."""
     timeout: Sentence = ENGLISH["timeout"]
