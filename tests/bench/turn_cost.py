@@ -22,13 +22,14 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.stores.jsonl import JsonlStore
 from tests.bench.living import ANSWERED, SAID, running, server
-from tests.bench.report import Report, say
+from tests.bench.report import Report
 from tests.bench.samples import CELLS, Samples
 
 MODEL = "test-model"
 WINDOW = 50
-GOAL = 0.4
-LATER_GOAL = 0.25
+GOAL = 0.23
+SHORT_GOAL = 0.4
+"""Of a hundred turns on a machine that does something else too."""
 
 BARE = "bare loop"
 APPENDING = "bare loop that appends JSONL"
@@ -154,7 +155,7 @@ async def interleaved(
     return samples
 
 
-def tell(samples: dict[str, Samples]) -> None:
+def tell(samples: dict[str, Samples], goal: float) -> None:
     report = Report("One durable turn beside a bare loop over the last 50 messages")
     base = samples[BARE].median
     shown = [BARE, APPENDING, BLOCKING, DURABLE, FULL, BARE_STREAM, STREAM]
@@ -164,19 +165,19 @@ def tell(samples: dict[str, Samples]) -> None:
         [(name, *samples[name].cells(), f"{samples[name].median / base:.2f}") for name in shown],
     )
     share = samples[DURABLE].median / base
-    report.goal("a durable turn, in bare turns", share, GOAL)
+    report.goal("a durable turn, in bare turns", share, goal)
     streamed = samples[STREAM].median / samples[BARE_STREAM].median
-    report.goal("streaming, in bare streaming turns", streamed, GOAL)
-    say(f"       the later goal of {LATER_GOAL}: {'met' if share <= LATER_GOAL else 'no'}")
+    report.goal("streaming, in bare streaming turns", streamed, SHORT_GOAL)
     report.end()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--short", action="store_true", help="a few seconds, for CI")
-    rounds = 100 if parser.parse_args().short else 1000
+    is_short = parser.parse_args().short
     with server() as url:
-        tell(anyio.run(measure, url, rounds))
+        samples = anyio.run(measure, url, 100 if is_short else 1000)
+    tell(samples, SHORT_GOAL if is_short else GOAL)
 
 
 if __name__ == "__main__":
