@@ -100,7 +100,7 @@ async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nan
 
 async def test_a_check_says_that_all_is_well(nanoloop):
     said, _ = await nanoloop.run("check")
-    assert said.count("ok     ") == len(said.splitlines()) == 4
+    assert said.count("ok     ") == len(said.splitlines()) == 5
     assert "quiet: it connects" in said
 
 
