@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from nanoloop.memory.index import Index
 from tests.servers.postgres import Postgres
 from tests.servers.redis import Redis
 from tests.servers.server import NotInstalled
@@ -62,3 +63,17 @@ def redis_server():
 def postgres_server():
     """A PostgreSQL of the test's own, to be killed."""
     yield from running(Postgres)
+
+
+@pytest.fixture
+def make_index():
+    """Makes indexes of what was said, in memory or in a file, that are closed behind the test."""
+    made = []
+
+    def make(path=None, *, kind=Index):
+        made.append(kind(path))
+        return made[-1]
+
+    yield make
+    for index in made:
+        index.close()

@@ -37,8 +37,8 @@ def store():
 
 
 @pytest.fixture
-def recall(store):
-    return Recall(store, Index(None))
+def recall(store, make_index):
+    return Recall(store, make_index())
 
 
 async def settled(recall):
@@ -124,8 +124,8 @@ async def test_what_was_taken_back_or_reset_is_never_found(store, recall):
     assert texts(await recall.search("s", "walrus fresh")) == ["fresh start"]
 
 
-async def test_a_forgotten_message_is_gone_from_hits_and_file(store, tmp_path):
-    index = Index(tmp_path / "recall.sqlite")
+async def test_a_forgotten_message_is_gone_from_hits_and_file(store, tmp_path, make_index):
+    index = make_index(tmp_path / "recall.sqlite")
     recall = Recall(store, index)
     await told(store, "my code is xylophone", "noted", "lunch at noon")
     await recall.search("s", "xylophone")
@@ -136,8 +136,8 @@ async def test_a_forgotten_message_is_gone_from_hits_and_file(store, tmp_path):
     assert b"xylophon" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
-async def test_a_deleted_session_leaves_the_index(store, tmp_path):
-    index = Index(tmp_path / "recall.sqlite")
+async def test_a_deleted_session_leaves_the_index(store, tmp_path, make_index):
+    index = make_index(tmp_path / "recall.sqlite")
     recall = Recall(store, index)
     await told(store, "xylophone", id="a")
     await told(store, "xylophone", id="b")
@@ -161,19 +161,23 @@ async def test_a_session_made_again_under_its_name_has_none_of_the_old(store, re
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no database at all" * 200])
-async def test_an_index_that_is_missing_or_damaged_is_made_anew(store, tmp_path, content):
+async def test_an_index_that_is_missing_or_damaged_is_made_anew(
+    store, tmp_path, content, make_index
+):
     file = tmp_path / "recall.sqlite"
     file.write_bytes(content)
     heard = []
-    recall = Recall(store, Index(file), announce=heard.append)
+    recall = Recall(store, make_index(file), announce=heard.append)
     await told(store, "a walrus sang")
     assert texts(await recall.search("s", "walrus")) == ["a walrus sang"]
     assert [type(event) for event in heard] == ([IndexSetAside] if content else [])
     assert (tmp_path / "recall.sqlite.damaged").exists() == bool(content)
 
 
-async def test_damage_while_it_runs_is_put_aside_and_the_next_search_is_whole(store, tmp_path):
-    index, heard = Index(tmp_path / "recall.sqlite"), []
+async def test_damage_while_it_runs_is_put_aside_and_the_next_search_is_whole(
+    store, tmp_path, make_index
+):
+    index, heard = make_index(tmp_path / "recall.sqlite"), []
     recall = Recall(store, index, announce=heard.append)
     await told(store, *(f"walrus number {n}" for n in range(300)))
     await recall.search("s", "walrus")
@@ -191,20 +195,20 @@ async def test_damage_while_it_runs_is_put_aside_and_the_next_search_is_whole(st
     assert any(isinstance(event, IndexSetAside) for event in heard)
 
 
-async def test_an_index_of_another_format_is_made_anew(store, tmp_path, monkeypatch):
+async def test_an_index_of_another_format_is_made_anew(store, tmp_path, monkeypatch, make_index):
     file = tmp_path / "recall.sqlite"
     await told(store, "a walrus sang")
-    old = Index(file)
+    old = make_index(file)
     await Recall(store, old).search("s", "walrus")
     old.close()
     monkeypatch.setattr("nanoloop.memory.index.FORMAT", "another")
-    new = Index(file)
+    new = make_index(file)
     assert new.sessions() == []
     assert texts(await Recall(store, new).search("s", "walrus")) == ["a walrus sang"]
 
 
-async def test_new_talk_is_taken_in_beside_the_turns(store):
-    index = Index(None)
+async def test_new_talk_is_taken_in_beside_the_turns(store, make_index):
+    index = make_index()
     session = await told(store, *(f"line {n}" for n in range(WORTH_IT)))
     async with Recall(store, index) as recall:
         assert recall.fire_and_forget(session)
@@ -219,10 +223,10 @@ async def test_new_talk_is_taken_in_beside_the_turns(store):
         assert index.standing("s").reach == WORTH_IT + 1
 
 
-async def test_an_index_that_fails_is_an_event_and_then_left_alone(store):
+async def test_an_index_that_fails_is_an_event_and_then_left_alone(store, make_index):
     heard = []
     session = await told(store, *(f"line {n}" for n in range(WORTH_IT)))
-    async with Recall(store, Unusable(None), announce=heard.append) as recall:
+    async with Recall(store, make_index(kind=Unusable), announce=heard.append) as recall:
         assert recall.fire_and_forget(session)
         await settled(recall)
         assert heard == [RecallFailed(session_id="s", reason="OperationalError")]
@@ -231,18 +235,18 @@ async def test_an_index_that_fails_is_an_event_and_then_left_alone(store):
             await recall.search(session, "line")
 
 
-async def test_a_search_that_can_not_wait_says_how_much_is_left(store):
+async def test_a_search_that_can_not_wait_says_how_much_is_left(store, make_index):
     await told(store, *(f"line {n}" for n in range(9)))
-    found = await Recall(store, Index(None), patience_seconds=0).search("s", "line")
+    found = await Recall(store, make_index(), patience_seconds=0).search("s", "line")
     assert (list(found), found.behind) == ([], 9)
-    assert "9 newest entries" in await Recall(store, Index(None), patience_seconds=0).recall_text(
+    assert "9 newest entries" in await Recall(store, make_index(), patience_seconds=0).recall_text(
         "s", "line"
     )
 
 
-async def test_no_word_has_all_its_rows_read(store, monkeypatch):
+async def test_no_word_has_all_its_rows_read(store, monkeypatch, make_index):
     monkeypatch.setattr("nanoloop.memory.ranking.MOST_ROWS", 50)
-    index, asked = Index(None), []
+    index, asked = make_index(), []
     session = await told(store, *(f"common talk {n}" for n in range(400)))
     recall = Recall(store, index)
     await recall.catch_up(session)

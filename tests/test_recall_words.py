@@ -1,3 +1,4 @@
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -43,10 +44,10 @@ def test_a_query_has_words_where_its_text_has(text):
 
 @given(st.text(min_size=1, max_size=60))
 def test_any_text_is_found_by_itself_and_breaks_no_search(text):
-    index = Index(None)
-    index.add("s", "now", [replace(Entry.message("user", text), seq=1)], 1)
-    with index.reading("s") as rows:
-        found = ranked(Query.of(text), rows, limit=3)
+    with closing(Index(None)) as index:
+        index.add("s", "now", [replace(Entry.message("user", text), seq=1)], 1)
+        with index.reading("s") as rows:
+            found = ranked(Query.of(text), rows, limit=3)
     assert [place for place, _ in found] == ([1] if rows.total and words_of(text) else [])
 
 
