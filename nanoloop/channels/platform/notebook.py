@@ -33,3 +33,7 @@ class Notebook:
         if self._database is not None:
             self._database.close()
             self._database = None
+
+    def __del__(self) -> None:
+        """Close it with whoever held it."""
+        self.close()
