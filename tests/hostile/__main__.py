@@ -1,0 +1,297 @@
+"""A hostile model server against the daemon, while twenty other chats talk to a sane one.
+
+python -m tests.hostile [--seconds 60] [--mode NAME …] [--short]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from tests.hostile import answers, transport
+from tests.hostile.chats import SANE, SANE_MODE, Attack, Neighbours
+from tests.hostile.mode import MODES, Mode
+from tests.hostile.process import Daemon, a_daemon, a_server
+
+assert answers
+assert transport
+MEDIAN_GOAL = 2.0
+LAG_GOAL = 0.1
+MEMORY_GOAL = 60.0
+STORE_GOAL = 1.0
+"""Megabytes for each answer."""
+SENT_GOAL = 4_000_000
+"""Bytes of a request behind the mode."""
+TOO_MUCH = 400.0
+"""Megabytes with which it is killed: the machine has other work."""
+TRIES = 3
+"""How often a mode is run for a time that is missed: what else the machine does only ever adds."""
+RESTS = 300
+"""Neighbours' turns without an attack that are compared with."""
+WARM_SECONDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long everything takes."""
+
+    seconds: float
+    """Of each mode."""
+    slice_seconds: float
+    rest_seconds: float
+    first_seconds: float
+    call_seconds: float
+
+
+SHORT = Plan(seconds=0.8, slice_seconds=0.8, rest_seconds=0.25, first_seconds=0.7, call_seconds=1.2)
+
+
+@dataclass
+class Seen:
+    """What was seen of one mode."""
+
+    mode: Mode
+    ratio: float = 1.0
+    lag: float = 0.0
+    memory: float = 0.0
+    store: float = 0.0
+    sent: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    is_lost: bool = False
+    """Whether the daemon has to be started anew."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Goals of time that a busy machine may have missed."""
+        missed = []
+        if self.ratio > MEDIAN_GOAL:
+            missed.append(f"neighbours took {self.ratio:.1f} times as long")
+        if self.lag > LAG_GOAL:
+            missed.append(f"the loop was gone for {self.lag * 1e3:.0f} ms")
+        return missed
+
+    @property
+    def all_wrong(self) -> list[str]:
+        wrong = [*self.missed, *self.wrong]
+        if self.memory > MEMORY_GOAL:
+            wrong.append(f"{self.memory:.0f} MB more memory")
+        if self.store > STORE_GOAL:
+            wrong.append(f"{self.store:.1f} MB more in the store for each answer")
+        if self.sent > SENT_GOAL:
+            wrong.append(f"{self.sent / 1e6:.1f} MB in the request behind it")
+        return wrong
+
+    def line(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in sorted(self.outcomes.items())) or "none"
+        figures = (
+            f"x{self.ratio:.2f} lag {self.lag * 1e3:3.0f} ms {self.memory:+4.0f} MB "
+            f"{self.store * 1e3:6.1f} kB/answer {self.sent / 1e3:6.1f} kB sent"
+        )
+        wrong = "".join(f"\n     - {what}" for what in self.all_wrong)
+        word = "BAD" if self.all_wrong else "ok "
+        return f"{word}  {self.mode.name:42} {figures}  {kinds}{wrong}"
+
+
+class Siege:
+    """All modes, one after the other, against one daemon as long as it lives."""
+
+    def __init__(self, plan: Plan, folder: Path, group: TaskGroup, sane: str, hostile: str) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._group = group
+        self._options = (
+            f"--sane={sane}",
+            f"--hostile={hostile}",
+            f"--first-seconds={plan.first_seconds}",
+            f"--call-seconds={plan.call_seconds}",
+        )
+        self._lives = count(1)
+        self._daemon: Daemon | None = None
+        self._stack = AsyncExitStack()
+        self._neighbours = Neighbours()
+        self._rests: deque[float] = deque(maxlen=RESTS)
+        self._log_at = 0
+        self._resident = 0.0
+
+    async def run(self, modes: Sequence[Mode]) -> list[Seen]:
+        all_seen = []
+        async with self._stack:
+            for mode in modes:
+                seen = await self._tried(mode)
+                tell(seen.line())
+                all_seen.append(seen)
+        return all_seen
+
+    async def _tried(self, mode: Mode) -> Seen:
+        seen = await self._seen(mode)
+        for _ in range(TRIES - 1):
+            if not seen.missed or seen.is_lost:
+                break
+            again = await self._seen(mode)
+            seen.ratio = min(seen.ratio, again.ratio)
+            seen.lag = min(seen.lag, again.lag)
+            seen.wrong = list(dict.fromkeys([*seen.wrong, *again.wrong]))
+            seen.is_lost = again.is_lost
+        if seen.is_lost:
+            await self._end()
+        return seen
+
+    async def _begun(self) -> Daemon:
+        if self._daemon is None:
+            folder = self._folder / f"life{next(self._lives)}"
+            daemon = a_daemon(folder, self._group, *self._options)
+            self._daemon = await self._stack.enter_async_context(daemon)
+            self._log_at = 0
+            self._group.start_soon(self._neighbours.talk, self._daemon)
+            began = time.monotonic()
+            await anyio.sleep(WARM_SECONDS)
+            self._rests.clear()
+            self._rests.extend(self._turns(began + WARM_SECONDS / 2, time.monotonic()))
+            self._resident = self._daemon.resident()
+        return self._daemon
+
+    async def _end(self) -> None:
+        assert self._daemon is not None
+        self._daemon.is_over = True
+        self._daemon = None
+        await self._stack.aclose()
+        self._neighbours.turns.clear()
+
+    async def _seen(self, mode: Mode) -> Seen:
+        daemon, seen = await self._begun(), Seen(mode)
+        attack, before = Attack(daemon, mode), daemon.resident()
+        self._neighbours.failures.clear()
+        self._neighbours.turns = self._neighbours.turns[-1000:]
+        daemon.stalls.clear()
+        daemon.forget_peak()
+        stored, turns = daemon.stored(), len(self._neighbours.turns)
+        slices: list[float] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._watch, daemon, seen, group.cancel_scope)
+            async with attack.going_on():
+                slices = await self._attacked(attack)
+                await attack.end()
+            group.cancel_scope.cancel()
+        seen.wrong += attack.wrong
+        seen.outcomes = Counter(outcome.kind for outcome in attack.outcomes)
+        if not seen.is_lost:
+            self._measure(daemon, seen, attack, slices, before)
+        del stored, turns
+        return seen
+
+    async def _watch(self, daemon: Daemon, seen: Seen, scope: anyio.CancelScope) -> None:
+        """Kill it before it takes the machine with it."""
+        before = daemon.resident()
+        while True:
+            await anyio.sleep(0.05)
+            if daemon.is_over:
+                seen.wrong.append("the daemon died")
+                break
+            seen.memory = daemon.resident() - before
+            if seen.memory > TOO_MUCH:
+                break
+        seen.is_lost = True
+        daemon.is_over = True
+        daemon.process.kill()
+        scope.cancel()
+
+    async def _attacked(self, attack: Attack) -> list[float]:
+        """The turns of all neighbours during the attack."""
+        plan, left, during = self._plan, self._plan.seconds, []
+        while left > 0:
+            began = time.monotonic()
+            await attack.ask_for(min(left, plan.slice_seconds), plan.call_seconds + 1)
+            rested = time.monotonic()
+            await anyio.sleep(plan.rest_seconds)
+            during += self._turns(began, rested)
+            self._rests.extend(self._turns(rested, time.monotonic()))
+            left -= plan.slice_seconds
+        return during
+
+    def _turns(self, began: float, ended: float) -> list[float]:
+        return [t.seconds for t in self._neighbours.turns if began <= t.began < ended]
+
+    def _measure(
+        self, daemon: Daemon, seen: Seen, attack: Attack, during: list[float], before: float
+    ) -> None:
+        if during and self._rests:
+            seen.ratio = median(during) / median(self._rests)
+        seen.lag = max((own for _, own in daemon.stalls), default=0.0)
+        seen.memory = daemon.peak() - before
+        seen.store = daemon.size_of(attack.name) / max(1, len(attack.outcomes))
+        seen.sent = attack.sent
+        leaked, self._log_at = daemon.leaked(self._log_at)
+        seen.wrong += [f"{word} is in the log" for word in sorted(leaked)]
+        failures = Counter(failure[:200] for failure in self._neighbours.failures)
+        seen.wrong += [f"{n} turns of neighbours failed: {why}" for why, n in failures.items()]
+
+
+def tell(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - this is a command
+
+
+async def besiege(modes: Sequence[Mode], plan: Plan) -> list[Seen]:
+    sane = ("tests/openai_server.py", "--text", SANE, "--delay-seconds", "0.05")
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            a_server(*sane) as sane_url,
+            a_server("-m", "tests.servers.hostile_server") as hostile_url,
+            anyio.create_task_group() as group,
+        ):
+            siege = Siege(plan, Path(folder), group, sane_url.strip(), hostile_url.strip())
+            seen = await siege.run(modes)
+            group.cancel_scope.cancel()
+    return seen
+
+
+def chosen(names: Sequence[str]) -> list[Mode]:
+    """The modes with these in their names, or all."""
+    modes = [mode for mode in MODES.values() if mode.name != SANE_MODE]
+    return [m for m in modes if any(name in m.name for name in names)] if names else modes
+
+
+def plan_of(args: Any) -> Plan:
+    if args.short:
+        return SHORT
+    seconds = args.seconds * 0.8
+    return Plan(
+        seconds=seconds,
+        slice_seconds=min(seconds, 8),
+        rest_seconds=min(seconds, 8) / 4,
+        first_seconds=5,
+        call_seconds=10,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60, help="of each mode")
+    parser.add_argument("--mode", nargs="*", default=[], help="only those with this in their names")
+    parser.add_argument("--short", action="store_true", help="three minutes in all, for CI")
+    args = parser.parse_args()
+    began = time.monotonic()
+    seen = anyio.run(
+        besiege, chosen(args.mode), plan_of(args), backend_options={"use_uvloop": True}
+    )
+    bad = [one for one in seen if one.all_wrong]
+    minutes = (time.monotonic() - began) / 60
+    tell(f"{len(seen)} modes in {minutes:.1f} minutes, {len(bad)} with a violation")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The daemon that is attacked: the app with its web, as `nanoloop serve` runs it, and a probe.
+
+It writes lines of JSON: first where it serves, then each time for which its event loop was gone.
+A line of JSON that it reads is a question by a channel that takes whole answers only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import anyio
+
+from nanoloop.agents import Agents
+from nanoloop.app import App
+from nanoloop.channels.direct import DirectChannel
+from nanoloop.cli import garbage, loop_options
+from nanoloop.parts.serving import make_web
+from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.settings import Settings
+from nanoloop.telemetry import Telemetry
+from tests.hostile.mode import KEY
+
+HOSTILE = "hostile"
+TICK_SECONDS = 0.005
+TOLD_SECONDS = 0.01
+"""A shorter stall is not worth a line."""
+CORE = Path("/proc/thread-self/schedstat")
+
+
+class ByModel:
+    """Two servers, chosen by the model's name."""
+
+    def __init__(self, sane: OpenAIProvider, hostile: OpenAIProvider) -> None:
+        self._sane = sane
+        self._hostile = hostile
+
+    async def chat(self, *, model=None, **asked):
+        provider = self._hostile if model == HOSTILE else self._sane
+        return await provider.chat(model=model, **asked)
+
+    async def close(self) -> None:
+        await self._sane.close()
+        await self._hostile.close()
+
+
+class Whole(DirectChannel):
+    """A channel that wants no pieces: the model is asked for the whole answer at once."""
+
+    name = "whole"
+    streams = False
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    web = {"port": 0, "requests_per_minute": 10**7}
+    return Settings(
+        data=args.folder,
+        model="sane",
+        agents={HOSTILE: {"model": HOSTILE}},
+        channels={"web": web},
+        log={"level": "debug", "format": "json"},
+        loop={"shutdown_turns_seconds": 1, "shutdown_summaries_seconds": 1},
+    )
+
+
+def provider_of(args: argparse.Namespace) -> ByModel:
+    hostile = OpenAIProvider(
+        model=HOSTILE,
+        base_url=args.hostile,
+        api_key=KEY,
+        connect_timeout_seconds=args.call_seconds,
+        first_token_timeout_seconds=args.first_seconds,
+        call_timeout_seconds=args.call_seconds,
+        max_retries=1,
+    )
+    return ByModel(OpenAIProvider(model="sane", base_url=args.sane), hostile)
+
+
+async def serve(args: argparse.Namespace) -> None:
+    settings = settings_of(args)
+    telemetry = Telemetry(level=settings.log.level, format=settings.log.format)
+    app = App.of(settings, provider=provider_of(args), telemetry=telemetry)
+    agents = app.loop.agents
+    agents.renew(Agents(agents.default, dict(agents), by_channel={Whole.name: HOSTILE}))
+    web, whole = make_web(settings, app), Whole(app.loop.bus)
+    tell(url=web.bind())
+    app.add(web)
+    garbage.look_seldom()
+    async with anyio.create_task_group() as group:
+        group.start_soon(feel)
+        group.start_soon(hear, whole)
+        await app.run()
+        group.cancel_scope.cancel()
+
+
+def tell(**said: object) -> None:
+    os.write(1, json.dumps(said).encode() + b"\n")
+
+
+async def feel() -> None:
+    """Tell for how long the loop was gone, but for the time that other programs had its core."""
+    with CORE.open("rb") as core:  # noqa: ASYNC230 - of this very thread, and in memory
+        read = partial(os.pread, core.fileno(), 100, 0)
+        while True:
+            began, waited = time.monotonic(), int(read().split()[1])
+            await anyio.sleep(TICK_SECONDS)
+            gone = time.monotonic() - began - TICK_SECONDS
+            if gone > TOLD_SECONDS:
+                others = (int(read().split()[1]) - waited) / 1e9
+                tell(at=began, gone=gone, own=max(0.0, gone - others))
+
+
+async def hear(whole: Whole) -> None:
+    async with anyio.create_task_group() as group:
+        while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
+            group.start_soon(answer, whole, json.loads(line))
+
+
+async def answer(whole: Whole, asked: dict[str, str]) -> None:
+    said = await whole.ask(asked["text"], chat=asked["chat"])
+    tell(answers=asked["id"], kind=said.kind, text=said.text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sane", required=True, help="the URL of the model of all others")
+    parser.add_argument("--hostile", required=True, help="the URL of the hostile one")
+    parser.add_argument("--first-seconds", type=float, default=5)
+    parser.add_argument("--call-seconds", type=float, default=10)
+    anyio.run(serve, parser.parse_args(), backend_options=loop_options())
+
+
+if __name__ == "__main__":
+    main()
