@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from tests.hostile import answers, transport
-from tests.hostile.chats import SANE, SANE_MODE, Attack, Neighbours
+from tests.hostile.chats import GONE, SANE, SANE_MODE, Attack, Neighbours
 from tests.hostile.mode import MODES, Mode
 from tests.hostile.process import Daemon, a_daemon, a_server
 
@@ -107,7 +108,7 @@ class Seen:
 
 
 class Siege:
-    """All modes, one after the other, against one daemon as long as it lives."""
+    """All modes, a few at a time, against one daemon as long as it lives."""
 
     def __init__(self, plan: Plan, folder: Path, group: TaskGroup, sane: str, hostile: str) -> None:
         self._plan = plan
@@ -124,44 +125,46 @@ class Siege:
         self._stack = AsyncExitStack()
         self._neighbours = Neighbours()
         self._rests: deque[float] = deque(maxlen=RESTS)
-        self._log_at = 0
-        self._resident = 0.0
 
     async def run(self, modes: Sequence[Mode]) -> list[Seen]:
         all_seen = []
         async with self._stack:
-            for mode in modes:
-                seen = await self._tried(mode)
-                tell(seen.line())
-                all_seen.append(seen)
+            for batch in batches(modes, self._plan):
+                for seen in await self._tried(batch):
+                    tell(seen.line())
+                    all_seen.append(seen)
         return all_seen
 
-    async def _tried(self, mode: Mode) -> Seen:
-        seen = await self._seen(mode)
-        for _ in range(TRIES - 1):
-            if not seen.missed or seen.is_lost:
-                break
-            again = await self._seen(mode)
+    async def _tried(self, batch: Sequence[Mode]) -> list[Seen]:
+        """What was seen of each; where something is wrong with several, of each by itself."""
+        all_seen = await self._seen(batch)
+        is_wrong = any(seen.all_wrong for seen in all_seen)
+        if is_wrong and len(batch) > 1:
+            return [(await self._tried([mode]))[0] for mode in batch]
+        if is_wrong:
+            await self._try_again(all_seen[0])
+        return all_seen
+
+    async def _try_again(self, seen: Seen) -> None:
+        tries = 1
+        while seen.missed and not seen.is_lost and tries < TRIES:
+            tries += 1
+            again = (await self._seen([seen.mode]))[0]
             seen.ratio = min(seen.ratio, again.ratio)
             seen.lag = min(seen.lag, again.lag)
             seen.wrong = list(dict.fromkeys([*seen.wrong, *again.wrong]))
             seen.is_lost = again.is_lost
-        if seen.is_lost:
-            await self._end()
-        return seen
 
     async def _begun(self) -> Daemon:
         if self._daemon is None:
             folder = self._folder / f"life{next(self._lives)}"
             daemon = a_daemon(folder, self._group, *self._options)
             self._daemon = await self._stack.enter_async_context(daemon)
-            self._log_at = 0
             self._group.start_soon(self._neighbours.talk, self._daemon)
             began = time.monotonic()
             await anyio.sleep(WARM_SECONDS)
             self._rests.clear()
             self._rests.extend(self._turns(began + WARM_SECONDS / 2, time.monotonic()))
-            self._resident = self._daemon.resident()
         return self._daemon
 
     async def _end(self) -> None:
@@ -171,73 +174,107 @@ class Siege:
         await self._stack.aclose()
         self._neighbours.turns.clear()
 
-    async def _seen(self, mode: Mode) -> Seen:
-        daemon, seen = await self._begun(), Seen(mode)
-        attack, before = Attack(daemon, mode), daemon.resident()
-        self._neighbours.failures.clear()
-        self._neighbours.turns = self._neighbours.turns[-1000:]
-        daemon.stalls.clear()
-        daemon.forget_peak()
-        stored, turns = daemon.stored(), len(self._neighbours.turns)
-        slices: list[float] = []
+    async def _seen(self, batch: Sequence[Mode]) -> list[Seen]:
+        daemon = await self._begun()
+        attacks = [Attack(daemon, mode) for mode in batch]
+        look = Look(daemon, self._neighbours)
         async with anyio.create_task_group() as group:
-            group.start_soon(self._watch, daemon, seen, group.cancel_scope)
-            async with attack.going_on():
-                slices = await self._attacked(attack)
-                await attack.end()
+            group.start_soon(look.watch, group.cancel_scope)
+            try:
+                during = await self._attacked(attacks)
+            except (*GONE, BaseExceptionGroup):
+                look.lose("the daemon answers no more")
             group.cancel_scope.cancel()
-        seen.wrong += attack.wrong
-        seen.outcomes = Counter(outcome.kind for outcome in attack.outcomes)
-        if not seen.is_lost:
-            self._measure(daemon, seen, attack, slices, before)
-        del stored, turns
-        return seen
+        if look.lost:
+            await self._end()
+            return [Seen(attack.mode, wrong=[look.lost, *attack.wrong]) for attack in attacks]
+        ratio = median(during) / median(self._rests) if during and self._rests else 1.0
+        return [look.seen(attack, ratio, share=len(attacks)) for attack in attacks]
 
-    async def _watch(self, daemon: Daemon, seen: Seen, scope: anyio.CancelScope) -> None:
-        """Kill it before it takes the machine with it."""
-        before = daemon.resident()
-        while True:
-            await anyio.sleep(0.05)
-            if daemon.is_over:
-                seen.wrong.append("the daemon died")
-                break
-            seen.memory = daemon.resident() - before
-            if seen.memory > TOO_MUCH:
-                break
-        seen.is_lost = True
-        daemon.is_over = True
-        daemon.process.kill()
-        scope.cancel()
-
-    async def _attacked(self, attack: Attack) -> list[float]:
+    async def _attacked(self, attacks: Sequence[Attack]) -> list[float]:
         """The turns of all neighbours during the attack."""
-        plan, left, during = self._plan, self._plan.seconds, []
-        while left > 0:
-            began = time.monotonic()
-            await attack.ask_for(min(left, plan.slice_seconds), plan.call_seconds + 1)
-            rested = time.monotonic()
-            await anyio.sleep(plan.rest_seconds)
-            during += self._turns(began, rested)
-            self._rests.extend(self._turns(rested, time.monotonic()))
-            left -= plan.slice_seconds
+        during: list[float] = []
+        async with AsyncExitStack() as stack:
+            for attack in attacks:
+                await stack.enter_async_context(attack.going_on())
+            left = self._plan.seconds
+            while left > 0:
+                during += await self._slice(attacks, min(left, self._plan.slice_seconds))
+                left -= self._plan.slice_seconds
+            await all_of([attack.end for attack in attacks])
         return during
+
+    async def _slice(self, attacks: Sequence[Attack], seconds: float) -> list[float]:
+        began, patience = time.monotonic(), self._plan.call_seconds + 1
+        await all_of([partial(attack.ask_for, seconds, patience) for attack in attacks])
+        rested = time.monotonic()
+        await anyio.sleep(self._plan.rest_seconds)
+        self._rests.extend(self._turns(rested, time.monotonic()))
+        return self._turns(began, rested)
 
     def _turns(self, began: float, ended: float) -> list[float]:
         return [t.seconds for t in self._neighbours.turns if began <= t.began < ended]
 
-    def _measure(
-        self, daemon: Daemon, seen: Seen, attack: Attack, during: list[float], before: float
-    ) -> None:
-        if during and self._rests:
-            seen.ratio = median(during) / median(self._rests)
-        seen.lag = max((own for _, own in daemon.stalls), default=0.0)
-        seen.memory = daemon.peak() - before
-        seen.store = daemon.size_of(attack.name) / max(1, len(attack.outcomes))
-        seen.sent = attack.sent
-        leaked, self._log_at = daemon.leaked(self._log_at)
-        seen.wrong += [f"{word} is in the log" for word in sorted(leaked)]
+
+class Look:
+    """What a batch of modes does to the daemon."""
+
+    def __init__(self, daemon: Daemon, neighbours: Neighbours) -> None:
+        self._daemon = daemon
+        self._neighbours = neighbours
+        self._before = daemon.resident()
+        self.lost = ""
+        """Why the daemon has to be started anew."""
+        neighbours.failures.clear()
+        del neighbours.turns[:-1000]
+        daemon.stalls.clear()
+        daemon.forget_peak()
+
+    async def watch(self, scope: anyio.CancelScope) -> None:
+        """Kill it before it takes the machine with it."""
+        more = 0.0
+        while not self._daemon.is_over and more < TOO_MUCH:
+            await anyio.sleep(0.05)
+            more = self._daemon.resident() - self._before
+        self.lose(f"{more:.0f} MB more memory, and killed" if more > TOO_MUCH else "it died")
+        scope.cancel()
+
+    def lose(self, why: str) -> None:
+        self.lost = self.lost or why
+        self._daemon.kill()
+
+    def seen(self, attack: Attack, ratio: float, *, share: int) -> Seen:
+        daemon = self._daemon
         failures = Counter(failure[:200] for failure in self._neighbours.failures)
-        seen.wrong += [f"{n} turns of neighbours failed: {why}" for why, n in failures.items()]
+        return Seen(
+            attack.mode,
+            ratio=ratio,
+            lag=max((own for _, own in daemon.stalls), default=0.0),
+            memory=(daemon.peak() - self._before) / share,
+            store=daemon.size_of(attack.name) / max(1, len(attack.outcomes)),
+            sent=attack.sent,
+            outcomes=Counter(outcome.kind for outcome in attack.outcomes),
+            wrong=[
+                *attack.wrong,
+                *[f"{word} is in the log" for word in sorted(daemon.leaked())],
+                *[f"{n} turns of neighbours failed: {why}" for why, n in failures.items()],
+            ],
+        )
+
+
+async def all_of(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do these side by side."""
+    async with anyio.create_task_group() as group:
+        for task in tasks:
+            group.start_soon(task)
+
+
+def batches(modes: Sequence[Mode], plan: Plan) -> Iterator[Sequence[Mode]]:
+    """Modes to be tried at a time: one, or in a short run several."""
+    for is_quick, size in ((True, plan.quick_at_once), (False, plan.at_once)):
+        alike = [mode for mode in modes if mode.is_quick == is_quick]
+        for begin in range(0, len(alike), size):
+            yield alike[begin : begin + size]
 
 
 def tell(text: str) -> None:

@@ -286,7 +286,7 @@ def token_chances(asked):
 # Wrong types
 
 ODD: Sequence[Any] = (
-    None, True, 0, -1.5, 10**25, "", FIELD, [], [None], [[]], [0], [FIELD], {}, {"a": FIELD},
+    None, True, 0, -1.5, 10**25, "", "odd", [], [None], [[]], [0], ["odd"], {}, {"a": "odd"},
     [{}], [{"type": "text"}], [{"type": "text", "text": 5}], [{"type": "image_url"}],
 )  # fmt: skip
 STOP = delta("stop")
@@ -346,8 +346,8 @@ WRONG: Mapping[str, Callable[[Any], Said]] = {
     "model": lambda odd: envelope(choices=[], model=odd, id=odd, created=odd, object=odd),
     "error": lambda odd: {**both({"content": TEXT}), "error": odd},
 }
-ANY_ODD = rf"({FIELD})?({TEXT})*|{DONE}"
-"""A name that stands where text is due is the model's text."""
+ANY_ODD = rf"(odd)?({TEXT})*|{DONE}"
+"""A word that stands where text is due is the model's text."""
 
 for field, puts in WRONG.items():
     says = ANY_ODD if field in {"content", "refusal", "delta"} else rf"({TEXT})*|{DONE}"
@@ -405,7 +405,7 @@ def arguments_before_their_call(asked):
         asked,
         {"index": 3, "function": {"arguments": "{}"}},
         {"index": 3, "id": "c", "function": {"name": "clock"}},
-        {"index": 3, "id": "c", "function": {"name": FIELD}},
+        {"index": 3, "id": "c", "function": {"name": "odd"}},
     )
 
 
@@ -417,7 +417,7 @@ def calls_that_are_no_json(asked):
 
 @mode(says=DONE)
 def calls_of_no_tool(asked):
-    odd = ("", FIELD, "clock\n", "../../etc/passwd", "clock\x00", "\ud800", "x" * MANY, "clock ")
+    odd = ("", "odd", "clock\n", "../../etc/passwd", "clock\x00", "\ud800", "x" * MANY, "clock ")
     return calling(asked, call(name=odd[asked.count % len(odd)]))
 
 
@@ -627,7 +627,7 @@ def text_that_looks_like_orders(asked):
 @mode(says=TEXT)
 def other_roles(asked):
     """It speaks as somebody else."""
-    role = ("system", "user", "tool", "developer", FIELD)[asked.count % 5]
+    role = ("system", "user", "tool", "developer", "odd")[asked.count % 5]
     yield streamed(delta(role=role, content=TEXT), STOP)
 
 

@@ -21,7 +21,7 @@ from tests.hostile.process import Daemon
 SANE = "A sane answer, and not a long one."
 NEIGHBOURS = 20
 PAUSE_SECONDS = 0.2
-PATIENCE_SECONDS = 30
+PATIENCE_SECONDS = 15
 STOP_SECONDS = 3
 HEADER = {"X-Nanoloop": "1"}
 SESSION = "X-Nanoloop-Session"
@@ -92,7 +92,7 @@ class Attack:
 
     def __init__(self, daemon: Daemon, mode: Mode) -> None:
         self._daemon = daemon
-        self._mode = mode
+        self.mode = mode
         self.name = f"{mode.name}.{uuid4().hex[:6]}"
         self.outcomes: list[Outcome] = []
         self.wrong: dict[str, None] = {}
@@ -100,6 +100,7 @@ class Attack:
         self.sent = 0
         """Bytes of the last request that the model got."""
         self._session = ""
+        self._is_stopping = False
         self._arrived: dict[str, Outcome] = {}
         self._news = anyio.Event()
         self._client: Any = None
@@ -132,8 +133,10 @@ class Attack:
                     await self._news.wait()
             if len(self.outcomes) == known:
                 self._note("there was no outcome in time")
+            self._is_stopping = True
             await self._stop()
             group.cancel_scope.cancel()
+        self._is_stopping = False
 
     async def _ask_on(self) -> None:
         ways = (self._by_page, self._by_whole_channel, self._by_stream, self._alone, self._by_json)
@@ -141,7 +144,9 @@ class Attack:
             way = ways[self._count % len(ways)]
             self._count += 1
             with self._noting(f"asking {way.__name__}"):
-                outcome = await way(f"mode:{self._mode.name}")
+                outcome = await way(f"mode:{self.mode.name}")
+                if self._is_stopping:  # it says only how far it came
+                    return
                 self.outcomes.append(outcome)
                 self._tell_news()
                 self._judge(outcome)
@@ -258,11 +263,11 @@ class Attack:
         if BROKEN.search(text):
             self._note(f"characters that nobody can show: {about}")
         if outcome.kind == "answer":
-            if not _is_legal(self._mode.says, text):
+            if not _is_legal(self.mode.says, text):
                 self._note(f"that is no answer: {about}")
         elif outcome.kind == "part":
             return
-        elif self._mode.must:
+        elif self.mode.must:
             self._note(f"that failed without need: {about}")
         elif not is_known(text):
             self._note(f"no sentence of the closed list: {about}")
@@ -285,12 +290,14 @@ class Attack:
                 self._note(f"{doing}: {type(error).__name__} {str(error)[:200]}")
 
 
-GIVEN_UP = r"I stopped after \d+ steps[^\x00]*"
+GIVEN_UP = r"I stopped after \d+ steps.*"
 
 
 def _is_legal(says: str, text: str) -> bool:
-    allowed = "|".join(filter(None, (says, GIVEN_UP)))
-    return re.fullmatch(allowed, text.strip(), re.DOTALL) is not None
+    """Whether the text is one that the mode allows, or several of them from a turn of many steps."""
+    allowed = re.compile("|".join(filter(None, (says, GIVEN_UP))), re.DOTALL)
+    parts = text.strip().split("\n\n")
+    return any(all(map(allowed.fullmatch, each)) for each in ([text], [text.strip()], parts))
 
 
 def is_known(text: str) -> bool:

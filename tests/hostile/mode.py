@@ -12,7 +12,7 @@ HEADER = "Wolpertinger-header"
 BODY = "Wolpertinger-body"
 ERROR = "Wolpertinger-error"
 FIELD = "Wolpertinger-field"
-"""Ids, the model's name, finish reasons, names of tools: what the server calls things."""
+"""Ids, the model's name, finish reasons, codes of errors: what the server calls things."""
 PATH = "wolpertinger-path"
 USER, PASSWORD = "wolpertinger-user", "wolpertinger-password"
 QUERY = "wolpertinger-query"
@@ -67,7 +67,11 @@ class Mode:
     """A regular expression for all that the chat may read of it; empty: a failure is due."""
     must: bool
     """Whether the answer is sound enough that a failure is wrong."""
-    family: str
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether each answer ends by itself and at once, so that several may be tried at a time."""
+        return self.name.startswith(("characters-", "finish-", "status-", "wrong-"))
 
 
 MODES: dict[str, Mode] = {}
@@ -79,8 +83,7 @@ def mode(says: str = "", *, must: bool = False, name: str | None = None) -> Call
     def put(play: Play) -> Play:
         called = name or play.__name__.strip("_").replace("_", "-")
         assert called not in MODES, called
-        family = play.__module__.rpartition(".")[2]
-        MODES[called] = Mode(name=called, play=play, says=says, must=must, family=family)
+        MODES[called] = Mode(name=called, play=play, says=says, must=must)
         return play
 
     return put

@@ -36,6 +36,7 @@ class Daemon:
     stalls: list[tuple[float, float]] = field(default_factory=list)
     """When the loop was gone, and how long."""
     is_over: bool = False
+    _log_read: int = 0
     _answers: dict[str, Any] = field(default_factory=dict)
     _waiting: dict[str, anyio.Event] = field(default_factory=dict)
 
@@ -90,12 +91,19 @@ class Daemon:
             asked = "SELECT coalesce(sum(size), 0) FROM session WHERE id LIKE ?"
             return database.execute(asked, (f"%{word}",)).fetchone()[0] / MEGABYTE
 
-    def leaked(self, at: int) -> tuple[set[str], int]:
-        """The words that its log has from there on and must not have, and its length."""
+    def leaked(self) -> set[str]:
+        """The words that its log has since the last time and must not have."""
         with (self.folder / "log").open("rb") as log:
-            log.seek(at)
-            said = log.read().decode("utf-8", "replace")
-        return {word for word in NEVER_LOGGED if word in said}, at + len(said.encode())
+            log.seek(self._log_read)
+            said = log.read()
+        self._log_read += len(said)
+        return {word for word in NEVER_LOGGED if word.encode() in said}
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.is_over = True
+        with suppress(ProcessLookupError):
+            self.process.kill()
 
 
 @asynccontextmanager
