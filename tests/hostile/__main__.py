@@ -55,9 +55,20 @@ class Plan:
     rest_seconds: float
     first_seconds: float
     call_seconds: float
+    at_once: int = 1
+    """Modes that are tried at a time."""
+    quick_at_once: int = 1
 
 
-SHORT = Plan(seconds=0.8, slice_seconds=0.8, rest_seconds=0.25, first_seconds=0.7, call_seconds=1.2)
+SHORT = Plan(
+    seconds=1,
+    slice_seconds=1,
+    rest_seconds=0.25,
+    first_seconds=0.7,
+    call_seconds=1.2,
+    at_once=2,
+    quick_at_once=4,
+)
 
 
 @dataclass

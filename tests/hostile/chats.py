@@ -101,6 +101,7 @@ class Attack:
         """Bytes of the last request that the model got."""
         self._session = ""
         self._is_stopping = False
+        self._came_out: set[bytes] = set()
         self._arrived: dict[str, Outcome] = {}
         self._news = anyio.Event()
         self._client: Any = None
@@ -273,7 +274,8 @@ class Attack:
             self._note(f"no sentence of the closed list: {about}")
 
     def _look(self, said: bytes, where: str) -> None:
-        for word in set(NEVER_SHOWN.findall(said)):
+        for word in set(NEVER_SHOWN.findall(said)) - self._came_out:
+            self._came_out.add(word)
             self._note(f"{word.decode()} came out in {where}")
 
     def _note(self, what: str) -> None:
@@ -294,7 +296,7 @@ GIVEN_UP = r"I stopped after \d+ steps.*"
 
 
 def _is_legal(says: str, text: str) -> bool:
-    """Whether the text is one that the mode allows, or several of them from a turn of many steps."""
+    """Whether the mode allows the text, or each of its parts, where a turn had many steps."""
     allowed = re.compile("|".join(filter(None, (says, GIVEN_UP))), re.DOTALL)
     parts = text.strip().split("\n\n")
     return any(all(map(allowed.fullmatch, each)) for each in ([text], [text.strip()], parts))

@@ -70,7 +70,7 @@ class Mode:
 
     @property
     def is_quick(self) -> bool:
-        """Whether each answer ends by itself and at once, so that several may be tried at a time."""
+        """Whether its answers end by themselves and at once: several may be tried at a time."""
         return self.name.startswith(("characters-", "finish-", "status-", "wrong-"))
 
 
