@@ -8,9 +8,10 @@ the form they came in.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from nanoloop.session.entry import (
     MESSAGE,
@@ -35,6 +36,8 @@ _APART = "apart"
 """The metadata key of a call that begins a message though the assistant spoke just before it."""
 _RAW = "arguments"
 """The metadata key for arguments as the model wrote them, where JSON would write them otherwise."""
+MOST_DEEP = 50
+"""Lists and objects in each other; with more, what walks through them may not come back."""
 _IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
 _KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
 
@@ -119,9 +122,26 @@ def decoded(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments or "{}")
-    except ValueError:
+        value = json.loads(arguments or "{}", parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError):
         return arguments
+    return arguments if _is_deep(value) else value
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number that JSON has")
+
+
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _no_number(text)
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MOST_DEEP):
+        insides = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [part for inside in insides for part in inside if isinstance(part, (dict, list))]
+    return bool(level)
 
 
 def _result_entry(message: Mapping[str, Any]) -> Entry:

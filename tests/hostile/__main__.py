@@ -9,7 +9,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -40,17 +40,16 @@ TOO_MUCH = 400.0
 """Megabytes with which it is killed: the machine has other work."""
 TRIES = 3
 """How often a mode is run for a time that is missed: what else the machine does only ever adds."""
-RESTS = 300
-"""Neighbours' turns without an attack that are compared with."""
 WARM_SECONDS = 4
+SLICE_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How long everything takes."""
 
-    seconds: float
-    """Of each mode."""
+    slices: int
+    """How often the hostile chat begins anew, with a rest behind each."""
     slice_seconds: float
     rest_seconds: float
     first_seconds: float
@@ -59,11 +58,16 @@ class Plan:
     """Modes that are tried at a time."""
     quick_at_once: int = 1
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which something must have come of a question."""
+        return self.call_seconds + 1
+
 
 SHORT = Plan(
-    seconds=1,
+    slices=1,
     slice_seconds=1,
-    rest_seconds=0.25,
+    rest_seconds=0.3,
     first_seconds=0.7,
     call_seconds=1.2,
     at_once=2,
@@ -135,7 +139,8 @@ class Siege:
         self._daemon: Daemon | None = None
         self._stack = AsyncExitStack()
         self._neighbours = Neighbours()
-        self._rests: deque[float] = deque(maxlen=RESTS)
+        self._rests: list[float] = []
+        """Turns without an attack, those right before and in between."""
 
     async def run(self, modes: Sequence[Mode]) -> list[Seen]:
         all_seen = []
@@ -174,8 +179,7 @@ class Siege:
             self._group.start_soon(self._neighbours.talk, self._daemon)
             began = time.monotonic()
             await anyio.sleep(WARM_SECONDS)
-            self._rests.clear()
-            self._rests.extend(self._turns(began + WARM_SECONDS / 2, time.monotonic()))
+            self._rests = self._turns(began + WARM_SECONDS / 2, time.monotonic())
         return self._daemon
 
     async def _end(self) -> None:
@@ -188,40 +192,37 @@ class Siege:
     async def _seen(self, batch: Sequence[Mode]) -> list[Seen]:
         daemon = await self._begun()
         attacks = [Attack(daemon, mode) for mode in batch]
-        look = Look(daemon, self._neighbours)
+        look, ratio = Look(daemon, self._neighbours), 1.0
         async with anyio.create_task_group() as group:
             group.start_soon(look.watch, group.cancel_scope)
             try:
-                during = await self._attacked(attacks)
+                ratio = await self._attacked(attacks)
             except (*GONE, BaseExceptionGroup):
                 look.lose("the daemon answers no more")
             group.cancel_scope.cancel()
         if look.lost:
             await self._end()
             return [Seen(attack.mode, wrong=[look.lost, *attack.wrong]) for attack in attacks]
-        ratio = median(during) / median(self._rests) if during and self._rests else 1.0
         return [look.seen(attack, ratio, share=len(attacks)) for attack in attacks]
 
-    async def _attacked(self, attacks: Sequence[Attack]) -> list[float]:
-        """The turns of all neighbours during the attack."""
-        during: list[float] = []
+    async def _attacked(self, attacks: Sequence[Attack]) -> float:
+        """By how much the neighbours' turns were longer during the attack."""
+        plan, during, rests = self._plan, list[float](), self._rests
         async with AsyncExitStack() as stack:
             for attack in attacks:
                 await stack.enter_async_context(attack.going_on())
-            left = self._plan.seconds
-            while left > 0:
-                during += await self._slice(attacks, min(left, self._plan.slice_seconds))
-                left -= self._plan.slice_seconds
+            for _ in range(plan.slices):
+                began = time.monotonic()
+                await all_of(
+                    [partial(each.ask_for, plan.slice_seconds, plan.patience) for each in attacks]
+                )
+                rested = time.monotonic()
+                await anyio.sleep(plan.rest_seconds)
+                during += self._turns(began, rested)
+                self._rests = self._turns(rested, time.monotonic())
+                rests += self._rests
             await all_of([attack.end for attack in attacks])
-        return during
-
-    async def _slice(self, attacks: Sequence[Attack], seconds: float) -> list[float]:
-        began, patience = time.monotonic(), self._plan.call_seconds + 1
-        await all_of([partial(attack.ask_for, seconds, patience) for attack in attacks])
-        rested = time.monotonic()
-        await anyio.sleep(self._plan.rest_seconds)
-        self._rests.extend(self._turns(rested, time.monotonic()))
-        return self._turns(began, rested)
+        return median(during) / median(rests) if during and rests else 1.0
 
     def _turns(self, began: float, ended: float) -> list[float]:
         return [t.seconds for t in self._neighbours.turns if began <= t.began < ended]
@@ -315,11 +316,12 @@ def chosen(names: Sequence[str]) -> list[Mode]:
 def plan_of(args: Any) -> Plan:
     if args.short:
         return SHORT
-    seconds = args.seconds * 0.8
+    slices = max(1, round(args.seconds / SLICE_SECONDS))
+    seconds = args.seconds / slices
     return Plan(
-        seconds=seconds,
-        slice_seconds=min(seconds, 8),
-        rest_seconds=min(seconds, 8) / 4,
+        slices=slices,
+        slice_seconds=seconds * 0.8,
+        rest_seconds=seconds * 0.2,
         first_seconds=5,
         call_seconds=10,
     )

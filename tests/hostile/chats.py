@@ -309,7 +309,7 @@ def is_known(text: str) -> bool:
 
 def _completed(way: str, body: bytes) -> Outcome:
     text = ""
-    for line in body.decode().splitlines():
+    for line in body.decode().split("\n"):
         data = line.removeprefix("data: ")
         if not data.startswith("{"):
             continue

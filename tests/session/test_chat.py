@@ -168,7 +168,25 @@ def test_two_messages_of_the_assistant_stay_two():
     assert session.messages == messages
 
 
-def test_arguments_that_are_no_json_stay_text():
-    assert decoded("{broken") == "{broken"
+NO_JSON = {
+    "broken": "{broken",
+    "infinite": '{"a": 1e999}',
+    "no number": '{"a": NaN}',
+    "less than all": '{"a": -Infinity}',
+    "long": "9" * 5000,
+    "deep": "[" * 51 + "]" * 51,
+    "deeper": '{"a":' * 200 + "1" + "}" * 200,
+    "endlessly deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON)
+def test_arguments_that_not_everyone_reads_as_json_stay_text(text):
+    assert decoded(text) == text
+
+
+def test_arguments_are_what_their_json_means():
+    assert decoded("[" * 50 + "]" * 50) != "[" * 50 + "]" * 50
+    assert decoded('{"a": [1e99, {"b": "c"}]}') == {"a": [1e99, {"b": "c"}]}
     assert decoded("") == {}
     assert decoded({"a": 1}) == {"a": 1}
