@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -93,7 +94,7 @@ async def serve(args: argparse.Namespace) -> None:
     garbage.look_seldom()
     async with anyio.create_task_group() as group:
         group.start_soon(feel)
-        group.start_soon(hear, whole)
+        group.start_soon(hear, whole, app.stop)
         await app.run()
         group.cancel_scope.cancel()
 
@@ -115,10 +116,12 @@ async def feel() -> None:
                 tell(at=began, gone=gone, own=max(0.0, gone - others))
 
 
-async def hear(whole: Whole) -> None:
+async def hear(whole: Whole, end: Callable[[], None]) -> None:
+    """Answer what is asked, and end with whoever asks."""
     async with anyio.create_task_group() as group:
         while line := await anyio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True):
             group.start_soon(answer, whole, json.loads(line))
+    end()
 
 
 async def answer(whole: Whole, asked: dict[str, str]) -> None:
