@@ -68,10 +68,10 @@ SHORT = Plan(
     slices=1,
     slice_seconds=1,
     rest_seconds=0.3,
-    first_seconds=0.7,
-    call_seconds=1.2,
-    at_once=2,
-    quick_at_once=4,
+    first_seconds=0.8,
+    call_seconds=1.5,
+    at_once=3,
+    quick_at_once=8,
 )
 
 

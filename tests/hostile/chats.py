@@ -14,6 +14,7 @@ from uuid import uuid4
 import aiohttp
 import anyio
 
+from nanoloop.sentences import ENGLISH
 from tests.hostile.daemon import HOSTILE
 from tests.hostile.mode import SECRETS, WORDS, Mode
 from tests.hostile.process import Daemon
@@ -292,6 +293,7 @@ class Attack:
                 self._note(f"{doing}: {type(error).__name__} {str(error)[:200]}")
 
 
+INCIDENT = re.compile(rf" \({ENGLISH['incident']} [0-9a-f]+\)$")
 GIVEN_UP = r"I stopped after \d+ steps.*"
 
 
@@ -303,8 +305,9 @@ def _is_legal(says: str, text: str) -> bool:
 
 
 def is_known(text: str) -> bool:
-    """Whether a failure is told in a sentence of the closed list."""
-    return bool(text.strip())
+    """Whether a failure is told in a sentence of the closed list, with an incident's id."""
+    sentence = INCIDENT.sub("", text).removesuffix(f" {ENGLISH['kept']}")
+    return sentence in ENGLISH.values()
 
 
 def _completed(way: str, body: bytes) -> Outcome:

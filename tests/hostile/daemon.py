@@ -22,32 +22,17 @@ from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import garbage, loop_options
 from nanoloop.parts.serving import make_web
-from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 from tests.hostile.mode import KEY
 
 HOSTILE = "hostile"
+VENDOR = "vllm"
+"""One whose server is anywhere."""
 TICK_SECONDS = 0.005
 TOLD_SECONDS = 0.01
 """A shorter stall is not worth a line."""
 CORE = Path("/proc/thread-self/schedstat")
-
-
-class ByModel:
-    """Two servers, chosen by the model's name."""
-
-    def __init__(self, sane: OpenAIProvider, hostile: OpenAIProvider) -> None:
-        self._sane = sane
-        self._hostile = hostile
-
-    async def chat(self, *, model=None, **asked):
-        provider = self._hostile if model == HOSTILE else self._sane
-        return await provider.chat(model=model, **asked)
-
-    async def close(self) -> None:
-        await self._sane.close()
-        await self._hostile.close()
 
 
 class Whole(DirectChannel):
@@ -58,34 +43,28 @@ class Whole(DirectChannel):
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
-    web = {"port": 0, "requests_per_minute": 10**7}
     return Settings(
         data=args.folder,
         model="sane",
-        agents={HOSTILE: {"model": HOSTILE}},
-        channels={"web": web},
+        base_url=args.sane,
+        agents={HOSTILE: {"model": f"{VENDOR}:{HOSTILE}"}},
+        providers={VENDOR: {"base_url": args.hostile, "api_key": KEY}},
+        provider={
+            "connect_timeout_seconds": args.call_seconds,
+            "first_token_timeout_seconds": args.first_seconds,
+            "call_timeout_seconds": args.call_seconds,
+            "max_retries": 1,
+        },
+        channels={"web": {"port": 0, "requests_per_minute": 10**7}},
         log={"level": "debug", "format": "json"},
         loop={"shutdown_turns_seconds": 1, "shutdown_summaries_seconds": 1},
     )
 
 
-def provider_of(args: argparse.Namespace) -> ByModel:
-    hostile = OpenAIProvider(
-        model=HOSTILE,
-        base_url=args.hostile,
-        api_key=KEY,
-        connect_timeout_seconds=args.call_seconds,
-        first_token_timeout_seconds=args.first_seconds,
-        call_timeout_seconds=args.call_seconds,
-        max_retries=1,
-    )
-    return ByModel(OpenAIProvider(model="sane", base_url=args.sane), hostile)
-
-
 async def serve(args: argparse.Namespace) -> None:
     settings = settings_of(args)
     telemetry = Telemetry(level=settings.log.level, format=settings.log.format)
-    app = App.of(settings, provider=provider_of(args), telemetry=telemetry)
+    app = App.of(settings, telemetry=telemetry)
     agents = app.loop.agents
     agents.renew(Agents(agents.default, dict(agents), by_channel={Whole.name: HOSTILE}))
     web, whole = make_web(settings, app), Whole(app.loop.bus)
