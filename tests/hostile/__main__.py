@@ -34,6 +34,10 @@ LAG_GOAL = 0.1
 MEMORY_GOAL = 60.0
 STORE_GOAL = 1.0
 """Megabytes for each answer."""
+FILES_GOAL = 10.0
+"""Megabytes that a log of commits may take before it is written back."""
+NEIGHBOUR_MEGABYTES = 0.005
+"""What a turn of theirs may take of the files, an index of its words included."""
 SENT_GOAL = 4_000_000
 """Bytes of a request behind the mode."""
 TOO_MUCH = 400.0
@@ -84,6 +88,7 @@ class Seen:
     lag: float = 0.0
     memory: float = 0.0
     store: float = 0.0
+    files: float = 0.0
     sent: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -107,6 +112,9 @@ class Seen:
             wrong.append(f"{self.memory:.0f} MB more memory")
         if self.store > STORE_GOAL:
             wrong.append(f"{self.store:.1f} MB more in the store for each answer")
+        answers = self.outcomes.total() + 2  # and two more behind it
+        if self.files > FILES_GOAL + STORE_GOAL * answers:
+            wrong.append(f"{self.files:.1f} MB more in the files")
         if self.sent > SENT_GOAL:
             wrong.append(f"{self.sent / 1e6:.1f} MB in the request behind it")
         return wrong
@@ -235,6 +243,8 @@ class Look:
         self._daemon = daemon
         self._neighbours = neighbours
         self._before = daemon.resident()
+        self._stored = daemon.stored()
+        self._began = time.monotonic()
         self.lost = ""
         """Why the daemon has to be started anew."""
         neighbours.failures.clear()
@@ -264,6 +274,7 @@ class Look:
             lag=max((own for _, own in daemon.stalls), default=0.0),
             memory=(daemon.peak() - self._before) / share,
             store=daemon.size_of(attack.name) / max(1, len(attack.outcomes)),
+            files=self._grown() / share,
             sent=attack.sent,
             outcomes=Counter(outcome.kind for outcome in attack.outcomes),
             wrong=[
@@ -272,6 +283,11 @@ class Look:
                 *[f"{n} turns of neighbours failed: {why}" for why, n in failures.items()],
             ],
         )
+
+    def _grown(self) -> float:
+        """Megabytes of the files, without what the neighbours may take of them."""
+        turns = sum(turn.began > self._began for turn in self._neighbours.turns)
+        return self._daemon.stored() - self._stored - turns * NEIGHBOUR_MEGABYTES
 
 
 async def all_of(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:

@@ -151,7 +151,7 @@ class Attack:
                     return
                 self.outcomes.append(outcome)
                 self._tell_news()
-                self._judge(outcome)
+                self.judge(outcome)
             await anyio.sleep(0.01)
 
     async def _stop(self) -> None:
@@ -182,7 +182,7 @@ class Attack:
 
     async def _by_whole_channel(self, text: str) -> Outcome:
         kind, said = await self._daemon.ask_whole(self.name, text)
-        self._look(said.encode("utf-8", "replace"), "a channel")
+        self.look(said.encode("utf-8", "replace"), "a channel")
         return Outcome(way="whole channel", kind=kind, text=said)
 
     async def _by_json(self, text: str) -> Outcome:
@@ -200,13 +200,13 @@ class Attack:
         path = "/v1/chat/completions"
         async with self._client.post(path, json=asked, headers=headers) as came:
             body = await came.read()
-            self._look(body + repr(came.headers).encode(), f"the API ({way})")
+            self.look(body + repr(came.headers).encode(), f"the API ({way})")
         return _completed(way, body)
 
     async def _call(self, method: str, path: str, body: Any = None) -> Any:
         async with self._client.request(method, path, json=body, raise_for_status=True) as came:
             said = await came.read()
-            self._look(said, path.rpartition("/")[2])
+            self.look(said, path.rpartition("/")[2])
             return json.loads(said) if came.content_type == "application/json" else said
 
     async def _read_along(self) -> None:
@@ -215,7 +215,7 @@ class Attack:
         with suppress(*GONE):
             async with self._client.get(path, timeout=timeout, read_bufsize=2**24) as came:
                 async for line in came.content:
-                    self._look(line, "an event")
+                    self.look(line, "an event")
                     name, _, value = line.strip().partition(b": ")
                     event = value if name == b"event" else event
                     data = value if name == b"data" else data
@@ -253,15 +253,16 @@ class Attack:
         for said in page["messages"]:
             if said["role"] == "assistant" and not re.fullmatch(r"You sent \d+.*", said["text"]):
                 kind = "part" if said.get("stopped") else "answer"
-                self._judge(Outcome(way="history", kind=kind, text=said["text"]))
+                self.judge(Outcome(way="history", kind=kind, text=said["text"]))
         await self._call("GET", session)
         for form in ("md", "json"):
             await self._call("GET", f"{session}/export?format={form}")
 
     # What is wrong
 
-    def _judge(self, outcome: Outcome) -> None:
-        text, about = outcome.text, f"{outcome.text[:200]!r} ({outcome.way})"
+    def judge(self, outcome: Outcome) -> None:
+        text = outcome.text
+        about = f"{INCIDENT.sub('', text)[:200]!r} ({outcome.way})"
         if BROKEN.search(text):
             self._note(f"characters that nobody can show: {about}")
         if outcome.kind == "answer":
@@ -274,7 +275,7 @@ class Attack:
         elif not is_known(text):
             self._note(f"no sentence of the closed list: {about}")
 
-    def _look(self, said: bytes, where: str) -> None:
+    def look(self, said: bytes, where: str) -> None:
         for word in set(NEVER_SHOWN.findall(said)) - self._came_out:
             self._came_out.add(word)
             self._note(f"{word.decode()} came out in {where}")
