@@ -152,6 +152,23 @@ async def test_an_answer_that_ended_in_an_error_is_none(reason, text, streamed):
     assert "sk-1" not in str(caught.value)
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_what_comes_with_an_error_is_not_heard_as_a_piece_of_the_answer(is_whole):
+    choice = {"delta": {"content": "key sk-1"}, "finish_reason": "error"}
+    event = json.dumps({"choices": [choice]}).encode()
+    failed = {"body": event} if is_whole else {"chunks": (b"data: " + event + b"\n\n",)}
+    heard = []
+    async with connected(Answer(**failed), max_retries=0) as (provider, _):
+        with pytest.raises(ServerFailed):
+            await provider.chat(messages=HI, on_text=heard.append)
+    assert heard == []
+
+
+async def test_a_mark_before_the_first_event_is_no_part_of_it():
+    event = b'\xef\xbb\xbfdata: {"choices": [{"delta": {"content": "So."}}]}\n\n'
+    assert (await said(Answer(chunks=(event, b"data: [DONE]\n\n")))).text == "So."
+
+
 async def test_an_unknown_reason_is_a_failure_without_text_and_an_end_with_it():
     assert (await said(Answer(text="So.", finish_reason="whim"))).finish_reason == "stop"
     with pytest.raises(BadAnswer):

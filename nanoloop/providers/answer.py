@@ -114,6 +114,11 @@ class Draft:
         """Whether all of it is in, though the connection may still be open."""
         return self.is_done or bool(self.finish_reason)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the server said that it did: what came as text may be anything then."""
+        return self.finish_reason.lower() in FAILURES
+
     def cut(self) -> None:
         """End it here: there is more than it may hold."""
         self.is_full = True
@@ -141,7 +146,7 @@ class Draft:
         if self.is_full:
             return "length"
         said = (self.finish_reason or "stop").lower()
-        if said in FAILURES:
+        if self.has_failed:
             raise ServerFailed(f"the model's server ended the answer with {said!r}: try again")
         if said not in FINISH_REASONS and not has_content:
             raise BadAnswer("the model's server ended the answer for no known reason: try again")

@@ -271,7 +271,7 @@ class _Call:
             self._tell(self._take(self._draft, failures.answered(self.asked, event)))
 
     def _tell(self, text: str) -> None:
-        if text and self.on_text is not None:
+        if text and self.on_text is not None and not self._draft.has_failed:
             self._was_heard = True
             self.on_text(text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -255,7 +256,7 @@ async def body(response: httpx2.Response, limit: int) -> bytes:
 
 async def events(response: httpx2.Response, limits: Limits) -> AsyncIterator[bytes]:
     """The data of each server-sent event, as it comes; raises `TooMuch`."""
-    raw, rest = response.aiter_raw(), bytearray()
+    raw, rest, is_first = response.aiter_raw(), bytearray(), True
     async with aclosing(_inflated(response, raw, limits.stream_bytes)) as pieces:
         async for piece in pieces:
             for line in piece.splitlines(keepends=True):
@@ -263,6 +264,8 @@ async def events(response: httpx2.Response, limits: Limits) -> AsyncIterator[byt
                 if len(rest) > limits.event_bytes:
                     raise TooMuch
                 if line[-1] in b"\r\n":
+                    if is_first:  # some servers send a mark before it
+                        rest, is_first = rest.removeprefix(BOM_UTF8), False
                     if rest.startswith(b"data:"):
                         yield bytes(rest[5:]).strip()
                     rest.clear()

@@ -201,7 +201,13 @@ def error_as_the_answer(asked):
     if asked.count % 2:
         yield whole(message(reason, content=text))
     else:
-        yield streamed(delta(content=text), delta(reason))
+        yield streamed(delta(reason, content=text))
+
+
+@mode()
+def error_behind_some_words(asked):
+    """They may have been seen by then, but are no answer."""
+    yield streamed(delta(content=TEXT), delta(("error", "abort", "cancelled")[asked.count % 3]))
 
 
 # JSON
