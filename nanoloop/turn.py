@@ -99,7 +99,7 @@ class Turn:
                 return self._answer(reply, step)
             calls = _with_ids(reply.tool_calls)
             if self._goes_in_circles(calls):
-                return self._given_up(step, "same_calls", _circle(calls))
+                return self._given_up(step, "same_calls", self._circle(calls))
             # Recorded before they run: whatever a tool does, the log says who asked for it.
             self._spoke_before = self._spoke_before or bool(self.said)
             # Handed over before the wait: stopped while it is saved, it is not added again.
@@ -177,6 +177,13 @@ class Turn:
         self._calls = asked
         return self._repeats == SAME_CALLS
 
+    def _circle(self, calls: Sequence[ToolCall]) -> str:
+        # Only tools that there are: any other name is whatever the model's server made up.
+        asked = {call.name for call in calls}
+        names = ", ".join(spec.name for spec in self._toolbox.specs if spec.name in asked)
+        often = f": the model asked for the same thing {SAME_CALLS} times in a row"
+        return f"{often} ({names})" if names else often
+
     def _given_up(self, steps: int, finish_reason: str, why: str) -> Answer:
         text = f"I stopped after {steps} steps{why}."
         return Answer(
@@ -247,11 +254,6 @@ def _thought(reply: Reply) -> list[Entry]:
 
 def _call_entries(calls: Sequence[ToolCall]) -> list[Entry]:
     return [Entry.tool_call(call.name, decoded(call.arguments), call_id=call.id) for call in calls]
-
-
-def _circle(calls: Sequence[ToolCall]) -> str:
-    names = ", ".join(dict.fromkeys(call.name for call in calls))
-    return f": the model asked for the same thing {SAME_CALLS} times in a row ({names})"
 
 
 def _empty_because(finish_reason: str) -> str:

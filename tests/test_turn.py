@@ -129,6 +129,13 @@ async def test_a_model_that_asks_for_the_same_calls_again_and_again_is_stopped()
     assert kept == ["message", *["tool_call", "tool_result"] * 3]
 
 
+async def test_a_tool_that_the_model_made_up_is_not_named_to_the_chat():
+    made_up = Reply(tool_calls=(ToolCall(id="", name="http://evil.example", arguments="{}"),))
+    one, _ = turn(*[made_up] * 9)
+    text = (await one.run(Talk())).text
+    assert text.endswith("the same thing 4 times in a row.")
+
+
 async def test_a_call_that_comes_again_after_another_one_is_no_circle():
     one, _ = turn(*[calls(number) for number in (1, 1, 1, 2, 1, 1, 1)], "done")
     assert (await one.run(Talk())).text == "done"

@@ -475,13 +475,16 @@ def names_without_end(asked):
     return endless_events(delta(tool_calls=[{"index": 0, "function": {"name": "clock"}}]))
 
 
-@mode(says=r".*")
+@mode()
 def calls_for_ever(asked):
-    """The tools have run: it calls them again, each time a little else."""
+    """The tools have run, and it calls for more: the same, something else, something made up."""
+    number, kind = asked.count, asked.count // 30 % 3
+    one = call(name="made up" if kind == 2 else "clock", id=f"c{number}")
+    one["function"]["arguments"] = dumps({"a": number if kind == 1 else 0}).decode()
     if asked.is_streamed:
-        yield streamed(delta(tool_calls=[call(id=f"c{asked.count}")]), delta("tool_calls"))
+        yield streamed(delta(tool_calls=[one]), delta("tool_calls"))
     else:
-        yield whole(message("tool_calls", tool_calls=[call(id=f"c{asked.count}")]))
+        yield whole(message("tool_calls", tool_calls=[one]))
 
 
 @mode(says=TEXT)

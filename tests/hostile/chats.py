@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +24,8 @@ SANE = "A sane answer, and not a long one."
 NEIGHBOURS = 20
 PAUSE_SECONDS = 0.2
 PATIENCE_SECONDS = 15
+ANSWER_SECONDS = 60
+"""A turn may have many steps, and each its own time."""
 STOP_SECONDS = 3
 HEADER = {"X-Nanoloop": "1"}
 SESSION = "X-Nanoloop-Session"
@@ -106,7 +109,7 @@ class Attack:
         self._arrived: dict[str, Outcome] = {}
         self._news = anyio.Event()
         self._client: Any = None
-        self._count = sum(map(ord, mode.name))
+        self._chance = random.Random(mode.name)
 
     @asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
@@ -143,9 +146,8 @@ class Attack:
     async def _ask_on(self) -> None:
         ways = (self._by_page, self._by_whole_channel, self._by_stream, self._alone, self._by_json)
         while not self._daemon.is_over:
-            way = ways[self._count % len(ways)]
-            self._count += 1
-            with self._noting(f"asking {way.__name__}"):
+            way = self._chance.choice(ways)
+            with self._noting(f"asking {way.__name__}", ANSWER_SECONDS):
                 outcome = await way(f"mode:{self.mode.name}")
                 if self._is_stopping:  # it says only how far it came
                     return
@@ -210,18 +212,16 @@ class Attack:
             return json.loads(said) if came.content_type == "application/json" else said
 
     async def _read_along(self) -> None:
-        path, event, data = f"/api/sessions/{self._session}/events", b"", b""
+        path, rest = f"/api/sessions/{self._session}/events", b""
         timeout = aiohttp.ClientTimeout(None)
         with suppress(*GONE):
             async with self._client.get(path, timeout=timeout, read_bufsize=2**24) as came:
-                async for line in came.content:
-                    self.look(line, "an event")
-                    name, _, value = line.strip().partition(b": ")
-                    event = value if name == b"event" else event
-                    data = value if name == b"data" else data
-                    if not name and event == b"answer":
-                        self._take(json.loads(data))
-                        event = b""
+                async for piece in came.content.iter_any():
+                    *events, rest = (rest + piece).split(b"\n\n")
+                    self.look(b"\n\n".join(events), "an event")
+                    for event in events:
+                        if b"event: answer\n" in event:
+                            self._take(json.loads(event.partition(b"\ndata: ")[2]))
 
     def _take(self, said: dict[str, Any]) -> None:
         if said["message_id"]:
@@ -236,8 +236,8 @@ class Attack:
     # Afterwards
 
     async def end(self) -> None:
-        """The chat must still work, and all of it be readable."""
-        with self._noting("afterwards"):
+        """The chat must still work."""
+        with self._noting("asking afterwards"):
             for way in (self._by_page, self._by_whole_channel):
                 outcome = await way(f"mode:{SANE_MODE}")
                 found = re.fullmatch(r"You sent (\d+) bytes\.", outcome.text)
@@ -245,6 +245,10 @@ class Attack:
                     self._note(f"the chat works no more: {outcome.text[:200]!r} ({outcome.way})")
                 else:
                     self.sent = max(self.sent, int(found[1]))
+
+    async def read(self) -> None:
+        """All of it must be readable."""
+        with self._noting("reading it all"):
             for session in (self._session, f"whole:{self.name}"):
                 await self._read_all(f"/api/sessions/{session}")
 
@@ -284,10 +288,10 @@ class Attack:
         self.wrong[what] = None
 
     @contextmanager
-    def _noting(self, doing: str) -> Iterator[None]:
+    def _noting(self, doing: str, seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
         """Note what goes wrong here."""
         try:
-            with anyio.fail_after(PATIENCE_SECONDS):
+            with anyio.fail_after(seconds):
                 yield
         except (*GONE, KeyError, ValueError) as error:
             if not self._daemon.is_over:
@@ -295,7 +299,8 @@ class Attack:
 
 
 INCIDENT = re.compile(rf" \({ENGLISH['incident']} [0-9a-f]+\)$")
-GIVEN_UP = r"I stopped after \d+ steps.*"
+CIRCLE = r": the model asked for the same thing \d+ times in a row( \((calculator|clock|recall)\))?"
+GIVEN_UP = rf"I stopped after \d+ steps({CIRCLE}| without coming to an answer)\."
 
 
 def _is_legal(says: str, text: str) -> bool:

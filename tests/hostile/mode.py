@@ -67,6 +67,8 @@ class Mode:
     """A regular expression for all that the chat may read of it; empty: a failure is due."""
     must: bool
     """Whether the answer is sound enough that a failure is wrong."""
+    known: str
+    """Why the daemon does not stand it; it is shown, and counts as no violation."""
 
     @property
     def is_quick(self) -> bool:
@@ -77,13 +79,15 @@ class Mode:
 MODES: dict[str, Mode] = {}
 
 
-def mode(says: str = "", *, must: bool = False, name: str | None = None) -> Callable[[Play], Play]:
+def mode(
+    says: str = "", *, must: bool = False, name: str | None = None, known: str = ""
+) -> Callable[[Play], Play]:
     """Put this into the table, under the function's name."""
 
     def put(play: Play) -> Play:
         called = name or play.__name__.strip("_").replace("_", "-")
         assert called not in MODES, called
-        MODES[called] = Mode(name=called, play=play, says=says, must=must)
+        MODES[called] = Mode(name=called, play=play, says=says, must=must, known=known)
         return play
 
     return put

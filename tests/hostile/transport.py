@@ -39,6 +39,9 @@ LONG_TIME = 3600.0
 JSON_ERROR = "application/json"
 OK = b"HTTP/1.1 200 OK\r\n"
 
+UNBOUNDED = "aiohttp reads whatever comes at once, and has no bound on this"
+UNASKED = "aiohttp keeps what comes on an idle connection for the next answer"
+
 # Heads
 
 
@@ -62,12 +65,12 @@ def endless_header_name(asked):
     return endless(b"x", OK)
 
 
-@mode()
+@mode(known=UNBOUNDED)
 def endless_words_in_between(asked):
     return endless(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-@mode()
+@mode(known=UNBOUNDED)
 def endless_early_hints(asked):
     return endless(f"HTTP/1.1 103 Hints\r\nlink: <{HEADER}>\r\n\r\n".encode())
 
@@ -132,12 +135,12 @@ def framed(framing: str, body: bytes) -> bytes:
     return head(framing, kind=JSON_ERROR) + body
 
 
-@mode()
+@mode(known=UNBOUNDED)
 def endless_chunk_extension(asked):
     return endless(b"x", head(CHUNKED) + b"5;ext=")
 
 
-@mode()
+@mode(known=UNBOUNDED)
 def endless_chunk_size(asked):
     return endless(b"0", head(CHUNKED))
 
@@ -199,7 +202,7 @@ def unasked_bytes_behind(asked):
     yield plain(asked, TEXT) + whole(message(content=STOLEN))
 
 
-@mode(says=TEXT)
+@mode(says=TEXT, known=UNASKED)
 def unasked_bytes_later(asked):
     yield plain(asked, TEXT)
     yield 0.01
