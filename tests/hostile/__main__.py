@@ -1,6 +1,6 @@
 """A hostile model server against the daemon, while twenty other chats talk to a sane one.
 
-python -m tests.hostile [--seconds 60] [--mode NAME …] [--short]
+python -m tests.hostile [--seconds 60] [--mode NAME …] [--short] [--summary]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from tests.hostile import answers, transport
-from tests.hostile.chats import GONE, SANE, SANE_MODE, Attack, Neighbours
+from tests.hostile.chats import GONE, SANE, SANE_MODE, Attack, Neighbours, SummaryAttack
 from tests.hostile.mode import MODES, Mode
 from tests.hostile.process import Daemon, a_daemon, a_server
 
@@ -38,7 +38,7 @@ FILES_GOAL = 10.0
 """Megabytes that a log of commits may take before it is written back."""
 NEIGHBOUR_MEGABYTES = 0.005
 """What a turn of theirs may take of the files, an index of its words included."""
-SENT_GOAL = 4_000_000
+SENT_GOAL = 15_000_000
 """Bytes of a request behind the mode."""
 TOO_MUCH = 400.0
 """Megabytes with which it is killed: the machine has other work."""
@@ -61,6 +61,7 @@ class Plan:
     at_once: int = 1
     """Modes that are tried at a time."""
     quick_at_once: int = 1
+    attack: type[Attack] = Attack
 
     @property
     def patience(self) -> float:
@@ -148,6 +149,7 @@ class Siege:
             f"--hostile={hostile}",
             f"--first-seconds={plan.first_seconds}",
             f"--call-seconds={plan.call_seconds}",
+            *(["--summary"] if plan.attack is SummaryAttack else []),
         )
         self._lives = count(1)
         self._daemon: Daemon | None = None
@@ -205,7 +207,7 @@ class Siege:
 
     async def _seen(self, batch: Sequence[Mode]) -> list[Seen]:
         daemon = await self._begun()
-        attacks = [Attack(daemon, mode) for mode in batch]
+        attacks = [self._plan.attack(daemon, mode) for mode in batch]
         look, ratio = Look(daemon, self._neighbours), 1.0
         async with anyio.create_task_group() as group:
             group.start_soon(look.watch, group.cancel_scope)
@@ -346,8 +348,9 @@ def chosen(names: Sequence[str]) -> list[Mode]:
 
 
 def plan_of(args: Any) -> Plan:
+    attack = SummaryAttack if args.summary else Attack
     if args.short:
-        return SHORT
+        return replace(SHORT, attack=attack)
     slices = max(1, round(args.seconds / SLICE_SECONDS))
     seconds = args.seconds / slices
     return Plan(
@@ -356,6 +359,7 @@ def plan_of(args: Any) -> Plan:
         rest_seconds=seconds * 0.2,
         first_seconds=5,
         call_seconds=10,
+        attack=attack,
     )
 
 
@@ -364,6 +368,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="of each mode")
     parser.add_argument("--mode", nargs="*", default=[], help="only those with this in their names")
     parser.add_argument("--short", action="store_true", help="three minutes in all, for CI")
+    parser.add_argument("--summary", action="store_true", help="it makes the summaries instead")
     args = parser.parse_args()
     began = time.monotonic()
     seen = anyio.run(

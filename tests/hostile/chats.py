@@ -94,9 +94,12 @@ class Outcome:
 class Attack:
     """One chat with the hostile model, in one of its modes."""
 
+    agent = HOSTILE
+
     def __init__(self, daemon: Daemon, mode: Mode) -> None:
         self._daemon = daemon
         self.mode = mode
+        self.says, self.must = mode.says, mode.must
         self.name = f"{mode.name}.{uuid4().hex[:6]}"
         self.outcomes: list[Outcome] = []
         self.wrong: dict[str, None] = {}
@@ -116,7 +119,7 @@ class Attack:
         """Have the session, and somebody who reads along."""
         async with http(self._daemon) as self._client, anyio.create_task_group() as group:
             with anyio.fail_after(PATIENCE_SECONDS):
-                asked = {"agent": HOSTILE, "title": self.name}
+                asked = {"agent": self.agent, "title": self.name}
                 self._session = (await self._call("POST", "/api/sessions", asked))["id"]
             group.start_soon(self._read_along)
             yield
@@ -198,7 +201,7 @@ class Attack:
 
     async def _complete(self, way: str, text: str, headers: Any, *, stream: bool) -> Outcome:
         messages = [{"role": "user", "content": text}]
-        asked = {"model": HOSTILE, "messages": messages, "stream": stream}
+        asked = {"model": self.agent, "messages": messages, "stream": stream}
         path = "/v1/chat/completions"
         async with self._client.post(path, json=asked, headers=headers) as came:
             body = await came.read()
@@ -240,11 +243,14 @@ class Attack:
         with self._noting("asking afterwards"):
             for way in (self._by_page, self._by_whole_channel):
                 outcome = await way(f"mode:{SANE_MODE}")
-                found = re.fullmatch(r"You sent (\d+) bytes\.", outcome.text)
-                if found is None:
+                if not self.is_sane(outcome.text):
                     self._note(f"the chat works no more: {outcome.text[:200]!r} ({outcome.way})")
-                else:
-                    self.sent = max(self.sent, int(found[1]))
+
+    def is_sane(self, text: str) -> bool:
+        """Whether this is what it says behind a mode; it has a figure in it."""
+        found = re.fullmatch(r"You sent (\d+) bytes\.", text)
+        self.sent = max(self.sent, int(found[1])) if found else self.sent
+        return found is not None
 
     async def read(self) -> None:
         """All of it must be readable."""
@@ -258,7 +264,8 @@ class Attack:
             if said["role"] == "assistant" and not re.fullmatch(r"You sent \d+.*", said["text"]):
                 kind = "part" if said.get("stopped") else "answer"
                 self.judge(Outcome(way="history", kind=kind, text=said["text"]))
-        await self._call("GET", session)
+        for path in (session, f"{session}/memory"):
+            await self._call("GET", path)
         for form in ("md", "json"):
             await self._call("GET", f"{session}/export?format={form}")
 
@@ -270,11 +277,11 @@ class Attack:
         if BROKEN.search(text):
             self._note(f"characters that nobody can show: {about}")
         if outcome.kind == "answer":
-            if not _is_legal(self.mode.says, text):
+            if not _is_legal(self.says, text):
                 self._note(f"that is no answer: {about}")
         elif outcome.kind == "part":
             return
-        elif self.mode.must:
+        elif self.must:
             self._note(f"that failed without need: {about}")
         elif not is_known(text):
             self._note(f"no sentence of the closed list: {about}")
@@ -300,6 +307,22 @@ class Attack:
 
 INCIDENT = re.compile(rf" \({ENGLISH['incident']} [0-9a-f]+\)$")
 CIRCLE = r": the model asked for the same thing \d+ times in a row( \((calculator|clock|recall)\))?"
+
+
+class SummaryAttack(Attack):
+    """A chat with a sane model, of which the hostile one makes the summaries."""
+
+    agent = "assistant"
+
+    def __init__(self, daemon: Daemon, mode: Mode) -> None:
+        super().__init__(daemon, mode)
+        self.says, self.must = re.escape(SANE), True
+
+    def is_sane(self, text: str) -> bool:
+        """Whether the other model speaks."""
+        return text == SANE
+
+
 GIVEN_UP = rf"I stopped after \d+ steps({CIRCLE}| without coming to an answer)\."
 
 

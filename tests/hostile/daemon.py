@@ -43,7 +43,16 @@ class Whole(DirectChannel):
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
+    # Every few messages a summary, and again soon where it fails.
+    soon = {"retry_seconds": 0.05, "breaker_seconds": 0.1, "idle_seconds": 0.1}
+    summary = {
+        "summary_model": f"{VENDOR}:{HOSTILE}",
+        "summary": {**soon, "timeout_seconds": args.call_seconds},
+        "message_buffer_limit": 6,
+        "message_buffer_min": 2,
+    }
     return Settings(
+        **(summary if args.summary else {}),
         data=args.folder,
         model="sane",
         base_url=args.sane,
@@ -66,7 +75,8 @@ async def serve(args: argparse.Namespace) -> None:
     telemetry = Telemetry(level=settings.log.level, format=settings.log.format)
     app = App.of(settings, telemetry=telemetry)
     agents = app.loop.agents
-    agents.renew(Agents(agents.default, dict(agents), by_channel={Whole.name: HOSTILE}))
+    named = {} if args.summary else {Whole.name: HOSTILE}
+    agents.renew(Agents(agents.default, dict(agents), by_channel=named))
     web, whole = make_web(settings, app), Whole(app.loop.bus)
     tell(url=web.bind())
     app.add(web)
@@ -115,6 +125,7 @@ def main() -> None:
     parser.add_argument("--hostile", required=True, help="the URL of the hostile one")
     parser.add_argument("--first-seconds", type=float, default=5)
     parser.add_argument("--call-seconds", type=float, default=10)
+    parser.add_argument("--summary", action="store_true", help="the hostile one makes summaries")
     anyio.run(serve, parser.parse_args(), backend_options=loop_options())
 
 
