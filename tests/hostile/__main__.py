@@ -359,6 +359,7 @@ def plan_of(args: Any) -> Plan:
         rest_seconds=seconds * 0.2,
         first_seconds=5,
         call_seconds=10,
+        quick_at_once=4,
         attack=attack,
     )
 

@@ -12,7 +12,7 @@ HEADER = "Wolpertinger-header"
 BODY = "Wolpertinger-body"
 ERROR = "Wolpertinger-error"
 FIELD = "Wolpertinger-field"
-"""Ids, the model's name, finish reasons, codes of errors: what the server calls things."""
+"""Ids, finish reasons, codes of errors: what the server calls things."""
 PATH = "wolpertinger-path"
 USER, PASSWORD = "wolpertinger-user", "wolpertinger-password"
 QUERY = "wolpertinger-query"
@@ -147,7 +147,7 @@ def dumps(value: Any) -> bytes:
 
 
 def envelope(kind: str = "chat.completion.chunk", **fields: Any) -> dict[str, Any]:
-    return {"id": FIELD, "object": kind, "created": 1, "model": FIELD, **fields}
+    return {"id": FIELD, "object": kind, "created": 1, "model": "it", **fields}
 
 
 def event(**fields: Any) -> bytes:
