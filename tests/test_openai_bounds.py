@@ -9,6 +9,7 @@ import pytest
 
 from nanoloop.errors import BadAnswer, ProviderError, ServerFailed
 from nanoloop.protocols import Usage
+from nanoloop.providers import failures
 from nanoloop.providers.answer import Limits
 from tests.openai_client import HI, choice, connected, failing, sse
 from tests.openai_server import Answer
@@ -162,6 +163,11 @@ async def test_what_comes_with_an_error_is_not_heard_as_a_piece_of_the_answer(is
         with pytest.raises(ServerFailed):
             await provider.chat(messages=HI, on_text=heard.append)
     assert heard == []
+
+
+def test_what_has_too_many_parts_is_not_read():
+    assert failures.decoded(b"[%b[]]" % (b"[]," * 49_998)) is not None
+    assert failures.decoded(b"[%b[]]" % (b"[]," * 50_000)) is None
 
 
 async def test_a_mark_before_the_first_event_is_no_part_of_it():

@@ -88,6 +88,8 @@ repeat what was sent."""
 KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|Bearer \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
 QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
+MOST_PARTS = 50_000
+"""Lists and objects in one answer, or one event of it; a real one has a few."""
 SHOWN = 200
 """Characters of a server's own words that an error shows at most."""
 RUN = 16
@@ -135,10 +137,17 @@ def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
 
 def decoded(data: bytes) -> Any:
     """The JSON in it, or None."""
+    if has_too_many_parts(data):
+        return None
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def has_too_many_parts(data: bytes) -> bool:
+    """Whether reading that JSON would hold up every chat, for as long as it takes to make."""
+    return data.count(b"[") + data.count(b"{") > MOST_PARTS
 
 
 def shown_url(url: str) -> str:

@@ -333,6 +333,8 @@ class _Pace:
 
 def begun(data: bytes) -> Mapping[str, Any]:
     """What there is of an answer of which only the beginning was read."""
+    if failures.has_too_many_parts(data):
+        return {}
     try:
         said = jiter.from_json(data, partial_mode="trailing-strings")
     except ValueError:

@@ -36,6 +36,8 @@ _APART = "apart"
 """The metadata key of a call that begins a message though the assistant spoke just before it."""
 _RAW = "arguments"
 """The metadata key for arguments as the model wrote them, where JSON would write them otherwise."""
+MOST_PARTS = 10_000
+"""Lists and objects in all; more take long to make, and hold up every chat."""
 MOST_DEEP = 50
 """Lists and objects in each other; with more, what walks through them may not come back."""
 _IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
@@ -120,6 +122,8 @@ def _block_call_entry(block: Mapping[str, Any]) -> Entry:
 def decoded(arguments: Any) -> Any:
     """Arguments as the value their JSON means; text that is no JSON stays text."""
     if not isinstance(arguments, str):
+        return arguments
+    if arguments.count("[") + arguments.count("{") > MOST_PARTS:
         return arguments
     try:
         value = json.loads(arguments or "{}", parse_constant=_no_number, parse_float=_finite)

@@ -14,6 +14,7 @@ import anyio
 
 from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
 from nanoloop.protocols import Tool, ToolCall, ToolSpec
+from nanoloop.session.chat import MOST_PARTS
 from nanoloop.tools.function import tool as as_tool
 
 _NEAR = 20
@@ -129,6 +130,8 @@ def decoded(arguments: str) -> dict[str, Any]:
     """The arguments a model wrote, as a dict; raises `BadArguments` that says where they break."""
     if not arguments.strip():
         return {}
+    if arguments.count("[") + arguments.count("{") > MOST_PARTS:
+        raise BadArguments("the arguments have too many parts: leave most of them out")
     try:
         value = json.loads(arguments, parse_constant=_no_number, parse_float=_finite)
     except json.JSONDecodeError as error:

@@ -234,6 +234,26 @@ def deep_json(asked):
         yield streamed(delta(content=TEXT), b"data: " + deep + b"\n\n", delta("stop"))
 
 
+@mode(says=TEXT)
+def many_empty_lists(asked):
+    """Few bytes each, and each dear to make."""
+    lists = b'{"choices": [' + b"[]," * 600_000 + b"[]]}"
+    if asked.count % 2:
+        yield whole(lists)
+    else:
+        yield streamed(delta(content=TEXT), b"data: " + lists[:990_000] + b"\n\n", delta("stop"))
+
+
+@mode()
+def empty_lists_without_end(asked):
+    return endless_events(b"data: [" + b"[]," * 300_000 + b"[]]\n\n")
+
+
+@mode(says=DONE)
+def many_empty_lists_in_arguments(asked):
+    return calling(asked, call(arguments='{"a": [' + "[]," * 80_000 + "[]]}"))
+
+
 @mode()
 def deep_json_without_end(asked):
     return endless_events(b"data: " + b"[" * 5000 + b"]" * 5000 + b"\n\n")
