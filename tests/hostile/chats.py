@@ -215,16 +215,27 @@ class Attack:
             return json.loads(said) if came.content_type == "application/json" else said
 
     async def _read_along(self) -> None:
-        path, rest = f"/api/sessions/{self._session}/events", b""
-        timeout = aiohttp.ClientTimeout(None)
-        with suppress(*GONE):
-            async with self._client.get(path, timeout=timeout, read_bufsize=2**24) as came:
-                async for piece in came.content.iter_any():
-                    *events, rest = (rest + piece).split(b"\n\n")
-                    self.look(b"\n\n".join(events), "an event")
-                    for event in events:
+        """As the page does, which comes back where it was left behind."""
+        path, headers = f"/api/sessions/{self._session}/events", dict[str, str]()
+        while not self._daemon.is_over:
+            with suppress(*GONE):
+                async with self._client.get(
+                    path, headers=headers, timeout=aiohttp.ClientTimeout(None), read_bufsize=2**24
+                ) as came:
+                    async for event in self._events(came):
+                        if found := re.match(rb"id: (\d+)", event):
+                            headers["Last-Event-ID"] = found[1].decode()
                         if b"event: answer\n" in event:
                             self._take(json.loads(event.partition(b"\ndata: ")[2]))
+            await anyio.sleep(0.1)
+
+    async def _events(self, came: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        rest = b""
+        async for piece in came.content.iter_any():
+            *events, rest = (rest + piece).split(b"\n\n")
+            self.look(b"\n\n".join(events), "an event")
+            for event in events:
+                yield event
 
     def _take(self, said: dict[str, Any]) -> None:
         if said["message_id"]:
