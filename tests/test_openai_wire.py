@@ -1,6 +1,7 @@
 import json
 from contextlib import suppress
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -64,6 +65,13 @@ def test_arguments_hold_no_half_characters_once_they_are_decoded(text):
     said = json.loads(call.arguments)["text"]
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert said == whole
+
+
+@pytest.mark.parametrize("said", ["say this!", "a b", "x" * 300, "\n", "é\0", 7])
+def test_a_models_name_is_a_name_or_nothing(said):
+    draft = Draft()
+    take(draft, choice("stop", content="Hi.") | {"model": said})
+    assert draft.reply().model == ""
 
 
 def test_reasoning_is_kept_under_either_name_and_text_in_parts_is_joined():

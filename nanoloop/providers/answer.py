@@ -30,6 +30,8 @@ FAILURES = {"abort", "aborted", "cancelled", "canceled", "error", "failed", "fai
 MOST_TOKENS = 100_000_000
 """No request has so many: a larger count is no count."""
 NAME_CHARS = 256
+_MODEL = re.compile(r"[\w.:/@+-]{1,256}")
+"""What a model's name may look like: it is told to people and to the log."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole pair
@@ -139,7 +141,7 @@ class Draft:
             thinking=self._thinking.whole,
             finish_reason="tool_calls" if calls and reason == "stop" else reason,
             usage=self.usage,
-            model=clean(self.model)[:NAME_CHARS],
+            model=self.model if _MODEL.fullmatch(self.model) else "",
         )
 
     def _reason(self, *, has_content: bool) -> FinishReason:

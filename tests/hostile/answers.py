@@ -49,6 +49,9 @@ def said(text: str = TEXT) -> bytes:
 # Lines and events
 
 
+DEAR = "aiohttp takes its time for each chunk, before anything of it is seen here"
+
+
 @mode()
 def endless_line(asked):
     return endless_events(b"x")
@@ -113,7 +116,7 @@ def bare_objects_without_end(asked):
     return endless_events(b"data: {}\n\n")
 
 
-@mode()
+@mode(known=DEAR)
 def one_byte_a_chunk(asked):
     """Each byte a piece of the transport: how dear is each?"""
     return endless(chunk(b"x"), head(CHUNKED), chunk(b"data: "))
