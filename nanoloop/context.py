@@ -157,7 +157,7 @@ def _memo_text(memo: Any) -> str:
 
 def _as_shown(entry: Entry, with_time: bool) -> Entry:
     """A user's message with what must be said of it: who spoke, when."""
-    if entry.role != "user":
+    if not (with_time or entry.metadata) or entry.role != "user":
         return entry
     marks = []
     if with_time:

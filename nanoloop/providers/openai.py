@@ -35,11 +35,11 @@ DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
 """What a request says that no option may."""
 HEADERS = {
-    "Accept": "application/json, text/event-stream",
     "Accept-Encoding": "identity",
     "User-Agent": "nanoloop",
 }
 UNSAID = (
+    "Accept",
     "OpenAI-Organization",
     "OpenAI-Project",
     "X-Stainless-Arch",
@@ -50,7 +50,7 @@ UNSAID = (
     "X-Stainless-Runtime",
     "X-Stainless-Runtime-Version",
 )
-"""Headers of the SDK that tell about this machine, or are meant for OpenAI alone."""
+"""Headers of the SDK that tell about this machine, are meant for OpenAI alone, or say nothing."""
 
 
 class OpenAIProvider:

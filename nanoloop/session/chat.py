@@ -314,7 +314,7 @@ def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[s
         entry = entries[index]
         if entry.type == MESSAGE:
             messages.append(_plain_message(entry))
-        if entry.type == TOOL_CALL or (entry.role == "assistant"):
+        if entry.type == TOOL_CALL or (entry.role == "assistant" and _calls(entries, index + 1)):
             thought = _reasoning_before(entries, index, vendor)
             index = _add_exchange(messages, entries, index, pairs, thought)
         else:
@@ -322,7 +322,14 @@ def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[s
     return messages
 
 
+def _calls(entries: Sequence[Entry], index: int) -> bool:
+    return index < len(entries) and entries[index].type == TOOL_CALL
+
+
 def _plain_message(entry: Entry) -> dict[str, Any]:
+    content = entry.content
+    if not entry.metadata and "parts" not in content:  # as nearly all of them
+        return {"role": content.get("role", "user"), "content": content.get("text", "")}
     message = _message(entry)
     if "name" not in message and set(message) == {"role", "content"}:
         return message

@@ -15,7 +15,7 @@ Align = Literal["user", "pair"]
 
 def message_count(entries: Sequence[Entry]) -> int:
     """Messages among the entries; tool entries ride with their turn."""
-    return sum(1 for entry in entries if entry.type == MESSAGE)
+    return [entry.type for entry in entries].count(MESSAGE)
 
 
 def cut(

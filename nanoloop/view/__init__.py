@@ -118,7 +118,7 @@ class View:
         """How the model is shown these entries, behind all that stands before them."""
         return build_messages(
             self._prompt,
-            [self._abridged.entry(entry) for entry in entries],
+            self._abridged.entries(entries),
             with_time=self._with_time,
             vendor=self._vendor,
             **self._told(),

@@ -45,6 +45,10 @@ class Abridged:
         """The entry as it is shown."""
         return with_short_result(entry, self._shortenings)
 
+    def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """The entries as they are shown."""
+        return [self.entry(entry) for entry in entries] if self._shortenings else entries
+
     def size(self, entry: Entry) -> int:
         """Tokens of the entry as it is shown."""
         return entry_tokens(self.entry(entry))
