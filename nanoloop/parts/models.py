@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
+from typing import Any
 
 from nanoloop.channels.pictures import Pictures
-from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.errors import SettingsError
 from nanoloop.events import Announce, silent
 from nanoloop.models.naming import file_of
 from nanoloop.parts.storage import make_attachments
@@ -70,43 +70,30 @@ def _made(settings: Settings, announce: Announce, word: str, model: str) -> Prov
     if word and server.lacks:
         raise SettingsError(server.lacks)
     if server.vendor.speaks == "anthropic":
-        return _anthropic(settings, server, model)
-    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - with an HTTP client
+        from nanoloop.providers.anthropic import AnthropicProvider  # noqa: PLC0415 - if it is used
+
+        return AnthropicProvider(**_asked(settings, server, model))
+    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - if it is used
 
     return OpenAIProvider(
         quirks=server.vendor.quirks,
         key_name=server.key_name,
-        model=model,
-        api_key=server.key,
-        base_url=server.url,
-        connect_timeout_seconds=settings.provider.connect_timeout_seconds,
-        first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
-        call_timeout_seconds=settings.provider.call_timeout_seconds,
-        max_retries=settings.provider.max_retries,
-        options=server.options,
+        **_asked(settings, server, model),
     )
 
 
-def _anthropic(settings: Settings, server: Server, model: str) -> Provider:
-    try:
-        make = import_module("nanoloop.providers.anthropic").AnthropicProvider
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("nanoloop"):
-            raise
-        raise SettingsError(
-            f"it needs {missing.name}, which is not installed: {how_to_install('anthropic')}"
-        ) from None
-    provider: Provider = make(
-        model=model,
-        api_key=server.key,
-        base_url=server.url,
-        connect_timeout_seconds=settings.provider.connect_timeout_seconds,
-        first_token_timeout_seconds=settings.provider.first_token_timeout_seconds,
-        call_timeout_seconds=settings.provider.call_timeout_seconds,
-        max_retries=settings.provider.max_retries,
-        options=server.options,
-    )
-    return provider
+def _asked(settings: Settings, server: Server, model: str) -> dict[str, Any]:
+    """How a server is asked, whoever's it is."""
+    return {
+        "model": model,
+        "api_key": server.key,
+        "base_url": server.url,
+        "connect_timeout_seconds": settings.provider.connect_timeout_seconds,
+        "first_token_timeout_seconds": settings.provider.first_token_timeout_seconds,
+        "call_timeout_seconds": settings.provider.call_timeout_seconds,
+        "max_retries": settings.provider.max_retries,
+        "options": server.options,
+    }
 
 
 def _local(settings: Settings, announce: Announce, model: str) -> Provider:

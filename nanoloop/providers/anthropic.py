@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -14,6 +13,7 @@ from nanoloop.errors import ProviderError, SettingsError, how_to_install
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers.answer import Limits
 from nanoloop.providers.hosted import (
+    OF_THIS_MACHINE,
     SDK,
     Server,
     Terms,
@@ -21,6 +21,7 @@ from nanoloop.providers.hosted import (
     clean_key,
     clean_options,
     clean_url,
+    headers_in,
 )
 from nanoloop.providers.messages_api import VENDOR, Taking, request_bytes
 
@@ -31,16 +32,6 @@ KEY_NAME = "ANTHROPIC_API_KEY"
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 OWN = {"messages", "model", "stream", "system", "tools"}
 """What a request says that no option may."""
-UNSAID = (
-    "X-Stainless-Arch",
-    "X-Stainless-Async",
-    "X-Stainless-Lang",
-    "X-Stainless-OS",
-    "X-Stainless-Package-Version",
-    "X-Stainless-Runtime",
-    "X-Stainless-Runtime-Version",
-)
-"""Headers of the SDK that tell about this machine."""
 NOT_KNOWN = {
     "frequency_penalty",
     "logit_bias",
@@ -148,8 +139,7 @@ class AnthropicProvider:
         import anthropic  # noqa: PLC0415 - in a thread, since it takes long
 
         # What the environment says for Anthropic's own servers no other server may hear.
-        extra = os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").split("\n")
-        unsaid = [*UNSAID, *(line.partition(":")[0].strip() for line in extra if ":" in line)]
+        unsaid = [*OF_THIS_MACHINE, *headers_in("ANTHROPIC_CUSTOM_HEADERS")]
         if not self._key:
             unsaid += ["Authorization"]
         headers: dict[str, Any] = dict.fromkeys(unsaid, anthropic.omit)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Collection, Mapping
@@ -37,6 +38,16 @@ if TYPE_CHECKING:  # loaded in a thread, with the first call: it takes long
 
     from nanoloop.providers.http import Patience
 
+OF_THIS_MACHINE = (
+    "X-Stainless-Arch",
+    "X-Stainless-Async",
+    "X-Stainless-Lang",
+    "X-Stainless-OS",
+    "X-Stainless-Package-Version",
+    "X-Stainless-Runtime",
+    "X-Stainless-Runtime-Version",
+)
+"""Headers in which an SDK tells about this machine."""
 CLOSE_SECONDS = 1
 LINGER_SECONDS = 0.25
 """How long a finished stream may take to end, so that its connection can be used again."""
@@ -199,6 +210,12 @@ class Server:
             elif loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(client.sdk.client.close(), loop)
                 await asyncio.wrap_future(closing)
+
+
+def headers_in(variable: str) -> list[str]:
+    """The headers that an environment variable wants an SDK to send, by their names."""
+    lines = os.environ.get(variable, "").split("\n")
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
 
 def _closed() -> ProviderError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -16,6 +15,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec, Usage
 from nanoloop.providers.answer import Draft, Limits, count
 from nanoloop.providers.hosted import (
+    OF_THIS_MACHINE,
     SDK,
     Server,
     Terms,
@@ -23,6 +23,7 @@ from nanoloop.providers.hosted import (
     clean_key,
     clean_options,
     clean_url,
+    headers_in,
 )
 from nanoloop.providers.vendors import Quirks
 from nanoloop.session.chat import REASONING
@@ -38,19 +39,8 @@ HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "nanoloop",
 }
-UNSAID = (
-    "Accept",
-    "OpenAI-Organization",
-    "OpenAI-Project",
-    "X-Stainless-Arch",
-    "X-Stainless-Async",
-    "X-Stainless-Lang",
-    "X-Stainless-OS",
-    "X-Stainless-Package-Version",
-    "X-Stainless-Runtime",
-    "X-Stainless-Runtime-Version",
-)
-"""Headers of the SDK that tell about this machine, are meant for OpenAI alone, or say nothing."""
+UNSAID = ("Accept", "OpenAI-Organization", "OpenAI-Project", *OF_THIS_MACHINE)
+"""Headers of the SDK that say nothing, that are for OpenAI alone, or that tell too much."""
 
 
 class OpenAIProvider:
@@ -143,8 +133,7 @@ class OpenAIProvider:
         import openai  # noqa: PLC0415 - loaded by now
 
         # Of what the environment says for OpenAI's own servers no other server may hear.
-        extra = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
-        unsaid = [*UNSAID, *(line.partition(":")[0].strip() for line in extra if ":" in line)]
+        unsaid = [*UNSAID, *headers_in("OPENAI_CUSTOM_HEADERS")]
         own = dict(HEADERS) | ({"Authorization": self._user} if self._user else {})
         headers: dict[str, Any] = {**dict.fromkeys(unsaid, openai.omit), **own}
         client = openai.AsyncOpenAI(
