@@ -27,6 +27,7 @@ from nanoloop.errors import (
     WrongKey,
 )
 from nanoloop.messages import Attachment, Inbound
+from nanoloop.parts.models import make_provider
 from nanoloop.protocols import ToolSpec, Usage
 from nanoloop.providers.anthropic import AnthropicProvider
 from nanoloop.providers.messages_api import LOOKBACK, request_bytes
@@ -34,11 +35,13 @@ from nanoloop.providers.models import Models
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.chat import REASONING
+from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.tools.toolbox import Toolbox
 from nanoloop.turn import Turn
 from tests.openai_server import OpenAIServer
+from tests.raw_server import RawServer
 from tests.servers.anthropic_server import KEY, AnthropicServer, Refuse, Request, Say, check, tokens
 from tests.test_holds import running
 
@@ -761,3 +764,65 @@ async def test_in_fifty_turns_each_request_finds_what_the_one_before_it_kept():
             kept = steady(before) if is_new else len(before.blocks)
             assert after.blocks[:kept] == before.blocks[:kept]
             assert after.usage["cache_read_input_tokens"] >= tokens(before.blocks[:kept])
+
+
+def event(**said):
+    return b"data: " + json.dumps(said).encode() + b"\n\n"
+
+
+async def test_what_was_heard_is_not_said_again_when_it_fails_in_the_middle():
+    begin = event(type="message_start", message={"content": []})
+    begin += event(type="content_block_start", index=0, content_block={"type": "text"})
+    begin += event(type="content_block_delta", index=0, delta={"type": "text_delta", "text": "Hi"})
+    wrong = event(type="error", error={"type": "invalid_request_error", "code": 400})
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    thought = {"type": "thinking", "thinking": "t", "signature": "s"}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "reasoning": {"vendor": "anthropic", "blocks": [thought, {"type": "tool_use"}]},
+        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}],
+    }
+    result = {"role": "tool", "tool_call_id": "1", "content": "ok"}
+    asked, heard = [{"role": "user", "content": "x"}, called, result], []
+    async with RawServer(head + begin + wrong, hangs_up=True) as server:
+        provider = AnthropicProvider(model="m", api_key=KEY, base_url=server.url, max_retries=0)
+        with pytest.raises(ProviderError):
+            await provider.chat(messages=asked, on_text=heard.append)
+        await provider.close()
+    assert (heard, server.count) == (["Hi"], 1)
+
+
+async def test_no_key_follows_a_redirect_to_another_server():
+    async with OpenAIServer() as other:
+        head = f"HTTP/1.1 307 X\r\nLocation: {other.root}/\r\nContent-Length: 0\r\n\r\n"
+        async with RawServer(head.encode()) as server:
+            provider = AnthropicProvider(model="m", api_key=KEY, base_url=server.url, max_retries=0)
+            with pytest.raises(ProviderError):
+                await provider.chat(messages=[{"role": "user", "content": "x"}])
+            await provider.close()
+    assert KEY not in str([request.head for request in other.requests])
+    assert other.count == 1
+
+
+async def test_options_for_all_vendors_leave_out_what_the_api_does_not_know():
+    async with AnthropicServer() as server:
+        own = {
+            "anthropic": {
+                "api_key": KEY,
+                "base_url": server.url,
+                "options": {"stop_sequences": ["END"]},
+            }
+        }
+        provider = make_provider(
+            Settings(
+                model="anthropic:claude-test",
+                provider={"options": {"temperature": 0.3, "max_tokens": 99}},
+                providers=own,
+            )
+        )
+        await provider.chat(messages=[{"role": "user", "content": "x"}])
+        await provider.close()
+    (request,) = server.requests
+    assert (request.json["max_tokens"], request.json["stop_sequences"]) == (99, ["END"])
+    assert "temperature" not in request.json

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 import zlib
 
 import anyio
@@ -173,6 +174,18 @@ def test_what_has_too_many_parts_is_not_read():
 async def test_a_mark_before_the_first_event_is_no_part_of_it():
     event = b'\xef\xbb\xbfdata: {"choices": [{"delta": {"content": "So."}}]}\n\n'
     assert (await said(Answer(chunks=(event, b"data: [DONE]\n\n")))).text == "So."
+
+
+async def test_a_long_answer_that_ended_in_an_error_is_none_either():
+    with pytest.raises(ServerFailed):
+        await said(Answer(text="Error! " * 50, finish_reason="error"), streamed=False)
+
+
+async def test_of_a_long_refusal_little_is_looked_at():
+    body = json.dumps({"error": {"message": "a model not " * 5000}}).encode()
+    began = time.process_time()
+    await failing(Answer(status=500, body=body))
+    assert time.process_time() - began < 0.5
 
 
 async def test_an_unknown_reason_is_a_failure_without_text_and_an_end_with_it():

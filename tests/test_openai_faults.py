@@ -70,7 +70,7 @@ async def test_a_call_that_goes_on_is_finished_and_its_connection_closed_after_i
         await server.deserted()
 
 
-@pytest.mark.parametrize("where", ["ftp://x/y", "mailto:x", "http://[oops"])
+@pytest.mark.parametrize("where", ["http://a..b/", "ftp://x/y", "mailto:x", "http://[oops"])
 async def test_a_place_that_is_none_is_a_failure_too(where):
     head = f"HTTP/1.1 307 X\r\nLocation: {where}\r\nContent-Length: 0\r\n\r\n"
     async with RawServer(head.encode()) as server:
@@ -190,6 +190,39 @@ async def test_no_error_is_tried_again_by_the_sdk_and_by_us():
         with pytest.raises(ProviderError):
             await provider.chat(messages=HI)
     assert server.count == 3
+
+
+async def test_all_tries_of_a_call_are_counted_together(monkeypatch):
+    monkeypatch.setattr(hosted, "FIRST_PAUSE_SECONDS", 0.001)
+    busy, failed = error(503, headers=AT_ONCE), Answer(finish_reason="error")
+    answers = [busy, failed] * 5
+    async with connected(*answers, max_retries=3) as (provider, server):
+        with pytest.raises(ProviderError):
+            await provider.chat(messages=HI)
+    assert server.count == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SSL_CERT_FILE", "/nonexistent/ca.pem"), ("ALL_PROXY", "foo://x")],
+)
+async def test_what_keeps_a_client_from_being_made_is_an_error_with_a_sentence(
+    monkeypatch, name, value
+):
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    provider = OpenAIProvider(model="m", base_url="http://model.example/v1", max_retries=0)
+    with pytest.raises(ProviderError):
+        await provider.load()
+    with pytest.raises(ProviderError):
+        await provider.chat(messages=HI)
+
+
+async def test_an_answer_that_has_ended_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(hosted, "USAGE_SECONDS", 0.05)
+    held = Answer(text="a b", usage=None, done=False, hold_after=4)
+    async with connected(held) as (provider, _):
+        assert (await provider.chat(messages=HI, on_text=len)).text == "a b"
 
 
 async def test_what_was_heard_is_not_asked_for_again():

@@ -70,9 +70,15 @@ def _made(settings: Settings, announce: Announce, word: str, model: str) -> Prov
     if word and server.lacks:
         raise SettingsError(server.lacks)
     if server.vendor.speaks == "anthropic":
-        from nanoloop.providers.anthropic import AnthropicProvider  # noqa: PLC0415 - if it is used
+        from nanoloop.providers.anthropic import (  # noqa: PLC0415 - if it is used
+            NOT_KNOWN,
+            AnthropicProvider,
+        )
 
-        return AnthropicProvider(**_asked(settings, server, model))
+        asked = _asked(settings, server, model)
+        general = {k: v for k, v in settings.provider.options.items() if k not in NOT_KNOWN}
+        asked["options"] = {**general, **own_of(settings, word).options}
+        return AnthropicProvider(**asked)
     from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - if it is used
 
     return OpenAIProvider(

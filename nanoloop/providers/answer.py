@@ -145,11 +145,11 @@ class Draft:
         )
 
     def _reason(self, *, has_content: bool) -> FinishReason:
-        if self.is_full:
-            return "length"
         said = (self.finish_reason or "stop").lower()
         if self.has_failed:
             raise ServerFailed(f"the model's server ended the answer with {said!r}: try again")
+        if self.is_full:
+            return "length"
         if said not in FINISH_REASONS and not has_content:
             raise BadAnswer("the model's server ended the answer for no known reason: try again")
         return FINISH_REASONS.get(said, "stop")

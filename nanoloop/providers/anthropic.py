@@ -98,10 +98,18 @@ class AnthropicProvider:
             "stream": on_text is not None,
         }
         body = request_bytes(**about)
+        heard: list[bool] = []
+
+        def hear(piece: str) -> None:
+            heard.append(True)
+            if on_text is not None:
+                on_text(piece)
+
         try:
-            return await self._asked(about["model"], body, on_text)
+            return await self._asked(about["model"], body, None if on_text is None else hear)
         except ProviderError as refused:
-            if type(refused) is not ProviderError:  # one of those that say what is wrong
+            is_plain = type(refused) is ProviderError and "(400" in str(refused)
+            if heard or not is_plain:  # or it is one of those that say what is wrong
                 raise
             # Thoughts are refused once anything before them has changed, as the system prompt does
             # when a summary is done in the middle of a turn.
@@ -143,7 +151,7 @@ class AnthropicProvider:
         if not self._key:
             unsaid += ["Authorization"]
         headers: dict[str, Any] = dict.fromkeys(unsaid, anthropic.omit)
-        headers["User-Agent"] = "nanoloop"
+        headers |= {"Accept-Encoding": "identity", "User-Agent": "nanoloop"}
         if self._key and urlsplit(self._url).netloc != urlsplit(DEFAULT_BASE_URL).netloc:
             headers["X-Api-Key"] = self._key  # as servers that speak the same look for it
         client = anthropic.AsyncAnthropic(

@@ -92,6 +92,8 @@ MOST_PARTS = 50_000
 """Lists and objects in one answer, or one event of it; a real one has a few."""
 SHOWN = 200
 """Characters of a server's own words that an error shows at most."""
+READ = 2000
+"""Characters of each of a server's words that are looked at."""
 RUN = 16
 """So many characters in a row that were sent as well are taken for message text."""
 TRY_AGAIN = "try again in a moment"
@@ -272,12 +274,12 @@ def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
 def server_words(said: object) -> str:
     """Type, code and message of an error body in whatever form it came."""
     if not isinstance(said, Mapping):
-        return said if isinstance(said, str) else ""
+        return said[:READ] if isinstance(said, str) else ""
     inner: Any = said.get("error", said)
     if not isinstance(inner, Mapping):
-        return str(inner)
+        return str(inner)[:READ]
     named = (inner.get(key) for key in ("type", "code", "message", "detail"))
-    return " ".join(str(value) for value in named if value)
+    return " ".join(str(value)[:READ] for value in named if value)
 
 
 def _fit_to_show(asked: Asked, words: str) -> str:

@@ -6,7 +6,6 @@ The SDK asks again until an answer begins; what goes wrong later is for this fil
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import random
 from asyncio import AbstractEventLoop
@@ -51,6 +50,8 @@ OF_THIS_MACHINE = (
 CLOSE_SECONDS = 1
 LINGER_SECONDS = 0.25
 """How long a finished stream may take to end, so that its connection can be used again."""
+USAGE_SECONDS = 5
+"""How long to wait behind the end of an answer for what it took, and for the word that it ends."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 _PASSING = (BrokenOff, NoConnection, ServerFailed)
 """What may go well the next time, once the server had begun to answer."""
@@ -121,10 +122,11 @@ class Server:
     async def _asked(
         self, client: _Client, asked: Asked, take: Take, on_text: OnText | None
     ) -> Reply:
+        patience = self._http.Patience(self._terms.max_retries)
         for tried in count():
             call = _Call(asked, take, on_text, self._terms.limits)
             try:
-                reply = await self._answer(client, call)
+                reply = await self._answer(client, call, patience)
             except (*self._http.ERRORS, client.sdk.error) as error:
                 failure = self._http.failure(asked, error)
             except ProviderError as error:
@@ -133,18 +135,18 @@ class Server:
                 return reply
             # Raised outside of `except`: what was raised there quotes the server, and no traceback
             # may lead there.
-            if tried >= self._terms.max_retries or not call.may_be_made_again(failure):
+            if not (patience.retries_left and call.may_be_made_again(failure)):
                 raise failure
             await anyio.sleep(_pause(tried))
         raise AssertionError("counting has no end")
 
-    async def _answer(self, client: _Client, call: _Call) -> Reply:
+    async def _answer(self, client: _Client, call: _Call, patience: Patience) -> Reply:
         client.calls += 1
         try:
             if call.on_text is None:
-                return await self._answer_of(client, call, None)
+                return await self._answer_of(client, call, patience)
             with anyio.CancelScope() as scope:
-                patience = self._http.Patience(scope, self._terms.first_token_timeout_seconds)
+                patience.watch(scope, self._terms.first_token_timeout_seconds)
                 return await self._answer_of(client, call, patience)
         finally:
             client.calls -= 1
@@ -155,7 +157,7 @@ class Server:
             "try again, or raise first_token_timeout_seconds"
         )
 
-    async def _answer_of(self, client: _Client, call: _Call, patience: Patience | None) -> Reply:
+    async def _answer_of(self, client: _Client, call: _Call, patience: Patience) -> Reply:
         response = await self._posted(client, call, patience)
         try:
             return await call.read(response, patience, self._http)
@@ -164,12 +166,10 @@ class Server:
                 with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                     await response.aclose()
 
-    async def _posted(
-        self, client: _Client, call: _Call, patience: Patience | None
-    ) -> httpx2.Response:
+    async def _posted(self, client: _Client, call: _Call, patience: Patience) -> httpx2.Response:
         try:
             response: httpx2.Response = await self._http.post(
-                client.sdk, self._path, call.asked.body, waits=patience
+                client.sdk, self._path, call.asked.body, patience
             )
         except RuntimeError:
             if not self._is_closed:
@@ -193,10 +193,20 @@ class Server:
         return client
 
     def _made(self) -> tuple[Any, SDK]:
-        from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
+        try:
+            from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
 
-        seconds = self._terms.connect_timeout_seconds
-        return http, self._make_sdk(http.make_client(self._url, connect_timeout_seconds=seconds))
+            seconds = self._terms.connect_timeout_seconds
+            client = http.make_client(self._url, connect_timeout_seconds=seconds)
+            return http, self._make_sdk(client)
+        except ProviderError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a library may say anything of what is set
+            what = type(error).__name__
+        raise ProviderError(
+            f"{failures.shown_url(self._url)} can't be asked ({what}): check that address, the "
+            "proxies in the environment, SSL_CERT_FILE, and that the SDK is whole"
+        )
 
     async def close(self) -> None:
         """Let go of connections, each once its call is over; closing twice is fine."""
@@ -209,7 +219,8 @@ class Server:
                 await client.sdk.client.close()
             elif loop.is_running():
                 closing = asyncio.run_coroutine_threadsafe(client.sdk.client.close(), loop)
-                await asyncio.wrap_future(closing)
+                with anyio.move_on_after(CLOSE_SECONDS):  # that loop may end meanwhile
+                    await asyncio.wrap_future(closing)
 
 
 def headers_in(variable: str) -> list[str]:
@@ -243,11 +254,11 @@ class _Call:
         """Whether the same may go well, where the SDK did not try: an answer had begun."""
         return self._has_answered and not self._was_heard and isinstance(failure, _PASSING)
 
-    async def read(self, response: httpx2.Response, patience: Patience | None, http: Any) -> Reply:
+    async def read(self, response: httpx2.Response, patience: Patience, http: Any) -> Reply:
         """The answer of a stream, or of a server that doesn't stream."""
         self._has_answered = True
         kind = response.headers.get("content-type", "")
-        if patience is not None and "json" not in kind and "html" not in kind:
+        if self.on_text is not None and "json" not in kind and "html" not in kind:
             await self._read_events(response, patience, http)
         else:
             await self._read_whole(response, http)
@@ -270,8 +281,9 @@ class _Call:
                         self._hear(event)
                     if self._draft.is_full:
                         return
-                    if self._draft.is_done and ending.deadline == math.inf:
-                        ending.deadline = anyio.current_time() + LINGER_SECONDS
+                    if self._draft.has_ended:
+                        seconds = LINGER_SECONDS if self._draft.is_done else USAGE_SECONDS
+                        ending.deadline = min(ending.deadline, anyio.current_time() + seconds)
         except http.TooMuch:
             self._draft.cut()
         except http.ERRORS:

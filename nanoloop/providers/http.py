@@ -21,7 +21,6 @@ from collections.abc import (
 )
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, cast
@@ -85,20 +84,34 @@ class Unreadable(Exception):
     """The server sent something in a form that it was not asked for."""
 
 
-@dataclass(slots=True)
 class Patience:
-    """How long each try may take until the answer begins."""
+    """How often one call may be tried, and how long each try may take until its answer begins."""
 
-    scope: anyio.CancelScope
-    seconds: float = math.inf
+    def __init__(self, retries: int) -> None:
+        self.retries_left = retries
+        self.seconds = math.inf
+        self._scope = anyio.CancelScope()
+        self._has_tried = False
+
+    def watch(self, scope: anyio.CancelScope, seconds: float) -> None:
+        """From now on end this scope where a try takes longer."""
+        self._scope, self.seconds = scope, seconds
+
+    @property
+    def retries_of_next(self) -> int:
+        """How often the next request may be tried again by the SDK."""
+        return max(0, self.retries_left - self._has_tried)
 
     def begin(self) -> None:
-        """Count from now."""
-        self.scope.deadline = anyio.current_time() + self.seconds
+        """Hear that a try begins."""
+        if self._has_tried:
+            self.retries_left -= 1
+        self._has_tried = True
+        self._scope.deadline = anyio.current_time() + self.seconds
 
     def end(self) -> None:
         """Wait as long as it takes."""
-        self.scope.deadline = math.inf
+        self._scope.deadline = math.inf
 
 
 patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
@@ -160,7 +173,7 @@ class _Handshake:
                 await self._stream.aclose()
 
 
-async def post(sdk: SDK, path: str, body: bytes, *, waits: Patience | None) -> httpx2.Response:
+async def post(sdk: SDK, path: str, body: bytes, waits: Patience) -> httpx2.Response:
     """What the server answers, its body still to be read; raises one of `ERRORS` or the SDK's."""
     token = patience.set(waits)
     try:
@@ -169,10 +182,12 @@ async def post(sdk: SDK, path: str, body: bytes, *, waits: Patience | None) -> h
             path,
             cast_to=httpx2.Response,
             content=body,
-            options=sdk.options,
+            options={**sdk.options, "max_retries": waits.retries_of_next},
             stream=True,
             stream_cls=openai.AsyncStream,
         )
+    except UnicodeError as error:  # a host's name in a redirect that is none
+        raise httpx2.InvalidURL("no such name can be asked") from error
     finally:
         patience.reset(token)
     return response
@@ -181,8 +196,8 @@ async def post(sdk: SDK, path: str, body: bytes, *, waits: Patience | None) -> h
 # Around each request
 
 
-async def _before(_: httpx2.Request) -> None:
-    if (waits := patience.get()) is not None:
+async def _before(request: httpx2.Request) -> None:
+    if (waits := patience.get()) is not None and "redirects" not in request.extensions:
         waits.begin()
 
 
@@ -206,6 +221,7 @@ async def _after(response: httpx2.Response) -> None:
     response.stream = httpx2.ByteStream(bytes(said))
     told = failures.decoded(bytes(said))
     is_final = failures.out_of_credit(response.status_code, told) or failures.is_of_images(told)
+    is_final = is_final or (waits is not None and not waits.retries_left)
     if is_final or _is_too_late(response):
         response.headers["x-should-retry"] = "false"
 
@@ -213,8 +229,12 @@ async def _after(response: httpx2.Response) -> None:
 def _follow(response: httpx2.Response) -> None:
     """Raise `Redirected` if the next request would not ask the same, or there have been enough."""
     seen = response.request.extensions.get("redirects", 0)
+    place = response.request.url.join(response.headers["location"])
     if response.status_code in _ASKS_NOTHING and response.request.method == "POST":
-        raise Redirected(str(response.request.url.join(response.headers["location"])))
+        raise Redirected(str(place))
+    if (place.scheme, place.netloc) != (response.request.url.scheme, response.request.url.netloc):
+        # As httpx2 does with the other header that holds a key.
+        response.request.headers.pop("x-api-key", None)
     if seen == REDIRECTS:
         raise Redirected
     response.request.extensions["redirects"] = seen + 1
@@ -361,6 +381,7 @@ ERRORS = (
 """Whatever a call may raise, beside the errors of its vendor's SDK."""
 _PROXY_REFUSED = 407
 _NO_CONNECTION = (
+    httpx2.InvalidURL,
     aiohttp.ClientConnectorError,
     aiohttp.ConnectionTimeoutError,
     aiohttp.InvalidURL,

@@ -211,7 +211,8 @@ def _said_and_called(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool
     text = content if isinstance(content, str) else _joined(_words(message))
     calls = iter([_tool_use(call, ids) for call in message.get("tool_calls") or ()])
     own = message.get(REASONING) if with_thoughts else None
-    layout = own["blocks"] if own and own["vendor"] == VENDOR else ()
+    is_theirs = isinstance(own, Mapping) and own.get("vendor") == VENDOR
+    layout = own["blocks"] if own and is_theirs else ()
     blocks: list[Block] = []
     at = 0
     for piece in layout:
