@@ -15,6 +15,8 @@ GOAL_OF_BARE = 0.23
 GOAL_OF_PEERS = 0.2
 GOAL_FLAT = 1.1
 GOAL_CROWD = 1 / 2.5
+GOAL_USERS = 200
+"""How many users that is asked of; with more there only may be no error."""
 GOAL_SUMMARY_MS = 5
 GOAL_STALL_MS = 20
 GOAL_IDLE_MB = 100
@@ -212,7 +214,7 @@ def judge_rest(report: Report, name: str, found: Found) -> None:
     for users, rounds in facts.get("crowds", {}).items():
         errors = sum(each["errors"] for each in rounds)
         report.goal(f"{name}: errors with {users} users", errors, 0)
-        if users in bare.get("crowds", {}):
+        if users == GOAL_USERS and users in bare.get("crowds", {}):
             share = len(times(bare["crowds"][users])) / (len(times(rounds)) or 1)
             report.goal(f"{name}: {users} users, bare's turns of nanoloop's", share, GOAL_CROWD)
     if "import" in facts:
