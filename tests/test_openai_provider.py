@@ -18,6 +18,7 @@ from nanoloop.errors import (
 )
 from nanoloop.protocols import Provider, ToolCall, Usage
 from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.providers.vendors import Quirks
 from tests.openai_client import (
     CLOCK,
     HI,
@@ -74,6 +75,15 @@ async def test_options_of_one_request_come_beside_those_of_all():
     first, second = (request.json for request in server.requests)
     assert (first["temperature"], first["top_p"], first["seed"]) == (0, 1, 4)
     assert (second["temperature"], "seed" in second) == (0.5, False)
+
+
+async def test_a_limit_of_tokens_is_called_what_the_server_calls_it():
+    quirks = Quirks(max_tokens_field="max_completion_tokens")
+    async with connected(options={"max_tokens": 100}, quirks=quirks) as (provider, server):
+        await provider.with_options({"max_tokens": 7}).chat(messages=HI)
+    (request,) = server.requests
+    assert request.json["max_completion_tokens"] == 7
+    assert "max_tokens" not in request.json
 
 
 async def test_a_stream_asks_for_usage_and_no_tools_are_sent_as_none():

@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # it takes long to load
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
 """What a request says that no option may."""
+LIMITS = {"max_tokens", "max_completion_tokens"}
+"""What servers call the limit of an answer's tokens."""
 HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "nanoloop",
@@ -106,9 +108,16 @@ class OpenAIProvider:
         return await self._server.ask(asked, take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
-        """One whose requests have these options too; it shares the connections."""
+        """One whose requests have these options too; it shares the connections.
+
+        The limit of an answer's tokens is called what this server calls it.
+        """
+        field = self._quirks.max_tokens_field
+        own = {field if key in LIMITS else key: value for key, value in options.items()}
+        replaced = LIMITS if LIMITS & options.keys() else set()
+        usual = {key: value for key, value in self._options.items() if key not in replaced}
         other = copy(self)
-        other._options = {**self._options, **clean_options(options, OWN)}  # noqa: SLF001 - its own
+        other._options = {**usual, **clean_options(own, OWN)}  # noqa: SLF001 - its own
         return other
 
     async def load(self) -> None:
