@@ -181,3 +181,39 @@ async def test_a_vendor_whose_key_is_set_is_one_of_the_choices(typed, capsys):
         said = await anyio.to_thread.run_sync(ask, settings, [])
     assert said == {"model": "groq:chatty-2"}
     assert "5  Groq, with the key that is set" in capsys.readouterr().out
+
+
+def test_a_key_that_is_typed_is_the_vendors_whose_model_is_named(typed):
+    typed += ["3", "gsk", "groq:llama"]
+    said = ask(Settings(), [])
+    assert said == {"providers.groq.api_key": "gsk", "model": "groq:llama"}
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("local:tiny", "A model on this machine takes no key."),
+        ("azure:mine", "no address is set: set AZURE_OPENAI_ENDPOINT"),
+        ("groq:", "no model is named: write groq:NAME"),
+    ],
+)
+def test_a_model_that_a_key_is_not_all_for_is_no_choice(typed, capsys, model, told):
+    typed += ["3", "gsk", model]
+    assert ask(Settings(), []) is None
+    assert told in capsys.readouterr().out
+
+
+async def test_a_vendors_key_is_kept_for_that_vendor(nanoloop, file):
+    with Terminal() as terminal:
+        async with nanoloop.started("chat", terminal=terminal) as process:
+            await terminal.shows(LAST_CHOICE)
+            terminal.type("3\r")
+            await terminal.shows("not shown")
+            terminal.type("gsk-secret\r")
+            await terminal.shows("Model")
+            terminal.type("groq:llama\r")
+            await terminal.shows("take providers.groq.api_key and model out of it")
+            await terminal.shows("window 0/50")
+            terminal.type("\x04")
+            assert await ended(process) == 0
+    assert 'providers.groq.api_key = "gsk-secret"\n' in file.read_text()

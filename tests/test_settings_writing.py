@@ -62,3 +62,31 @@ def test_a_link_stays_one(tmp_path):
     write(tmp_path / "nanoloop.toml", {"model": "x"})
     assert (tmp_path / "nanoloop.toml").is_symlink()
     assert 'model = "x"' in (tmp_path / "kept.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        OWN,
+        "[providers.groq]",
+        "[providers.groq] # fast\nbase_url = 'http://x/v1'\n",
+        "[providers.groq]\napi_key = 'old'\n",
+        "providers.groq.api_key = 'old'\n",
+        "providers.groq.base_url = 'http://x/v1'\n",
+        "[providers.mistral]\napi_key = 'theirs'\n",
+    ],
+)
+def test_a_setting_of_a_table_is_said_where_the_table_is_or_above_all(text):
+    said = tomllib.loads(with_settings(text, {"providers.groq.api_key": "k", "model": "m"}))
+    before = tomllib.loads(text)
+    groq = before.get("providers", {}).get("groq", {})
+    assert said.pop("providers") == before.pop("providers", {}) | {"groq": groq | {"api_key": "k"}}
+    assert said == before | {"model": "m"}
+
+
+def test_a_file_with_a_vendors_key_is_for_its_owner(tmp_path):
+    file = tmp_path / "nanoloop.toml"
+    file.write_text(OWN)
+    write(file, {"providers.groq.api_key": "secret"})
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -7,15 +7,18 @@ from functools import partial
 from getpass import getpass
 from typing import NamedTuple
 
+from pydantic import SecretStr
+
 from nanoloop.cli.amounts import size
 from nanoloop.cli.local import EXTRA, can_run
 from nanoloop.cli.servers import MOST_SHOWN, Server, models_at, running, served_by
 from nanoloop.models.catalogue import CATALOGUE, Model
 from nanoloop.models.naming import PREFIX
+from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import http_address
 from nanoloop.settings.vendors import Server as Configured
-from nanoloop.settings.vendors import keyed_vendors, server_of
+from nanoloop.settings.vendors import keyed_vendors, lacking, own_of, server_of
 
 Said = Mapping[str, str]
 """What the settings file is to say."""
@@ -99,7 +102,22 @@ def _keyed(server: Configured) -> _Choice:
 def _with_key(settings: Settings) -> Said | None:
     if not (key := getpass("Key (not shown): ").strip()):
         return print("No key was typed.")
-    return {"api_key": key, "model": _one_of((), settings.model)}
+    model = _one_of((), settings.model)
+    word, _ = split(model)
+    if not word:
+        return {"api_key": key, "model": model}
+    if word == "local":
+        return print("A model on this machine takes no key.")
+    if word not in VENDORS:
+        return print(f"What {word} takes is its package's to say: write [providers.{word}].")
+    if lacks := lacking(_with(settings, word, key), model):
+        return print(f"{model}: {lacks}.")
+    return {f"providers.{word}.api_key": key, "model": model}
+
+
+def _with(settings: Settings, word: str, key: str) -> Settings:
+    own = own_of(settings, word).model_copy(update={"api_key": SecretStr(key)})
+    return settings.model_copy(update={"providers": {**settings.providers, word: own}})
 
 
 def _with_address(settings: Settings) -> Said:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import SecretStr
 
 from nanoloop.cli import load_settings
+from nanoloop.cli.config import values
 from nanoloop.cli.local import make_ready
 from nanoloop.errors import SettingsError
 from nanoloop.models.catalogue import SMALLEST
@@ -87,8 +88,9 @@ def _loaded(args: Namespace, said: Mapping[str, str]) -> Settings:
     """The settings as they are now; what was chosen a moment ago has to be in force."""
     args.model = None
     settings = load_settings(args)
+    found = dict(values(settings))
     for key, value in said.items():
-        if _plain(getattr(settings, key)) != value:
+        if _plain(found.get(key)) != value:
             origin = settings.origin(key)
             raise SettingsError(f"{origin} is stronger than what you chose: take it away")
     return settings

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from nanoloop.errors import SettingsError
 from nanoloop.settings.file import Unreadable, parse, text_of
@@ -14,7 +16,7 @@ _FOR_ITS_OWNER = 0o600
 
 
 def write(path: Path, said: Mapping[str, str]) -> None:
-    """Say these things above all tables, in a file that is made where it is missing.
+    """Say these things, by their dotted keys, in a file that is made where it is missing.
 
     A file with a key is for its owner's eyes. Raises `SettingsError` where the file is not
     understood; it is then as it was.
@@ -24,7 +26,7 @@ def write(path: Path, said: Mapping[str, str]) -> None:
     text = with_settings(_text(path), said)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.encode(), durable=True)
-    path.chmod(_FOR_ITS_OWNER if "api_key" in said else mode)
+    path.chmod(_FOR_ITS_OWNER if any(map(_is_key, said)) else mode)
 
 
 def with_settings(text: str, said: Mapping[str, str]) -> str:
@@ -32,21 +34,48 @@ def with_settings(text: str, said: Mapping[str, str]) -> str:
     try:
         before = parse(text)
         lines = text.splitlines(keepends=True)
-        fresh = []
-        for key, value in said.items():
-            line = f"{key} = {json.dumps(value, ensure_ascii=False)}\n"
-            if key in before.lines:
-                lines[before.lines[key] - 1] = line
-            else:
-                fresh.append(line)
+        put = [_put(lines, before.lines, key, value) for key, value in said.items()]
+        fresh = [line for line in put if line]
         # First of all lines: after the first table they would belong to it.
         after = "".join(fresh + ["\n"] * bool(fresh and lines) + lines)
-        if parse(after).table == {**before.table, **said}:
+        if parse(after).table == _with_all(before.table, said):
             return after
     except Unreadable:
         pass
     wanted = " and ".join(key for key in said)
     raise SettingsError(f"the settings file is not understood: write {wanted} into it by hand")
+
+
+def _put(lines: list[str], places: Mapping[str, int], key: str, value: str) -> str:
+    """Say it where the key or its table stands; returns what has to stand above all tables."""
+    table, _, name = key.rpartition(".")
+    said = f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+    whole = said.replace(name, key, 1)
+    if key in places:
+        place = places[key] - 1
+        lines[place] = whole if lines[place].lstrip().startswith(key) else said
+    elif table in places and lines[places[table] - 1].lstrip().startswith("["):
+        place = places[table] - 1
+        lines[place] = f"{lines[place].rstrip()}\n{said}"
+    else:
+        return whole
+    return ""
+
+
+def _with_all(table: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
+    """The table with these dotted keys in it."""
+    after = deepcopy(dict(table))
+    for key, value in said.items():
+        *above, name = key.split(".")
+        inner = after
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+    return after
+
+
+def _is_key(key: str) -> bool:
+    return key.rpartition(".")[2] == "api_key"
 
 
 def _text(path: Path) -> str:
