@@ -4,10 +4,13 @@ import errno
 import os
 from pathlib import Path
 
+import anyio
 import pytest
 
 from nanoloop.cli import check, main
+from nanoloop.settings import Settings
 from nanoloop.stores.place import shown
+from tests.openai_server import Answer, OpenAIServer
 
 
 @pytest.fixture
@@ -104,3 +107,12 @@ def test_what_a_model_lacks_is_said_as_where_one_is_asked(checked, tmp_path, cap
     assert main(["run", "--data", str(tmp_path)]) == 3
     lacking = capsys.readouterr().err.removeprefix("nanoloop: ")
     assert " ".join(lacking.split()) in " ".join(said.split())
+
+
+async def test_a_model_that_says_nothing_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(check, "CONNECT_SECONDS", 0.2)
+    async with OpenAIServer(otherwise=Answer(held=True)) as server:
+        settings = Settings(model="x", base_url=server.url)
+        with anyio.fail_after(20):
+            [found] = await check._models(settings)
+    assert found == ("model", False, "x did not answer within 0 s")

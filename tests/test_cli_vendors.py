@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.command_line import CommandLine
+from tests.file_server import FileServer
 from tests.openai_server import Answer, OpenAIServer
 
 MODELS = ["chatty-2", "chatty-1", "text-embed-3", "whisper-1", "tts-1", "x-rerank", "a\x1bb", ""]
@@ -104,3 +105,59 @@ async def test_a_key_that_is_set_is_named_where_no_model_is(nanoloop):
     nanoloop.set(GROQ_API_KEY="gsk")
     _, err = await nanoloop.run("chat", "-m", "Hello", code=3)
     assert "a key for groq: export NANOLOOP_MODEL=groq:..." in err
+
+
+async def test_a_key_is_sent_to_no_server_that_no_model_is_asked_at(nanoloop):
+    async with OpenAIServer() as plain, OpenAIServer() as openai:
+        plain.models, openai.models = listing("a"), listing("b")
+        nanoloop.set(OPENAI_API_KEY="sk", NANOLOOP_BASE_URL=plain.url, NANOLOOP_MODEL="openai:b")
+        nanoloop.set(NANOLOOP_PROVIDERS__OPENAI__BASE_URL=openai.url)
+        out, _ = await nanoloop.run("model", "list")
+    assert out.endswith("openai:b\n")
+    assert plain.count == 0
+
+
+async def test_no_key_follows_a_redirect(nanoloop):
+    async with OpenAIServer() as elsewhere:
+        elsewhere.models = listing("a")
+        with FileServer(b"{}") as server:
+            server.moved_to = elsewhere.root
+            nanoloop.set(NANOLOOP_PROVIDERS__ANTHROPIC__BASE_URL=f"{server.root}/moved")
+            _, err = await nanoloop.run("model", "list")
+    assert "anthropic: nothing at" in err
+    assert elsewhere.count == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "more", "path"),
+    [
+        ("anthropic", "", "/v1/models?limit=1000"),
+        ("anthropic", "?a=b", "/v1/models?a=b&limit=1000"),
+        ("groq", "?a=b", "/v1/models?a=b"),
+    ],
+)
+async def test_a_list_is_asked_for_where_the_vendors_models_are(nanoloop, word, more, path):
+    async with OpenAIServer() as server:
+        server.models = listing("a")
+        nanoloop.set(**{f"NANOLOOP_PROVIDERS__{word.upper()}__BASE_URL": f"{server.url}{more}"})
+        out, _ = await nanoloop.run("model", "list")
+    assert f"{word}:a" in out
+    assert [each.path for each in server.requests] == [path]
+
+
+async def test_check_leaves_out_options_that_one_token_does_not_go_with(nanoloop):
+    options = {"max_tokens": 900, "thinking": {"type": "enabled"}, "top_p": 1}
+    more = {"NANOLOOP_PROVIDERS__GROQ__OPTIONS": json.dumps(options), "NANOLOOP_MODEL": "groq:a"}
+    async with serving(nanoloop, **more) as groq:
+        await nanoloop.run("check")
+    [request] = groq.requests
+    assert {"max_completion_tokens", "top_p"} <= {*request.json}
+    assert not {"max_tokens", "thinking"} & {*request.json}
+
+
+async def test_a_model_that_one_token_is_too_few_for_is_well(nanoloop):
+    said = "Could not finish the message because max_tokens or model output limit was reached."
+    few = Answer(status=400, body=json.dumps({"error": {"message": said}}).encode())
+    async with serving(nanoloop, few, NANOLOOP_MODEL="groq:a"):
+        out, _ = await nanoloop.run("check")
+    assert "ok     model: groq:a answers, and wants more than one token" in out

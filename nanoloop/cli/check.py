@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import NamedTuple
@@ -24,7 +26,7 @@ from nanoloop.channels.states import running
 from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.first_run import no_model
 from nanoloop.cli.name import opened
-from nanoloop.errors import NanoloopError, how_to_install
+from nanoloop.errors import NanoloopError, ProviderError, how_to_install, place_of
 from nanoloop.events import silent
 from nanoloop.models.naming import file_of, is_local
 from nanoloop.parts.models import make_models
@@ -42,6 +44,10 @@ from nanoloop.telemetry import Telemetry
 CONNECT_SECONDS = 30.0
 _SHOWN = 40
 """Characters of an answer."""
+_UNSET = {"max_tokens": None, "max_completion_tokens": None, "thinking": None}
+"""Options that don't go with an answer of one token."""
+_LIMIT = re.compile(r"max_(completion_|output_)?tokens|output limit")
+"""In the words of a server that is there, knows key and model, and refuses so short an answer."""
 _HOW = """
 Each model is asked for one token, and each chat platform is connected to; where a daemon runs, it
 says how they stand."""
@@ -96,7 +102,8 @@ async def _models(settings: Settings) -> list[Found]:
     found: dict[str, Found] = {}
 
     async def ask(model: str, models: Models) -> None:
-        found[model] = await _model(model, ", ".join(keys[model]), settings, models)
+        is_well, says = await _model(model, settings, models)
+        found[model] = Found(", ".join(keys[model]), is_well=is_well, says=says)
 
     models = make_models(settings, Telemetry(level="error"))
     try:
@@ -104,26 +111,42 @@ async def _models(settings: Settings) -> list[Found]:
             for model in keys:
                 group.start_soon(ask, model, models, name=f"check {model}")
     finally:
-        await models.close()
+        with suppress(Exception):  # a plugin's; all that matters was asked
+            await models.close()
     return [found[model] for model in keys]
 
 
-async def _model(model: str, key: str, settings: Settings, models: Models) -> Found:
+async def _model(model: str, settings: Settings, models: Models) -> tuple[bool, str]:
+    """Whether it can be asked, and what is to be said of it."""
     if lacks := lacking(settings, model):
-        says = no_model(settings) if model == settings.model else f"{model}: {lacks}"
-        return Found(key, is_well=False, says=says)
+        return False, no_model(settings) if model == settings.model else f"{model}: {lacks}"
     if is_local(model):
         path = file_of(model, settings.models)
-        says = str(path) if path.exists() else f"{path} is missing: `nanoloop model list`"
-        return Found(key, is_well=path.exists(), says=says)
+        is_here = path.exists()
+        return is_here, str(path) if is_here else f"{path} is missing: `nanoloop model list`"
+    try:
+        with anyio.fail_after(CONNECT_SECONDS):
+            return True, await _answer(model, settings, models)
+    except TimeoutError:
+        return False, f"{model} did not answer within {CONNECT_SECONDS:.0f} s"
+    except NanoloopError as error:
+        return False, f"{model}: {error}"
+    except Exception as error:  # noqa: BLE001 - a plugin's; its text may hold anything
+        return False, f"{model}: {type(error).__name__} at {place_of(error)}"
+
+
+async def _answer(model: str, settings: Settings, models: Models) -> str:
+    """What it answers; raises as its provider does."""
     begin = time.monotonic()
     try:
         reply = await _one_token(model, settings, models)
-    except NanoloopError as error:
-        return Found(key, is_well=False, says=f"{model}: {error}")
+    except ProviderError as error:
+        if not _LIMIT.search(str(error)):
+            raise
+        return f"{model} answers, and wants more than one token"
     seconds = time.monotonic() - begin
     said = json.dumps(" ".join(reply.text.split())[:_SHOWN], ensure_ascii=False)
-    return Found(key, is_well=True, says=f"{model} answers {said} in {seconds:.1f} s")
+    return f"{model} answers {said} in {seconds:.1f} s"
 
 
 async def _one_token(model: str, settings: Settings, models: Models) -> Reply:
@@ -132,7 +155,7 @@ async def _one_token(model: str, settings: Settings, models: Models) -> Reply:
     fitted = getattr(provider, "with_options", None)
     if fitted is not None and (word in VENDORS or not word):
         quirks = server_of(settings, word).vendor.quirks
-        provider = fitted({quirks.max_tokens_field: 1})
+        provider = fitted({**_UNSET, quirks.max_tokens_field: 1})
     return await provider.chat(messages=[{"role": "user", "content": "Say: ok"}], model=name)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
@@ -68,7 +69,7 @@ class Served(NamedTuple):
 
 def running(usual: Mapping[str, str] = USUAL) -> list[Server]:
     """The servers that run at their usual places, all looked for at once."""
-    asks = {url: _Asked(url, {}, _PATIENCE_SECONDS) for url in usual.values()}
+    asks = {url: _Asked(_list_of(url), {}, _PATIENCE_SECONDS) for url in usual.values()}
     found = anyio.run(_all_listed, asks)
     shown = {url: [name for name, _ in found[url]][:MOST_SHOWN] for url in found}
     return [Server(name, url, shown[url]) for name, url in usual.items() if shown[url]]
@@ -76,7 +77,7 @@ def running(usual: Mapping[str, str] = USUAL) -> list[Server]:
 
 def models_at(url: str, key: str | None = None) -> list[str]:
     """The models of the server at that address; none where it can't be asked."""
-    asks = {url: _Asked(url, _bearer(key), _FAR_SECONDS)}
+    asks = {url: _Asked(_list_of(url), _bearer(key), _FAR_SECONDS)}
     return [name for name, _ in anyio.run(_all_listed, asks)[url]][:MOST_SHOWN]
 
 
@@ -99,7 +100,6 @@ class _Asked(NamedTuple):
     url: str
     headers: Mapping[str, str]
     seconds: float
-    path: str = "/models"
 
 
 Listed = list[tuple[str, str]]
@@ -109,8 +109,21 @@ Listed = list[tuple[str, str]]
 def _asked_of(server: Configured) -> _Asked:
     if server.vendor.speaks == "anthropic":
         headers = {"x-api-key": server.key or "", "anthropic-version": "2023-06-01"}
-        return _Asked(server.url or "", headers, _FAR_SECONDS, "/v1/models?limit=1000")
-    return _Asked(server.url or "", _bearer(server.key), _FAR_SECONDS)
+        return _Asked(_list_of_anthropic(server.url or ""), headers, _FAR_SECONDS)
+    return _Asked(_list_of(server.url or ""), _bearer(server.key), _FAR_SECONDS)
+
+
+def _list_of(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/models"))
+
+
+def _list_of_anthropic(url: str) -> str:
+    """The same, also where the base URL ends in /v1 as OpenAI's does."""
+    parts = urlsplit(url)
+    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/models"
+    query = "&".join(filter(None, (parts.query, "limit=1000")))
+    return urlunsplit(parts._replace(path=path, query=query))
 
 
 def _bearer(key: str | None) -> dict[str, str]:
@@ -146,9 +159,11 @@ async def _listed(ask: _Asked) -> Listed:
         with anyio.fail_after(ask.seconds):
             async with (
                 aiohttp.ClientSession(trust_env=through) as client,
-                client.get(f"{ask.url}{ask.path}", headers=ask.headers) as answer,
+                # No key follows a redirect.
+                client.get(ask.url, headers=ask.headers, allow_redirects=False) as answer,
             ):
-                return _names(json.loads(await _body(answer.content))) if answer.ok else []
+                is_list = answer.status == HTTPStatus.OK
+                return _names(json.loads(await _body(answer.content))) if is_list else []
     except (aiohttp.ClientError, OSError, RecursionError, TimeoutError, ValueError):
         return []
 

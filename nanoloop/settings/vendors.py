@@ -108,12 +108,13 @@ def server_of(settings: Settings, word: str) -> Server:
 
 
 def servers_of(settings: Settings) -> list[Server]:
-    """Every server that is set up or that a model is named of."""
+    """Every server that a model is named of, and every vendor that is set up."""
     named = {split(model)[0] for _, model in models_of(settings)}
     words = [word for word in VENDORS if word in named or settings.providers.get(word)]
     servers = [server_of(settings, word) for word in words if word != "local"]
     plain = _plain(settings)
-    if plain.lacks:
+    # Where no model is asked there, its key may be meant for somebody else.
+    if plain.lacks or "" not in named:
         return servers
     # A key for OpenAI alone is said for both names of it.
     others = [each for each in servers if (each.url, each.key) != (plain.url, plain.key)]
