@@ -119,3 +119,59 @@ def test_one_that_is_broken_or_takes_no_settings_is_told(install, load, code, to
         load("[providers.parrot]\ngreeting = 'Hi'")
     assert told in str(caught.value)
     assert "1234567" not in str(caught.value)
+
+
+BROKEN = """
+from nanoloop.providers.plugins import Plugin
+
+class Broken:
+    async def chat(self, **_):
+        raise KeyError("k-1234567")
+
+    async def close(self):
+        raise KeyError("k-1234567")
+
+PLUGIN = Plugin(name="parrot", settings=None, make=lambda settings, model: {made})
+"""
+
+
+def test_one_that_can_not_be_made_is_told_without_its_text(install, load):
+    install(BROKEN.replace("{made}", "{}['k-1234567']"))
+    with pytest.raises(SettingsError, match=r"'parrot' can't be made \(KeyError at parr") as caught:
+        make_provider(load('model = "parrot:grey"'))
+    assert "1234567" not in str(caught.value)
+
+
+def test_one_that_breaks_is_told_by_check_which_goes_on(install, load, capsys):
+    install(BROKEN.replace("{made}", "Broken()"))
+    load('model = "parrot:grey"')
+    assert main(["check"]) == 1
+    out = capsys.readouterr().out
+    assert "WRONG  model: parrot:grey: KeyError at parrots.py:6 chat" in out
+    assert "1234567" not in out
+    assert "ok     store: " in out
+
+
+TYPED = """
+from datetime import timedelta
+from pydantic import AnyHttpUrl, BaseModel, SecretStr
+
+class Own(BaseModel):
+    keys: list[SecretStr] = ["k-1234567"]
+    url: AnyHttpUrl = "https://me:p1234567@host/"
+    pause: timedelta = 5
+    model_config = {"validate_default": True}
+
+class PLUGIN: settings = Own; make = print
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_config_shows_settings_of_any_type_and_no_secret(install, monkeypatch, capsys, flags):
+    install(TYPED)
+    monkeypatch.setenv("NANOLOOP_PROVIDERS__PARROT__PAUSE", "PT7S")
+    assert main(["config", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "https://********@host/" in out
+    assert "0:00:07" in out
+    assert "1234567" not in out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -110,7 +109,11 @@ def _plain(value: Any) -> Any:
     match value:
         case SecretStr():
             return MASK
-        case str() | Path():
-            return json.loads(shown(value))
-        case _:
+        case None | bool() | int() | float():
             return value
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case dict():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case _:
+            return json.loads(shown(value))

@@ -59,7 +59,24 @@ def load(name: str) -> Plugin:
         raise SettingsError(
             f"the provider {name!r} is none: {point.value} lacks `settings` or `make`"
         )
-    return Plugin(name=name, settings=plugin.settings, make=plugin.make)
+    return Plugin(name=name, settings=plugin.settings, make=_guarded(plugin.make, name))
+
+
+def _guarded(make: Callable[[Any, str], Provider], name: str) -> Callable[[Any, str], Provider]:
+    """It, raising `SettingsError` only."""
+
+    def guarded(settings: Any, model: str) -> Provider:
+        try:
+            return make(settings, model)
+        except SettingsError:
+            raise
+        except Exception as error:
+            raise SettingsError(
+                f"the provider {name!r} can't be made ({type(error).__name__} at "
+                f"{place_of(error)}): check its settings, or its package"
+            ) from error
+
+    return guarded
 
 
 @lru_cache(maxsize=1)

@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
         case None:
             text = "none"
         case str() | Path():
-            text = json.dumps(_LOGIN.sub(f"//{MASK}@", str(value)), ensure_ascii=False)
+            text = json.dumps(_masked(value), ensure_ascii=False)
         case list() | tuple():
             text = f"[{', '.join(map(shown, value))}]"
         case dict():
@@ -99,8 +99,13 @@ def shown(value: Any) -> str:
         case float() if value.is_integer():
             text = str(int(value))
         case _:
-            text = json.dumps(value, default=str)
+            text = json.dumps(value, default=_masked)
     return text
+
+
+def _masked(value: object) -> str:
+    """Its text, without the login that an address may hold."""
+    return _LOGIN.sub(f"//{MASK}@", str(value))
 
 
 def unknown(key: str, value: Any, known: Mapping[str, FieldInfo], origin: Origin) -> Problem:
