@@ -12,9 +12,8 @@ from nanoloop.channels.attachments import SCHEME, Attachments
 from nanoloop.errors import BadImage, ImagesRefused
 from nanoloop.events import Announce, PictureLeftOut, silent
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
+from nanoloop.providers.models import UNSEEN, WithOptions, joined
 
-WithOptions = Callable[[Mapping[str, Any]], Provider]
-UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
 UNREAD = {"type": "text", "text": "[an image that could not be read]"}
 RETRY_SECONDS = 3600.0
 """How long a model is taken at its word that it takes no images: servers change models."""
@@ -129,7 +128,7 @@ class Pictures:
             return UNREAD if self._known.is_bad(model, picture) or picture in left_out else UNSEEN
 
         return [
-            {**message, "content": _joined([await part_of(part) for part in message["content"]])}
+            {**message, "content": joined([await part_of(part) for part in message["content"]])}
             if any(_ids_in([message]))
             else message
             for message in messages
@@ -230,10 +229,3 @@ def _id_of(part: Any) -> str | None:
     if not isinstance(url, str) or not url.startswith(SCHEME):
         return None
     return url.removeprefix(SCHEME)
-
-
-def _joined(parts: list[Any]) -> Any:
-    """One text where there is nothing else: servers of models that see nothing want that."""
-    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
-        return "\n\n".join(str(part["text"]) for part in parts)
-    return parts

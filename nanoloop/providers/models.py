@@ -145,7 +145,14 @@ def _without_images(message: ChatMessage) -> ChatMessage:
     if not isinstance(content, list):
         return message
     parts = [UNSEEN if _is_image(part) else part for part in content]
-    return {**message, "content": parts} if UNSEEN in parts else message
+    return {**message, "content": joined(parts)}
+
+
+def joined(parts: list[Any]) -> Any:
+    """One text where there is nothing else: servers of models that see nothing want that."""
+    if all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
+        return "\n\n".join(str(part["text"]) for part in parts)
+    return parts
 
 
 def _is_image(part: Any) -> bool:

@@ -9,7 +9,6 @@ from uuid import uuid4
 from starlette.types import ASGIApp
 
 from nanoloop.agents import Agent
-from nanoloop.channels.pictures import WithOptions
 from nanoloop.channels.web.openai.answering import Answering, Streaming
 from nanoloop.channels.web.openai.form import Form
 from nanoloop.channels.web.openai.in_session import InSession
@@ -26,6 +25,7 @@ from nanoloop.channels.web.openai.tools import client_tools
 from nanoloop.channels.web.operation import Call, Operation
 from nanoloop.channels.web.talking import inbound
 from nanoloop.protocols import Provider
+from nanoloop.providers.models import WithOptions
 
 PATH = "/v1/chat/completions"
 
