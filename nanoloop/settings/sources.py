@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from nanoloop.errors import SettingsError
-from nanoloop.providers.vendors import VENDORS, address_in
+from nanoloop.providers.vendors import VENDORS, address_in, split
 from nanoloop.settings import agents as settings_agents
 from nanoloop.settings import file as settings_file
 from nanoloop.settings.keys import (
@@ -26,7 +26,7 @@ from nanoloop.settings.keys import (
     table_of,
     variable,
 )
-from nanoloop.settings.problems import Problem, malformed, unknown
+from nanoloop.settings.problems import Problem, http_address, malformed, unknown
 
 EVERYWHERE = (
     ("OPENAI_API_KEY", "api_key"),
@@ -44,6 +44,8 @@ EVERYWHERE = (
     ),
 )
 """Names that other programs know too, the weaker of two before the stronger; ours beat all."""
+_MODELS = {"model", "summary_model", "fallback_model"}
+"""The last parts of the keys that name a model."""
 _SERVICE_LINK = re.compile(r"NANOLOOP_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 """What Kubernetes tells every process about a service called nanoloop."""
 
@@ -173,7 +175,10 @@ def read_layers(
             Given(path=("models",), value=data / "models", origin=DEFAULT),
         ],
     )
-    found = tuple(Layer(model, given) for given in sources)
+    words = _words_in(sources)
+    found = tuple(
+        Layer(model, [item for item in given if not _is_idle(item, words)]) for given in sources
+    )
     origins = {key: value for layer in reversed(found) for key, value in layer.origins.items()}
     problems = [problem for layer in reversed(found) for problem in layer.problems]
     return Layers(layers=found, origins=origins, problems=unreadable + odd + problems, file=path)
@@ -261,6 +266,25 @@ def _from_env(env: Mapping[str, str]) -> Iterator[Given]:
         if name.startswith(PREFIX) and value and not _SERVICE_LINK.fullmatch(name):
             path = tuple(name.removeprefix(PREFIX).lower().split("__"))
             yield Given(path=path, value=value, origin=Origin(kind="env", name=name))
+
+
+def _words_in(sources: Iterable[list[Given]]) -> set[str]:
+    """The vendors that a model is named of, by whatever source."""
+    said = [item for given in sources for item in given if item.path[-1] in _MODELS]
+    return {split(item.value)[0] for item in said if isinstance(item.value, str)}
+
+
+def _is_idle(given: Given, words: set[str]) -> bool:
+    """Whether another program's variable says what is no address, of a vendor nobody asks for."""
+    if (given.origin.name, given.key) not in EVERYWHERE or given.path[0] != "providers":
+        return False
+    if given.path[1] in words or given.path[-1] != "base_url":
+        return False
+    try:
+        http_address(given.value)
+    except ValueError:
+        return True
+    return False
 
 
 def _from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
