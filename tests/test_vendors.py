@@ -7,6 +7,7 @@ import pytest
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
+from nanoloop.cli.reload import Reload
 from nanoloop.errors import ProviderError, SettingsError, WrongKey
 from nanoloop.parts.models import make_provider
 from nanoloop.providers.vendors import VENDORS, address_in, split
@@ -15,6 +16,7 @@ from nanoloop.settings.vendors import lacking, server_of
 from tests.openai_server import Answer, OpenAIServer
 
 HELLO = [{"role": "user", "content": "Hello."}]
+LOOK = {"type": "text", "text": "Look:"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 OWN_VENDORS = """
 model = "groq:a"
@@ -170,10 +172,10 @@ async def test_a_vendor_that_takes_no_images_is_sent_none(load):
     async with OpenAIServer() as server:
         text = f'model = "deepseek:x"\nproviders.deepseek.base_url = "{server.url}"'
         provider = make_provider(load(text))
-        await provider.chat(messages=[{"role": "user", "content": [IMAGE]}])
+        await provider.chat(messages=[{"role": "user", "content": [LOOK, IMAGE]}])
         await provider.close()
-        [part] = server.requests[-1].json["messages"][0]["content"]
-        assert part["type"] == "text"
+        said = server.requests[-1].json["messages"][0]["content"]
+        assert said == "Look:\n\n[an image that can't be shown]"
 
 
 async def test_after_closing_nothing_is_asked_any_more(load):
@@ -287,3 +289,33 @@ def test_what_is_wrong_with_a_vendors_table_is_told(load, text, told):
         load(text)
     assert told in str(caught.value)
     assert "1234567" not in str(caught.value)
+
+
+BAD_ADDRESSES = {"AZURE_OPENAI_ENDPOINT": "my.openai.azure.com", "OLLAMA_HOST": "unix:/tmp/x"}
+
+
+def test_another_programs_bad_address_matters_only_where_its_vendor_is_asked_for(load):
+    settings = load('model = "groq:a"', **BAD_ADDRESSES)
+    assert server_of(settings, "ollama").url == VENDORS["ollama"].url
+    with pytest.raises(SettingsError, match="not an address: begin it with") as caught:
+        load('model = "groq:a"\nagents.cook.model = "azure:b"', **BAD_ADDRESSES)
+    assert "ollama" not in str(caught.value)
+
+
+RELOADED = [
+    ('agents.cook.model = "groq:b"\nproviders.groq.api_key = "k"', "SettingsRefused"),
+    ('agents.cook.model = "xai:b"', "SettingsReloaded"),
+    ('agents.cook.model = "xai:b"\nproviders.groq.api_key = "k"', "SettingsReloaded"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), RELOADED)
+async def test_a_reload_takes_no_agent_whose_model_lacks_what_a_restart_brings(load, text, told):
+    usual = 'model = "xai:a"\nproviders.xai.api_key = "k"\nstore.url = "memory:"\n'
+    heard = []
+    settings = load(usual)
+    app = App.of(settings)
+    app.telemetry.listeners.append(heard.append)
+    Reload(app, settings, channels=[], load=lambda: load(usual + text))()
+    assert type(heard[-1]).__name__ == told
+    assert told == "SettingsReloaded" or "taken over by a restart" in heard[-1].reason

@@ -23,6 +23,9 @@ _RULES = "|".join(field.name for field in fields(Rules))
 LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.(others\.)?\w+\.({_RULES})")
 """What can be changed while it runs: prompts and agents, who may talk and how much, the log."""
 
+_OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "summary")
+"""What the models that are asked were made of; a restart takes it over."""
+
 
 class Reload:
     """Takes fresh settings over, as far as that can be done."""
@@ -38,6 +41,7 @@ class Reload:
         self._app = app
         self._channels = [*channels]
         self._load = load
+        self._settings = settings
         self._values = dict(values(settings))
 
     def __call__(self) -> None:
@@ -46,6 +50,7 @@ class Reload:
             fresh = self._load()
             agents = make_agents(fresh, self._app.loop.recall)
             check_models(fresh)
+            self._check_agents(fresh)
         except SettingsError as error:
             self._app.telemetry(SettingsRefused(reason=str(error)))
             return
@@ -56,6 +61,16 @@ class Reload:
             if isinstance(channel, PlatformChannel) and channel.name in rules:
                 channel.rules = rules[channel.name]
         self._tell(dict(values(fresh)))
+
+    def _check_agents(self, fresh: Settings) -> None:
+        """Raise `SettingsError` where an agent's model can't be asked before a restart."""
+        old = {name: getattr(self._settings, name) for name in _OF_MODELS}
+        try:
+            check_models(fresh.model_copy(update=old))
+        except SettingsError as error:
+            raise SettingsError(
+                f"{error}; what is set for that is taken over by a restart"
+            ) from None
 
     def _tell(self, fresh: dict[str, Any]) -> None:
         known = self._values
