@@ -8,6 +8,7 @@ import pytest
 from tests.command_line import CommandLine
 from tests.file_server import FileServer
 from tests.openai_server import Answer, OpenAIServer
+from tests.servers.anthropic_server import KEY, AnthropicServer
 
 MODELS = ["chatty-2", "chatty-1", "text-embed-3", "whisper-1", "tts-1", "x-rerank", "a\x1bb", ""]
 
@@ -161,3 +162,17 @@ async def test_a_model_that_one_token_is_too_few_for_is_well(nanoloop):
     async with serving(nanoloop, few, NANOLOOP_MODEL="groq:a"):
         out, _ = await nanoloop.run("check")
     assert "ok     model: groq:a answers, and wants more than one token" in out
+
+
+async def test_check_asks_claude_for_one_token_without_the_thinking_that_is_set(nanoloop):
+    options = {
+        "max_completion_tokens": 9000,
+        "thinking": {"type": "enabled", "budget_tokens": 2000},
+    }
+    async with AnthropicServer() as server:
+        nanoloop.set(ANTHROPIC_API_KEY=KEY, NANOLOOP_MODEL="anthropic:claude")
+        nanoloop.set(NANOLOOP_PROVIDERS__ANTHROPIC__BASE_URL=server.url)
+        nanoloop.set(NANOLOOP_PROVIDERS__ANTHROPIC__OPTIONS=json.dumps(options))
+        await nanoloop.run("check")
+    [form] = [each.json for each in server.requests]
+    assert (form["max_tokens"], "thinking" in form) == (1, False)

@@ -36,7 +36,7 @@ from nanoloop.protocols import Reply, Store
 from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
-from nanoloop.settings.vendors import lacking, models_of, server_of
+from nanoloop.settings.vendors import lacking, models_of
 from nanoloop.stores.disk import refusal
 from nanoloop.stores.place import default_url, path_of, shown
 from nanoloop.telemetry import Telemetry
@@ -44,8 +44,8 @@ from nanoloop.telemetry import Telemetry
 CONNECT_SECONDS = 30.0
 _SHOWN = 40
 """Characters of an answer."""
-_UNSET = {"max_tokens": None, "max_completion_tokens": None, "thinking": None}
-"""Options that don't go with an answer of one token."""
+_ONE_TOKEN = {"max_tokens": 1, "thinking": None}
+"""Thinking doesn't go with so short an answer; a provider calls the limit as its server does."""
 _LIMIT = re.compile(r"max_(completion_|output_)?tokens|output limit")
 """In the words of a server that is there, knows key and model, and refuses so short an answer."""
 _HOW = """
@@ -126,7 +126,7 @@ async def _model(model: str, settings: Settings, models: Models) -> tuple[bool, 
         return is_here, str(path) if is_here else f"{path} is missing: `nanoloop model list`"
     try:
         with anyio.fail_after(CONNECT_SECONDS):
-            return True, await _answer(model, settings, models)
+            return True, await _answer(model, models)
     except TimeoutError:
         return False, f"{model} did not answer within {CONNECT_SECONDS:.0f} s"
     except NanoloopError as error:
@@ -135,11 +135,11 @@ async def _model(model: str, settings: Settings, models: Models) -> tuple[bool, 
         return False, f"{model}: {type(error).__name__} at {place_of(error)}"
 
 
-async def _answer(model: str, settings: Settings, models: Models) -> str:
+async def _answer(model: str, models: Models) -> str:
     """What it answers; raises as its provider does."""
     begin = time.monotonic()
     try:
-        reply = await _one_token(model, settings, models)
+        reply = await _one_token(model, models)
     except ProviderError as error:
         if not _LIMIT.search(str(error)):
             raise
@@ -149,13 +149,12 @@ async def _answer(model: str, settings: Settings, models: Models) -> str:
     return f"{model} answers {said} in {seconds:.1f} s"
 
 
-async def _one_token(model: str, settings: Settings, models: Models) -> Reply:
+async def _one_token(model: str, models: Models) -> Reply:
     """What the model says where it may say hardly anything; raises `NanoloopError`."""
     provider, (word, name) = models.provider_of(model), split(model)
     fitted = getattr(provider, "with_options", None)
     if fitted is not None and (word in VENDORS or not word):
-        quirks = server_of(settings, word).vendor.quirks
-        provider = fitted({**_UNSET, quirks.max_tokens_field: 1})
+        provider = fitted(_ONE_TOKEN)
     return await provider.chat(messages=[{"role": "user", "content": "Say: ok"}], model=name)
 
 
