@@ -73,7 +73,7 @@ class Models:
         """Load what the providers that were made so far need; one that can't says so when asked."""
         for provider in self._shelf.made:
             if (load := getattr(provider, "load", None)) is not None:
-                with suppress(ProviderError):
+                with suppress(Exception):  # a plugin's may raise anything
                     await load()
 
     async def close(self) -> None:
