@@ -6,6 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from nanoloop import Session
 from nanoloop.errors import (
     AnswerRefused,
     BadAnswer,
@@ -19,6 +20,7 @@ from nanoloop.errors import (
 from nanoloop.protocols import Provider, ToolCall, Usage
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.vendors import Quirks
+from nanoloop.tools.here import here
 from tests.openai_client import (
     CLOCK,
     HI,
@@ -84,6 +86,21 @@ async def test_a_limit_of_tokens_is_called_what_the_server_calls_it():
     (request,) = server.requests
     assert request.json["max_completion_tokens"] == 7
     assert "max_tokens" not in request.json
+
+
+async def test_the_cache_key_is_the_sessions_and_tells_nobody_which_it_is():
+    session = Session(id="telegram:ann")
+    session.add_message("user", "Hi")
+    async with connected(quirks=Quirks(takes_cache_key=True)) as (provider, server):
+        await provider.chat(messages=HI)
+        token = here.set(session)
+        for _ in range(2):
+            await provider.chat(messages=HI)
+        here.reset(token)
+    none, *keys = [request.json.get("prompt_cache_key") for request in server.requests]
+    assert none is None
+    assert len(set(keys)) == 1
+    assert "ann" not in keys[0]
 
 
 async def test_a_stream_asks_for_usage_and_no_tools_are_sent_as_none():
