@@ -45,9 +45,9 @@ _ESCAPE = re.compile(
 class Limits:
     """How much an answer may be, in bytes of UTF-8 after decompression."""
 
-    text_bytes: int = 256_000
-    thinking_bytes: int = 256_000
-    argument_bytes: int = 256_000
+    text_bytes: int = 128_000
+    thinking_bytes: int = 128_000
+    argument_bytes: int = 128_000
     """Of all tool calls together."""
     calls: int = 64
     event_bytes: int = 1_000_000
