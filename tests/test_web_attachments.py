@@ -97,13 +97,14 @@ async def test_a_model_that_takes_no_images_answers_without_them(tmp_path):
     assert web.provider.count == 3  # it is not tried again
 
 
-async def test_the_model_reads_a_text_up_to_a_limit_and_the_page_shows_its_name(web):
-    session = await web.begin()
-    await answered(web, session, await uploaded(web, b"tea " * 10_000, "notes.txt"))
-    said = web.provider.calls[-1].messages[-1]["content"]
+async def test_the_model_reads_a_text_up_to_a_limit_and_the_page_shows_its_name(tmp_path):
+    async with serving(tmp_path, provider=ScriptedProvider(otherwise="Tea.")) as web:
+        session = await web.begin()
+        await answered(web, session, await uploaded(web, b"tea " * 10_000, "notes.txt"))
+        said = web.provider.calls[-1].messages[-1]["content"]
+        shown = (await web.messages(session))[0]
     assert said[1]["text"].startswith("[file: notes.txt, text/plain, 40000 bytes]\ntea tea")
     assert said[1]["text"].endswith("[… 20000 characters left out]")
-    shown = (await web.messages(session))[0]
     assert shown["text"] == "look"
     assert shown["attachments"] == [
         {**shown["attachments"][0], "kind": "file", "name": "notes.txt", "size": 40_000}
