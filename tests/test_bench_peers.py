@@ -33,6 +33,7 @@ def here(*names):
     return {name: (BY_NAME[name], python_of("", "")) for name in names}
 
 
+@pytest.mark.slow
 def test_nanoloop_and_a_bare_loop_take_turns_and_are_compared(capsys):
     bench = Bench(here("nanoloop-jsonl", "bare"), TINY)
     bench.turn_times()

@@ -62,6 +62,7 @@ def change(tmp_path):
     return change
 
 
+@pytest.mark.slow
 async def test_the_daemon_serves_it_and_its_state_is_shown(nanoloop):
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
         said = json.loads(await line_with(process.stderr, "channel_connected"))
@@ -73,6 +74,7 @@ async def test_the_daemon_serves_it_and_its_state_is_shown(nanoloop):
     await nanoloop.run("status", code=1)
 
 
+@pytest.mark.slow
 async def test_a_refused_token_is_told_and_the_daemon_goes_on(nanoloop, change):
     change("right", "wrong")
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
@@ -98,12 +100,14 @@ async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nan
         assert process.returncode is None
 
 
+@pytest.mark.slow
 async def test_a_check_says_that_all_is_well(nanoloop):
     said, _ = await nanoloop.run("check")
     assert said.count("ok     ") == len(said.splitlines()) == 5
     assert "quiet: it connects" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
@@ -119,6 +123,7 @@ async def test_a_check_says_what_is_wrong_and_the_next_step(nanoloop, change, ol
     assert line in said
 
 
+@pytest.mark.slow
 async def test_a_model_that_does_not_answer_is_told_by_the_check(nanoloop):
     nanoloop.set(OPENAI_BASE_URL="http://127.0.0.1:9", NANOLOOP_PROVIDER__MAX_RETRIES="0")
     assert "WRONG  model: " in (await nanoloop.run("check", code=1))[0]

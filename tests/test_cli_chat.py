@@ -35,12 +35,14 @@ async def exported(nanoloop, name="default"):
     return [(m["role"], m["content"]) for m in json.loads(out)["full_chat_history"]]
 
 
+@pytest.mark.slow
 async def test_each_line_from_a_pipe_is_answered_in_order(nanoloop):
     out, err = await nanoloop.run("chat", text="one\n\ntwo\nthree")
     assert out == "re: one\nre: two\nre: three\n"
     assert err == ""
 
 
+@pytest.mark.slow
 async def test_json_is_one_object_a_line_with_role_text_and_session(nanoloop):
     out, _ = await nanoloop.run("chat", "--session", "quiz", "--json", text="one\n/nonsense\n")
     answer, notice = map(json.loads, out.splitlines())
@@ -48,11 +50,13 @@ async def test_json_is_one_object_a_line_with_role_text_and_session(nanoloop):
     assert notice["role"] == "notice"
 
 
+@pytest.mark.slow
 async def test_one_message_is_answered_and_no_input_is_read(nanoloop):
     out, err = await nanoloop.run("chat", "-m", "hello", text="not this\n")
     assert (out, err) == ("re: hello\n", "")
 
 
+@pytest.mark.slow
 async def test_a_session_goes_on_in_the_next_process(nanoloop, server):
     await nanoloop.run("chat", "--session", "work", "-m", "one")
     await nanoloop.run("chat", "--session", "other", "-m", "apart")
@@ -60,6 +64,7 @@ async def test_a_session_goes_on_in_the_next_process(nanoloop, server):
     assert said(server.requests[-1]) == ["one", "re: one", "two"]
 
 
+@pytest.mark.slow
 async def test_a_failed_answer_ends_with_1_and_says_why_on_stderr(nanoloop, server):
     nanoloop.set(OPENAI_API_KEY="sk-12345678")
     server.otherwise = Answer(status=401, body=b'{"error": {"message": "wrong"}}')
@@ -74,6 +79,7 @@ async def test_a_failed_answer_ends_with_1_and_says_why_on_stderr(nanoloop, serv
     assert "sk-12345678" not in err
 
 
+@pytest.mark.slow
 async def test_a_log_level_that_is_asked_for_is_heeded(nanoloop):
     _, err = await nanoloop.run("chat", "-m", "hello", "--log-level", "info")
     assert "turn_finished" in [json.loads(line)["event"] for line in err.splitlines()]
@@ -93,6 +99,7 @@ async def test_an_empty_flag_is_wrong_usage(nanoloop, words):
     await nanoloop.run("chat", *words, code=2)
 
 
+@pytest.mark.slow
 async def test_sigint_twice_ends_with_130_and_the_question_is_answered_at_the_next_start(
     nanoloop, server
 ):
@@ -104,6 +111,7 @@ async def test_sigint_twice_ends_with_130_and_the_question_is_answered_at_the_ne
     assert [text for _, text in await exported(nanoloop)] == ["one", "re: one", "two", "re: two"]
 
 
+@pytest.mark.slow
 async def test_killed_in_the_middle_of_an_answer_it_answers_once_at_the_next_start(
     nanoloop, server
 ):
@@ -120,6 +128,7 @@ async def test_killed_in_the_middle_of_an_answer_it_answers_once_at_the_next_sta
     assert server.count == 3
 
 
+@pytest.mark.slow
 async def test_a_second_process_on_the_folder_is_refused_and_told_who_has_it(nanoloop, server):
     server.otherwise = Answer(held=True)
     async with nanoloop.started("chat", "-m", "one") as first:
@@ -131,6 +140,7 @@ async def test_a_second_process_on_the_folder_is_refused_and_told_who_has_it(nan
         assert await ended(first) == 0
 
 
+@pytest.mark.slow
 async def test_a_person_sees_answers_and_status_but_no_log(nanoloop):
     with Terminal() as terminal:
         async with nanoloop.started("chat", terminal=terminal) as process:
@@ -147,6 +157,7 @@ async def test_a_person_sees_answers_and_status_but_no_log(nanoloop):
     assert nanoloop.log.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.slow
 async def test_who_comes_back_sees_the_last_exchange(nanoloop):
     await nanoloop.run("chat", "-m", "how are you?")
     with Terminal() as terminal:

@@ -44,6 +44,7 @@ async def test_the_catalogue_is_listed_with_size_licence_and_what_is_here(nanolo
     assert (await listed(nanoloop))[TINY]["file"] is None
 
 
+@pytest.mark.slow
 async def test_a_file_from_an_address_is_fetched_listed_and_removed(nanoloop, server, folder):
     _, err = await nanoloop.run("model", "get", server.url("big.gguf"), "--sha256", SUM)
     assert "100 % of 512.0 kB" in err
@@ -101,6 +102,7 @@ async def test_a_file_that_did_not_come_is_told_with_what_to_type(nanoloop, serv
     assert f"`nanoloop model get {url} --sha256 {'0' * 64}` goes on" in err
 
 
+@pytest.mark.slow
 async def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(nanoloop, server, folder):
     server.stops_after = 200_000
     part = folder / "tiny.gguf.part"
@@ -131,6 +133,7 @@ async def test_a_named_file_that_is_missing_is_told(nanoloop):
     assert "no model file /nowhere/my.gguf" in err
 
 
+@pytest.mark.slow
 async def test_a_local_model_answers_a_pipe_without_any_settings(nanoloop):
     await anyio.to_thread.run_sync(model_file)
     nanoloop.set(NANOLOOP_MODELS=str(FOLDER))

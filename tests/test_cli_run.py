@@ -27,6 +27,7 @@ async def rest(stream):
     return b"".join([piece async for piece in stream]).decode()
 
 
+@pytest.mark.slow
 async def test_a_service_without_input_serves_on_until_it_is_told_to_stop(nanoloop):
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
         assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == []
@@ -35,6 +36,7 @@ async def test_a_service_without_input_serves_on_until_it_is_told_to_stop(nanolo
         assert "loop_stopped" in await rest(process.stderr)
 
 
+@pytest.mark.slow
 async def test_a_pipe_is_a_chat_and_its_end_stops_nothing(nanoloop):
     async with nanoloop.started("run") as process:
         await process.stdin.send(b"hello\n")
@@ -45,6 +47,7 @@ async def test_a_pipe_is_a_chat_and_its_end_stops_nothing(nanoloop):
         assert await ended(process) == 0
 
 
+@pytest.mark.slow
 async def test_what_failed_is_in_the_status_under_the_id_that_the_chat_was_told(nanoloop, server):
     server.otherwise = Answer(status=401, body=b'{"error": {"message": "wrong"}}')
     async with nanoloop.started("run") as process:
@@ -58,6 +61,7 @@ async def test_what_failed_is_in_the_status_under_the_id_that_the_chat_was_told(
     assert "hello" not in status
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_a_running_turn_finish(nanoloop, server):
     server.otherwise = Answer(text="Here you are.", held=True)
     async with nanoloop.started("run") as process:
@@ -72,6 +76,7 @@ async def test_sigterm_lets_a_running_turn_finish(nanoloop, server):
     assert logged[-1]["unfinished_turns"] == 0
 
 
+@pytest.mark.slow
 async def test_a_second_signal_ends_at_once_and_the_message_is_answered_at_the_next_start(
     nanoloop, server
 ):
@@ -93,6 +98,7 @@ async def test_settings_can_leave_standard_input_alone(nanoloop, tmp_path):
         assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == []
 
 
+@pytest.mark.slow
 async def test_in_a_terminal_it_has_a_prompt_and_leaving_that_stops_it(nanoloop):
     with Terminal() as terminal:
         async with nanoloop.started("run", terminal=terminal) as process:

@@ -22,6 +22,7 @@ def free_port():
         return str(listener.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "run"])
 async def test_it_serves_until_it_is_told_to_stop_also_with_streams_open(nanoloop, command):
     port = free_port()
@@ -37,6 +38,7 @@ async def test_it_serves_until_it_is_told_to_stop_also_with_streams_open(nanoloo
             assert await ended(process) == 0
 
 
+@pytest.mark.slow
 async def test_a_terminal_is_told_the_address(nanoloop):
     port = free_port()
     with Terminal() as terminal:

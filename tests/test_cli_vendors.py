@@ -50,6 +50,7 @@ async def test_as_json_they_stand_beside_the_local_ones(nanoloop):
     assert {"local", "groq"} == {row["vendor"] for row in rows}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("models", [[], 5, [5, {"id": 5}], [{"id": "x" * 11_000_000}]])
 async def test_a_server_that_lists_nothing_fit_is_told_and_stops_no_other(nanoloop, models):
     async with serving(nanoloop) as groq, OpenAIServer() as plain:
@@ -66,6 +67,7 @@ async def test_without_a_server_nobody_is_asked(nanoloop):
     assert "nothing at" not in err
 
 
+@pytest.mark.slow
 async def test_check_asks_each_model_for_one_token_and_says_what_came_back(nanoloop):
     more = {"NANOLOOP_MODEL": "groq:a", "NANOLOOP_AGENTS__COOK__MODEL": "mistral:c"}
     async with serving(nanoloop, **more) as groq, OpenAIServer(otherwise="Qui") as mistral:
@@ -77,6 +79,7 @@ async def test_check_asks_each_model_for_one_token_and_says_what_came_back(nanol
     assert [each.json["max_tokens"] for each in mistral.requests] == [1]
 
 
+@pytest.mark.slow
 async def test_a_model_under_two_settings_is_asked_once(nanoloop):
     more = {"NANOLOOP_MODEL": "groq:a", "NANOLOOP_SUMMARY_MODEL": "groq:a"}
     async with serving(nanoloop, **more) as groq:
@@ -85,6 +88,7 @@ async def test_a_model_under_two_settings_is_asked_once(nanoloop):
     assert groq.count == 1
 
 
+@pytest.mark.slow
 async def test_one_that_fails_or_lacks_its_key_is_told_and_makes_the_exit_code(nanoloop):
     more = {"NANOLOOP_MODEL": "groq:a", "NANOLOOP_SUMMARY_MODEL": "xai:b"}
     gone = Answer(status=404, body=b'{"error": {"message": "model not found"}}')
@@ -146,6 +150,7 @@ async def test_a_list_is_asked_for_where_the_vendors_models_are(nanoloop, word, 
     assert [each.path for each in server.requests] == [path]
 
 
+@pytest.mark.slow
 async def test_check_leaves_out_options_that_one_token_does_not_go_with(nanoloop):
     options = {"max_tokens": 900, "thinking": {"type": "enabled"}, "top_p": 1}
     more = {"NANOLOOP_PROVIDERS__GROQ__OPTIONS": json.dumps(options), "NANOLOOP_MODEL": "groq:a"}
@@ -156,6 +161,7 @@ async def test_check_leaves_out_options_that_one_token_does_not_go_with(nanoloop
     assert not {"max_tokens", "thinking"} & {*request.json}
 
 
+@pytest.mark.slow
 async def test_a_model_that_one_token_is_too_few_for_is_well(nanoloop):
     said = "Could not finish the message because max_tokens or model output limit was reached."
     few = Answer(status=400, body=json.dumps({"error": {"message": said}}).encode())
@@ -164,6 +170,7 @@ async def test_a_model_that_one_token_is_too_few_for_is_well(nanoloop):
     assert "ok     model: groq:a answers, and wants more than one token" in out
 
 
+@pytest.mark.slow
 async def test_check_asks_claude_for_one_token_without_the_thinking_that_is_set(nanoloop):
     options = {
         "max_completion_tokens": 9000,

@@ -119,6 +119,7 @@ async def test_opening_a_session_reads_as_much_after_any_history(tmp_path):
     assert max(read) < 100_000
 
 
+@pytest.mark.slow
 def test_a_turn_and_opening_make_as_many_calls_after_any_history(tmp_path):
     calls = Calls()
     opening, turns = [], []

@@ -17,8 +17,9 @@ class TestDiscord(ChannelSuite):
     """Discord keeps what every channel promises."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "messages"), [(1, 1000), pytest.param(2, 5000, marks=pytest.mark.slow)]
+    ("seed", "messages"), [(1, 1000), pytest.param(2, 5000, marks=pytest.mark.long)]
 )
 async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(
     stage, tmp_path, seed, messages
@@ -30,6 +31,7 @@ async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(
     assert ledger.faults
 
 
+@pytest.mark.slow
 async def test_a_bot_that_is_killed_again_and_again_loses_nothing(stage, tmp_path):
     await stage.acquaint(5)
     ledger = await day(stage, tmp_path, seed=4, messages=300, chats=5, restarts=15)

@@ -158,6 +158,7 @@ async def test_what_comes_with_several_lines_stays_one_message(stage, tmp_path):
         await says(stage, chat, "one\n  two: ž")
 
 
+@pytest.mark.slow
 async def test_after_a_day_of_traffic_and_cut_connections_the_ledger_is_clean(stage, tmp_path):
     ledger = await day(stage, tmp_path, messages=200, chats=5, restarts=0)
     assert ledger.is_clean, ledger

@@ -45,6 +45,7 @@ def typed(monkeypatch):
     return lines
 
 
+@pytest.mark.slow
 async def test_a_key_is_typed_unseen_and_kept_for_its_owner(nanoloop, file):
     with Terminal() as terminal:
         async with nanoloop.started("chat", terminal=terminal) as process:
@@ -64,6 +65,7 @@ async def test_a_key_is_typed_unseen_and_kept_for_its_owner(nanoloop, file):
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 async def test_a_servers_address_leads_into_the_conversation(nanoloop, file):
     async with OpenAIServer(otherwise="Here you are.") as server:
         with Terminal() as terminal:
@@ -86,6 +88,7 @@ async def test_a_servers_address_leads_into_the_conversation(nanoloop, file):
     assert f'base_url = "{server.url}"' in file.read_text()
 
 
+@pytest.mark.slow
 async def test_a_model_on_this_machine_is_one_key_away(nanoloop, file):
     await anyio.to_thread.run_sync(model_file)
     nanoloop.set(NANOLOOP_MODELS=str(FOLDER))
@@ -203,6 +206,7 @@ def test_a_model_that_a_key_is_not_all_for_is_no_choice(typed, capsys, model, to
     assert told in capsys.readouterr().out
 
 
+@pytest.mark.slow
 async def test_a_vendors_key_is_kept_for_that_vendor(nanoloop, file):
     with Terminal() as terminal:
         async with nanoloop.started("chat", terminal=terminal) as process:

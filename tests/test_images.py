@@ -142,6 +142,7 @@ def test_what_is_transparent_stays_so():
     assert opened(look(noted).data).convert("RGBA").getpixel((0, 0))[3] == 0
 
 
+@pytest.mark.slow
 def test_a_picture_of_many_bytes_becomes_fewer():
     noise = Image.effect_noise((1990, 1990), 100).convert("RGB")
     data = saved(noise, "PNG", compress_level=0)

@@ -141,6 +141,7 @@ async def test_pages_of_old_entries_cost_a_page(store, counted):
         assert counted.read < 6 * CHUNK
 
 
+@pytest.mark.slow
 async def test_paging_through_reads_each_byte_a_few_times_at_most(store, counted, grown):
     size = (grown / "s.jsonl").stat().st_size
     after = 0

@@ -90,6 +90,7 @@ async def test_a_reader_beside_a_writer_sees_whole_sessions(tmp_path):
     await reader.close()
 
 
+@pytest.mark.slow
 async def test_every_acknowledged_commit_survives_kill_9(tmp_path):
     for round_number in range(8):
         with writer(tmp_path) as process:

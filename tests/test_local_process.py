@@ -33,6 +33,7 @@ def is_alive(pid):
     return state != "Z"
 
 
+@pytest.mark.slow
 async def test_after_its_process_was_killed_the_next_turn_is_answered():
     events = []
     async with opened(announce=events.append) as provider:
@@ -52,6 +53,7 @@ async def test_killed_in_the_middle_of_an_answer_it_says_so():
             )
 
 
+@pytest.mark.slow
 async def test_an_end_counts_once_however_many_were_being_answered():
     begun = {"a": anyio.Event(), "b": anyio.Event()}
 
@@ -100,6 +102,7 @@ async def test_a_process_that_ends_again_and_again_is_left_alone_for_a_while():
             await provider.chat(messages=said("Hi."))
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_is_ended_and_started_anew(monkeypatch):
     monkeypatch.setattr(server_module, "HEALTH_SECONDS", 0.2)
     async with opened(call_timeout_seconds=3) as provider:
@@ -112,6 +115,7 @@ async def test_a_server_that_hangs_is_ended_and_started_anew(monkeypatch):
         assert (await provider.chat(messages=said("Hi."))).text
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_only_slow_is_left_alive_whatever_proxy_there_is(monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     async with opened(call_timeout_seconds=0.3, options=LONG) as provider:
@@ -123,6 +127,7 @@ async def test_a_server_that_is_only_slow_is_left_alive_whatever_proxy_there_is(
         assert is_alive(before)
 
 
+@pytest.mark.slow
 async def test_closed_it_leaves_no_process_and_answers_no_more():
     async with opened() as provider:
         await provider.chat(messages=said("Hi."))
@@ -134,6 +139,7 @@ async def test_closed_it_leaves_no_process_and_answers_no_more():
             await provider.chat(messages=said("Hi."))
 
 
+@pytest.mark.slow
 async def test_started_in_one_thread_it_outlives_it_and_answers_in_another():
     async with opened() as provider:
 
@@ -158,6 +164,7 @@ anyio.run(lambda: provider.chat(**ask, on_text=hear))
 """
 
 
+@pytest.mark.slow
 async def test_with_the_program_killed_no_model_process_is_left():
     command = [sys.executable, "-c", PROGRAM, str(model_file())]
     async with await anyio.open_process(command, stderr=None) as program:

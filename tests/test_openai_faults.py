@@ -128,6 +128,7 @@ async def test_calls_in_a_row_share_a_connection_and_those_at_once_do_not():
         assert server.connections_made == 5
 
 
+@pytest.mark.slow
 async def test_what_a_server_let_go_of_while_nobody_asked_is_not_used_again():
     async with RawServer(PLAIN, hangs_up=True) as server:
         provider = OpenAIProvider(model="m", base_url=server.url, max_retries=1)

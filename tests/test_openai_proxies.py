@@ -193,6 +193,7 @@ async def test_what_names_no_proxy_is_told(monkeypatch, proxy):
     assert "secret" not in failure
 
 
+@pytest.mark.slow
 def test_without_its_package_a_socks_proxy_is_told_with_how_to_install_it():
     code = (
         "import sys, anyio; sys.modules['socksio'] = None\n"

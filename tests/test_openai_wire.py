@@ -105,6 +105,7 @@ CHUNK = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(CHUNK, max_size=3))
 @example([choice(tool_calls=[{"index": [0]}])])
 def test_no_answer_is_too_odd_to_be_read(chunks):

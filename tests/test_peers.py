@@ -95,6 +95,7 @@ async def test_case_3_whatever_goes_wrong_with_a_summary_the_reply_is_unaffected
     assert not session.has_pending
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 async def test_case_4_kill_9_at_cut_made_call_running_call_done_digest_written(tmp_path):
     steps = ["event window_trimmed", "summary asked", "digested", "before digest", "after digest"]
@@ -193,6 +194,7 @@ async def test_case_9_the_same_id_twice_before_and_after_a_restart_but_ok_and_ok
     await store.close()
 
 
+@pytest.mark.slow
 async def test_case_10_idle_lanes_locks_and_tasks_are_freed_a_thousand_sessions_then_none():
     def tasks():
         return len(anyio.get_running_tasks())

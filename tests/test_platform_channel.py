@@ -290,6 +290,7 @@ async def test_a_draft_that_someone_removed_is_posted_anew(chats, tmp_path):
         await says(chats, CHAT, "whole")
 
 
+@pytest.mark.slow
 async def test_an_answer_in_a_group_grows_at_the_pace_of_groups(tmp_path):
     chats = FakeChats(limits=replace(LIMITS, group_edit_seconds=3600))
     text = " ".join(["word"] * 50)

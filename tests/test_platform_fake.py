@@ -14,9 +14,10 @@ class TestFake(ChannelSuite):
     """The kit over a platform that does what it is told."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "messages"),
-    [(1, 600), (2, 200), (3, 200), pytest.param(4, 10_000, marks=pytest.mark.slow)],
+    [(1, 600), (2, 200), (3, 200), pytest.param(4, 10_000, marks=pytest.mark.long)],
 )
 @pytest.mark.timeout(300)
 async def test_after_a_day_of_traffic_and_faults_the_ledger_is_clean(

@@ -84,6 +84,7 @@ class TestCuts:
             await store.save(session)
             assert await stored(postgres_url) == (["one", "two"], session.revision)
 
+    @pytest.mark.slow
     async def test_a_session_is_made_once_wherever_the_connection_breaks(self, postgres_url):
         async with faulty(postgres_url) as proxy, opened(proxy.url) as store:
             await said(store, "one")
@@ -184,6 +185,7 @@ class TestAway:
             await store.save(session)
         assert (await stored(postgres_url))[0] == ["one", "two"]
 
+    @pytest.mark.slow
     async def test_who_is_thrown_out_comes_back(self, postgres_url):
         admin = await asyncpg.connect(postgres_url)
         async with opened(postgres_url) as store:

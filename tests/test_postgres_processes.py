@@ -85,6 +85,7 @@ async def test_of_two_processes_one_wins_each_time_and_nothing_is_lost_or_double
     assert sum(conflicts) > 0
 
 
+@pytest.mark.slow
 async def test_every_acknowledged_commit_survives_kill_9(postgres_url, store):
     told = []
     for number in range(5):

@@ -100,6 +100,7 @@ async def test_who_names_one_server_of_a_cluster_is_told_how(nodes):
             await created(store, 10)
 
 
+@pytest.mark.slow
 async def test_when_one_node_is_away_the_sessions_of_the_others_go_on(nodes):
     async with opened(url_of(nodes), prefix="away", timeout_seconds=0.4) as store:
         sessions = await created(store, 12)

@@ -326,6 +326,7 @@ async def talking(store, provider):
         loop.bus.close()
 
 
+@pytest.mark.slow
 async def test_a_chat_is_told_and_goes_on_by_itself_when_the_server_is_back(redis_server):
     provider = ScriptedProvider(["first", lambda *_: redis_server.kill() or "second", "third"])
     async with opened(redis_server.url, timeout_seconds=SOON) as store:

@@ -282,6 +282,7 @@ async def test_a_server_that_is_too_old_is_refused(redis_url, monkeypatch):
 # Listing
 
 
+@pytest.mark.slow
 async def test_ten_thousand_are_listed_the_last_changed_first(store, redis):
     await store.create(id="s")
     fields = await redis.hgetall(store.database._keys.of("s")[0])

@@ -118,6 +118,7 @@ def test_a_stopped_server_leaves_no_process_and_no_folder(server, act):
     assert not server.folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_killed_tests_leave_no_server_and_no_folder(name, request):
     request.getfixturevalue(f"shared_{name}")  # or there is none to start
@@ -138,6 +139,7 @@ def test_postgres_is_never_run_by_root(shared_postgres):
     assert Path(f"/proc/{shared_postgres.pid}").stat().st_uid != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Postgres.whose(), reason="only root runs PostgreSQL as someone else")
 def test_programs_out_of_the_plain_users_reach_are_copied(shared_postgres, monkeypatch, tmp_path):
     found = shared_postgres.installed

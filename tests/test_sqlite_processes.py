@@ -81,6 +81,7 @@ def is_sound(file):
         return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
+@pytest.mark.slow
 async def test_every_acknowledged_commit_survives_kill_9(tmp_path):
     file = tmp_path / "sessions.sqlite"
     for round_number in range(6):

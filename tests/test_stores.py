@@ -729,6 +729,7 @@ class TestManySessions:
                 group.start_soon(create, range(first, count, 8))
         clock.advance(1)
 
+    @pytest.mark.slow
     async def test_ten_thousand_are_listed_each_once_and_the_last_active_first(self, store, clock):
         await self.crowd(store, clock, 10_000)
         for name in ("s17", "s9999"):

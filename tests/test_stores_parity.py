@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from itertools import count
 
 import anyio
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -137,6 +138,7 @@ def seqs(entries):
     return [(entry.seq, entry.content.get("text")) for entry in entries]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_a_folder_tells_what_memory_tells(steps):
@@ -151,6 +153,7 @@ def test_sqlite_tells_what_memory_tells(steps):
         told_the_same(steps, lambda clock: SqliteStore(f"{folder}/s.sqlite", clock=clock))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_redis_tells_what_memory_tells(shared_redis, steps):
@@ -158,6 +161,7 @@ def test_redis_tells_what_memory_tells(shared_redis, steps):
     told_the_same(steps, lambda clock: RedisStore(url, clock=clock))
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(STEPS, max_size=25))
 def test_postgresql_tells_what_memory_tells(shared_postgres, steps):

@@ -247,6 +247,7 @@ async def test_a_token_that_is_refused_is_told_once_and_answers_stay_owed(stage,
         await says(stage, ANN, "You said: hello")
 
 
+@pytest.mark.slow
 async def test_the_token_is_in_no_log_and_no_error(stage, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     provider = ScriptedProvider(otherwise="yes")

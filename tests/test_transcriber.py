@@ -172,6 +172,7 @@ def test_a_name_that_no_function_has_is_refused():
 # The daemon
 
 
+@pytest.mark.slow
 async def test_the_daemon_does_not_start_without_it_and_the_check_says_so(tmp_path):
     text = 'channels.transcribe = "nl_none:f"\nchannels.telegram.token = "1:a"\n'
     (tmp_path / "nanoloop.toml").write_text(text)

@@ -29,6 +29,7 @@ STORES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
 def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(store, tmp_path):
     calls = Calls()

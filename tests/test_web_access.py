@@ -45,6 +45,7 @@ OPERATIONS = [
 """All that tell or change anything; fewer than the wrong tokens that are answered at once."""
 
 
+@pytest.mark.slow
 async def test_without_a_token_nothing_is_told(web):
     wrong = bearer("a-wrong-token-that-is-long")
     for method, path in OPERATIONS:
@@ -142,6 +143,7 @@ async def test_on_loopback_its_own_names_are_fine(tmp_path, host):
         assert (await web.client.get("/healthz", headers={"Host": host})).status_code == 200
 
 
+@pytest.mark.slow
 async def test_wrong_tokens_are_answered_more_and_more_slowly(web):
     headers = bearer("a-wrong-token-that-is-long")
     for _ in range(20):

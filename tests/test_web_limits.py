@@ -166,6 +166,7 @@ async def test_an_open_stream_is_not_taken_for_a_slow_request(tmp_path):
             await reader.until("answer")
 
 
+@pytest.mark.slow
 async def test_a_request_that_does_not_end_holds_up_the_end_for_a_while_only(tmp_path):
     settings = {"loop": {"shutdown_turns_seconds": 1}}
     with anyio.fail_after(5):

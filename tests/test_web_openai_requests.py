@@ -70,6 +70,7 @@ REFUSED = [
 """What of a request is refused, and why it is."""
 
 
+@pytest.mark.slow
 async def test_what_can_not_be_done_is_refused_by_its_name(web):
     answers = [await raw(web, json={**ONE, **more}) for _, more in REFUSED]
     told = [(answer.status_code, answer.json()["error"]["param"]) for answer in answers]

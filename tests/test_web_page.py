@@ -31,6 +31,7 @@ async def echo(tmp_path):
 # A conversation
 
 
+@pytest.mark.slow
 async def test_an_answer_shows_as_it_is_written(chromium, voice):
     async with opened(chromium, voice.url) as page:
         await say(page, "Hello?")
@@ -47,6 +48,7 @@ async def test_an_answer_shows_as_it_is_written(chromium, voice):
         await expect(page.locator("#announcer")).to_have_text("Good morningWell?")
 
 
+@pytest.mark.slow
 async def test_a_stopped_answer_keeps_what_was_said(chromium, voice):
     async with opened(chromium, voice.url) as page:
         await say(page, "Tell me everything.")
@@ -58,6 +60,7 @@ async def test_a_stopped_answer_keeps_what_was_said(chromium, voice):
         await expect(answer(page)).to_have_text("It began")
 
 
+@pytest.mark.slow
 async def test_a_reload_in_the_middle_of_a_reply_loses_no_word(chromium, voice):
     async with opened(chromium, voice.url) as page:
         await say(page, "Count.")
@@ -72,6 +75,7 @@ async def test_a_reload_in_the_middle_of_a_reply_loses_no_word(chromium, voice):
         await expect(page.locator("#tail > *")).to_have_count(0)
 
 
+@pytest.mark.slow
 async def test_a_reply_that_went_on_while_the_page_was_away_is_complete(chromium, voice):
     async with opened(chromium, voice.url) as page:
         await say(page, "Count.")
@@ -85,6 +89,7 @@ async def test_a_reply_that_went_on_while_the_page_was_away_is_complete(chromium
         await expect(page.locator("#stop")).to_be_hidden()
 
 
+@pytest.mark.slow
 async def test_two_tabs_show_the_same_at_once(chromium, voice):
     async with opened(chromium, voice.url) as page:
         await say(page, "Hello both.")
@@ -104,6 +109,7 @@ async def test_two_tabs_show_the_same_at_once(chromium, voice):
             await expect(tab.locator("#log .prose")).to_have_text(["Hello you two", "Again."])
 
 
+@pytest.mark.slow
 async def test_what_is_said_meanwhile_waits_below(chromium, voice):
     async with opened(chromium, voice.url) as page:
         await say(page, "First.")
@@ -116,6 +122,7 @@ async def test_what_is_said_meanwhile_waits_below(chromium, voice):
         await expect(page.locator("#log .prose")).to_have_text(["One.", "Two."])
 
 
+@pytest.mark.slow
 async def test_the_last_message_is_edited_and_asked_again(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await ask(page, "One", "You said: One")
@@ -127,6 +134,7 @@ async def test_the_last_message_is_edited_and_asked_again(chromium, echo):
         await expect(page.locator("#text")).to_have_value("")
 
 
+@pytest.mark.slow
 async def test_the_last_answer_is_tried_again(chromium, tmp_path):
     async with (
         serving(tmp_path, ScriptedProvider(["Heads.", "Tails."])) as served,
@@ -138,6 +146,7 @@ async def test_the_last_answer_is_tried_again(chromium, tmp_path):
         await expect(page.locator("#log .bubble")).to_have_text(["Toss a coin."])
 
 
+@pytest.mark.slow
 async def test_a_failure_is_told_in_a_sentence_with_a_way_on(chromium, tmp_path):
     provider = ScriptedProvider([NoConnection("no connection to the model")])
     async with serving(tmp_path, provider) as served, opened(chromium, served.url) as page:
@@ -147,6 +156,7 @@ async def test_a_failure_is_told_in_a_sentence_with_a_way_on(chromium, tmp_path)
         await expect(page.locator("#log .prose")).to_have_text(["You said: Anyone?"])
 
 
+@pytest.mark.slow
 async def test_a_command_is_answered_beside_the_log(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await ask(page, "Hello", "You said: Hello")
@@ -155,6 +165,7 @@ async def test_a_command_is_answered_beside_the_log(chromium, echo):
         await expect(page.locator("#tail > *")).to_have_count(0)
 
 
+@pytest.mark.slow
 async def test_tool_calls_are_folded(chromium, tmp_path):
     call = ToolCall(id="c1", name="calculator", arguments='{"expression": "6*7"}')
     lines = [Reply(text="Let me see.", tool_calls=(call,)), "It is 42."]
@@ -177,6 +188,7 @@ async def test_tool_calls_are_folded(chromium, tmp_path):
 PNG = png(size=(1, 1))
 
 
+@pytest.mark.slow
 async def test_a_picture_and_a_text_go_along(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await expect(page.locator("#text")).to_be_focused()
@@ -206,6 +218,7 @@ PUT = """(box, bytes) => {
 }"""
 
 
+@pytest.mark.slow
 async def test_a_picture_is_pasted_and_another_dropped(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await expect(page.locator("#text")).to_be_focused()
@@ -215,6 +228,7 @@ async def test_a_picture_is_pasted_and_another_dropped(chromium, echo):
         await expect(page.locator("#log .user img")).to_have_count(2)
 
 
+@pytest.mark.slow
 async def test_a_broken_picture_says_so_before_it_is_sent(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await expect(page.locator("#text")).to_be_focused()

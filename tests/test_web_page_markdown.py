@@ -91,6 +91,7 @@ async def test_a_table_and_a_task_list_are_shown(page):
     assert tasks.count("checked") == 1
 
 
+@pytest.mark.slow
 async def test_code_keeps_every_sign_and_can_be_copied(chromium, tmp_path):
     code = "\tif (a < b && c) {\n\n    return `<b>`;\n}"
     provider = ScriptedProvider([f"So:\n\n```js\n{code}\n```\n\nDone."])
@@ -128,6 +129,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 async def test_no_hostile_text_does_anything(chromium, tmp_path):
     text = "\n\n".join(HOSTILE)
     async with (

@@ -1,5 +1,7 @@
 """The memory panel in a real browser, as summaries are written and set right."""
 
+import pytest
+
 from tests import browser
 from tests.browser import Voice, ask, expect, opened, serving
 
@@ -7,6 +9,7 @@ anyio_backend = browser.anyio_backend
 chromium = browser.chromium
 
 
+@pytest.mark.slow
 async def test_a_summary_is_seen_as_it_is_written(chromium, tmp_path):
     limits = {"message_buffer_limit": 4, "message_buffer_min": 2}
     async with serving(tmp_path, Voice(), **limits) as served, opened(chromium, served.url) as page:
@@ -34,6 +37,7 @@ async def _talk(page, voice, *lines):
         await ask(page, asked, said)
 
 
+@pytest.mark.slow
 async def test_the_summary_is_set_right_in_the_panel(chromium, tmp_path):
     limits = {"message_buffer_limit": 4, "message_buffer_min": 2}
     async with serving(tmp_path, Voice(), **limits) as served, opened(chromium, served.url) as page:

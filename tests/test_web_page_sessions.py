@@ -16,6 +16,7 @@ async def echo(tmp_path):
         yield served
 
 
+@pytest.mark.slow
 async def test_a_conversation_is_renamed_found_archived_and_exported(chromium, echo):
     async with opened(chromium, echo.url) as page:
         await ask(page, "About tea", "You said: About tea")
@@ -44,6 +45,7 @@ async def test_a_conversation_is_renamed_found_archived_and_exported(chromium, e
         await expect(titles).to_have_text(["Beans"])
 
 
+@pytest.mark.slow
 async def test_the_agent_is_chosen(chromium, tmp_path):
     agents = {"cook": {"prompt": "You are a cook."}}
     async with (
@@ -60,6 +62,7 @@ async def test_the_agent_is_chosen(chromium, tmp_path):
         assert "cook" not in served.provider.calls[-1].messages[0]["content"]
 
 
+@pytest.mark.slow
 async def test_a_session_whose_agent_is_gone_can_still_be_read(chromium, echo):
     path = await talked(echo, 2, agent="ghost")
     async with opened(chromium, echo.url, path=path) as page:
@@ -67,6 +70,7 @@ async def test_a_session_whose_agent_is_gone_can_still_be_read(chromium, echo):
         await ask(page, "Hello", "You said: Hello")
 
 
+@pytest.mark.slow
 async def test_older_messages_come_as_one_scrolls_up(chromium, echo):
     path = await talked(echo, 130)
     async with opened(chromium, echo.url, path=path) as page:
@@ -81,6 +85,7 @@ async def test_older_messages_come_as_one_scrolls_up(chromium, echo):
         await expect(page.locator("#older")).to_be_hidden()
 
 
+@pytest.mark.slow
 async def test_who_scrolled_up_is_left_there(chromium, tmp_path):
     async with serving(tmp_path, Voice()) as voice, opened(chromium, voice.url) as page:
         await page.goto(voice.url + await talked(voice, 40))

@@ -69,6 +69,7 @@ def test_nothing_is_asked_of_another_site():
         assert "innerHTML" not in text, file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("colours", ["light", "dark"])
 async def test_it_looks_right_on_every_screen(chromium, tmp_path, colours):
     PICTURES.mkdir(exist_ok=True)
@@ -102,6 +103,7 @@ async def _picture(page, name, width):
     assert await page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.slow
 async def test_a_phone_shows_one_thing_at_a_time(chromium, served):
     phone = {"width": 390, "height": 844}
     async with opened(chromium, served.url, viewport=phone, has_touch=True) as page:
@@ -119,6 +121,7 @@ async def test_a_phone_shows_one_thing_at_a_time(chromium, served):
         await expect(page.locator("#welcome")).to_be_visible()
 
 
+@pytest.mark.slow
 async def test_everything_can_be_done_by_keyboard(chromium, served):
     async with opened(chromium, served.url) as page:
         keys = page.keyboard
@@ -155,6 +158,7 @@ async def test_the_first_stop_leads_to_the_message_field(chromium, served):
         await expect(page.locator("#text")).to_be_focused()
 
 
+@pytest.mark.slow
 async def test_every_control_has_a_name_and_every_field_a_label(chromium, served):
     async with opened(chromium, served.url) as page:
         await ask(page, "```\ncode\n```\n\n| a |\n|---|")
@@ -198,6 +202,7 @@ async def test_words_stand_out_from_what_is_behind_them(chromium, served, colour
             assert ratio >= 4.5, (front, back)
 
 
+@pytest.mark.slow
 async def test_the_colours_are_chosen_and_stay(chromium, served):
     async with opened(chromium, served.url, color_scheme="light") as page:
         root = page.locator("html")

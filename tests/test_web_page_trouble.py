@@ -2,6 +2,8 @@
 
 from contextlib import AsyncExitStack
 
+import pytest
+
 from nanoloop.providers.scripted import ScriptedProvider
 from tests import browser
 from tests.browser import Voice, answer, ask, expect, opened, say, serving
@@ -10,6 +12,7 @@ anyio_backend = browser.anyio_backend
 chromium = browser.chromium
 
 
+@pytest.mark.slow
 async def test_a_restart_of_the_server_in_the_middle_is_survived(chromium, tmp_path):
     async with AsyncExitStack() as stack:
         async with serving(tmp_path, Voice()) as served:
@@ -27,6 +30,7 @@ async def test_a_restart_of_the_server_in_the_middle_is_survived(chromium, tmp_p
             await expect(page.locator("#lost")).to_be_hidden()
 
 
+@pytest.mark.slow
 async def test_a_token_is_asked_for_once(chromium, tmp_path):
     web = {"tokens": {"ada": {"token": "a-long-enough-token"}}}
     async with serving(tmp_path, web=web) as served, opened(chromium, served.url) as page:
@@ -45,6 +49,7 @@ async def test_a_token_is_asked_for_once(chromium, tmp_path):
         await expect(page.locator("#log .bubble")).to_have_count(0)
 
 
+@pytest.mark.slow
 async def test_a_conversation_that_was_deleted_is_left(chromium, tmp_path):
     async with serving(tmp_path) as echo, opened(chromium, echo.url) as page:
         await ask(page, "Hello", "You said: Hello")

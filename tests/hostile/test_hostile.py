@@ -17,6 +17,7 @@ def judged(mode, kind, text):
     return list(attack.wrong)
 
 
+@pytest.mark.slow
 def test_every_mode_says_bytes_or_waits():
     asked = Asked(head=HEAD, size=5, is_streamed=True, has_results=False, count=1)
     for mode in MODES.values():
@@ -47,7 +48,7 @@ def test_a_word_of_the_server_is_seen_wherever_it_comes_out():
     assert len(attack.wrong) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_daemon_stands_every_hostile_mode():
     seen = anyio.run(besiege, chosen([]), SHORT)

@@ -5,6 +5,7 @@ from tests.proof.kills import POINTS, prove
 from tests.proof.victims import FILES, url_in
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("store", FILES)
 async def test_kill_9_at_every_step_loses_no_message_and_doubles_none(tmp_path, store):
