@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 
 from nanoloop import Agent
 from nanoloop.protocols import ChatMessage, OnText, Reply
-from nanoloop.providers.plugins import Plugin
+from nanoloop.providers.vendors import Plugin
 
 
 class ParrotSettings(BaseModel):

@@ -10,9 +10,8 @@ from uuid import uuid4
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from nanoloop.channels.platform.errors import Refused
-from nanoloop.channels.platform.platform import Hear, Heard, Limits, Place, Platform, Text, Upload
-from nanoloop.channels.platform.splitting import utf8
+from nanoloop.channels.kit import Hear, Heard, Limits, Place, Platform, Refused, Text, Upload
+from nanoloop.channels.kit.markdown import utf8
 from nanoloop.errors import SendLater, SettingsError
 
 LOST = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.IncompleteRead)

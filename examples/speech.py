@@ -2,7 +2,7 @@
 
 from openai import AsyncOpenAI
 
-from nanoloop.channels.platform.platform import File
+from nanoloop.channels.kit.platform import File
 
 
 async def words_of(file: File, data: bytes) -> str:

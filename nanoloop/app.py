@@ -13,13 +13,11 @@ from anyio.abc import TaskGroup, TaskStatus
 from nanoloop.errors import place_of
 from nanoloop.events import ChannelFailed, ChannelStarted
 from nanoloop.loop import AgentLoop
-from nanoloop.parts.loop import make_loop
-from nanoloop.parts.models import make_provider, with_pictures
-from nanoloop.parts.storage import make_store
+from nanoloop.parts import make_loop, make_provider, make_store, with_pictures
 from nanoloop.protocols import Channel, Provider, Store
 from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
-from nanoloop.settings.local import suited
+from nanoloop.settings.vendors import suited
 from nanoloop.stores.sweep import sweep
 from nanoloop.telemetry import Telemetry
 

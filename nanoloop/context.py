@@ -1,14 +1,20 @@
-"""What the model sees: system prompt, memo, summary, window. Pure, and the same bytes each time."""
+"""What the model sees: system text and window, with what was cut, fitted to its room."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
-from nanoloop.session.chat import entries_of, model_messages
-from nanoloop.session.entry import Entry
+from nanoloop.events import Announce, ContextNearLimit
+from nanoloop.protocols import Store, ToolSpec
+from nanoloop.session.chat import entries_of, model_messages, result_text
+from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
+from nanoloop.session.session import Session
+from nanoloop.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
 
 MEMO_LIMIT = 8000
 """Characters of the memo that the model is shown."""
@@ -172,3 +178,347 @@ def _prefixed(entry: Entry, prefix: str) -> Entry:
     if isinstance(parts, list):
         return Entry.message("user", [{"type": "text", "text": prefix.strip()}, *parts])
     return Entry.message("user", prefix + entry.content["text"])
+
+
+SHORT = (1500, 400)
+"""Characters of a tool's result that stay, where older ones are shortened; the first that does."""
+SHORTER = (8000, 2000, 400)
+"""The same for the newest ones, where they alone are too much; the first that fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a view keeps to."""
+
+    context_tokens: int | None = None
+    """Tokens of a whole request; None for any number."""
+    handover: int = 0
+    """Pending entries shown word for word until their summary is there; 0 is no handover."""
+
+
+class Views:
+    """The views of all sessions, and what was learnt of the models."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._ratios = Ratios()
+        self._abridged: WeakKeyDictionary[Session, Abridged] = WeakKeyDictionary()
+
+    def of(
+        self,
+        session: Session,
+        *,
+        prompt: str,
+        model: str | None = None,
+        tools: Sequence[ToolSpec] = (),
+        with_time: bool = False,
+        vendor: str = "",
+    ) -> View:
+        """The view of this session for one exchange."""
+        abridged = self._abridged.get(session)
+        if abridged is None or abridged.epoch != session.epoch:
+            abridged = self._abridged[session] = Abridged(epoch=session.epoch)
+        # More than is shown: a cut may bring many at once, and their first words are wanted.
+        session.held_pending = 2 * self._bounds.handover
+        return View(
+            session,
+            self._bounds,
+            abridged,
+            self._ratios,
+            prompt=prompt,
+            model=model,
+            tools=tools,
+            with_time=with_time,
+            vendor=vendor,
+        )
+
+
+class View:
+    """What one exchange asks with."""
+
+    def __init__(
+        self,
+        session: Session,
+        bounds: Bounds,
+        abridged: Abridged,
+        ratios: Ratios,
+        *,
+        prompt: str,
+        model: str | None,
+        tools: Sequence[ToolSpec],
+        with_time: bool,
+        vendor: str,
+    ) -> None:
+        self._session = session
+        self._bounds = bounds
+        self._abridged = abridged
+        self._ratios = ratios
+        self._prompt = prompt
+        self._model = model
+        self._tools = 0 if bounds.context_tokens is None else tools_tokens(tools)
+        self._with_time = with_time
+        self._vendor = vendor
+        self._asked = self._asked_last = 0
+
+    async def fill(self, store: Store) -> None:
+        """Read what is pending and to be shown, where it is in the store only."""
+        missing = self._session.missing_pending()
+        if missing is not None:
+            after, upto = missing
+            read = await store.entries(self._session.id, after=after, upto=upto)
+            self._session.bring_back(read, after=after, upto=upto)
+
+    def request(self) -> list[dict[str, Any]]:
+        """The messages for the model, as of now; it may cut the session's window to make them."""
+        self._bound_pending()
+        if self._bounds.context_tokens is not None:
+            self._fit(self._bounds.context_tokens / self._ratios.of(self._model))
+        return self.shown([*self._pending, *self._session.window])
+
+    def shown(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+        """How the model is shown these entries, behind all that stands before them."""
+        return build_messages(
+            self._prompt,
+            self._abridged.entries(entries),
+            with_time=self._with_time,
+            vendor=self._vendor,
+            **self._told(),
+        )
+
+    def shrink(self) -> bool:
+        """Show much less, since it was too long; False where nothing more can be left out."""
+        before = self._abridged.sizes([*self._pending, *self._session.window])
+        self._asked -= self._asked_last
+        did_cut = self._session.shrink()
+        pending = self._pending
+        self._abridged.give_up(pending, len(pending))
+        if did_cut:
+            self._abridged.shorten(self._old_upto(), SHORT[0])
+        else:
+            self._abridged.shorten(self._session.last_seq, SHORTER[-1])
+        return self._abridged.sizes(self._session.window) < before
+
+    def learn(self, counted: int) -> None:
+        """Hear what the provider counted for all requests of this exchange; 0 where it doesn't."""
+        self._ratios.learn(self._model, estimated=self._asked, counted=counted)
+
+    # What is shown
+
+    @property
+    def _pending(self) -> list[Entry]:
+        """What left the window and is shown all the same."""
+        if not self._bounds.handover:
+            return []
+        return [e for e in self._session.pending if e.seq > self._abridged.extract_upto]
+
+    def _told(self) -> dict[str, Any]:
+        session = self._session
+        return {
+            "summary": session.summary,
+            "memo": session.memo,
+            "pins": session.pins,
+            "ledger": session.ledger,
+            "extract": self._abridged.extract(session),
+        }
+
+    # Fitting
+
+    def _bound_pending(self) -> None:
+        pending = self._pending
+        if len(pending) > self._bounds.handover:
+            self._abridged.give_up(pending, len(pending) - self._bounds.handover // 2)
+
+    def _fit(self, limit: float) -> None:
+        """Leave out what must be: old results first, then of the window, then of all results."""
+        # With handover what leaves is shown on for a while, and needs room for that.
+        trigger = limit * 0.75 if self._bounds.handover else limit
+        tokens = self._tokens()
+        if tokens > trigger:
+            self._make_room(limit, trigger)
+            tokens = self._tokens()
+        self._asked_last = tokens
+        self._asked += tokens
+
+    def _make_room(self, limit: float, trigger: float) -> None:
+        if self._window_tokens() > trigger:
+            for chars in SHORT:
+                self._shorten_old(trigger / 2, chars)
+            if self._window_tokens() > trigger * 0.75:
+                room = trigger / 2 - self._fixed_tokens()
+                self._session.trim_to_fit(room, self._abridged.size)
+        self._fit_pending(limit)
+        for chars in SHORTER:
+            if self._tokens() <= limit:
+                break
+            self._abridged.shorten(self._session.last_seq, chars)
+
+    def _fit_pending(self, limit: float) -> None:
+        if not (pending := self._pending) or self._tokens() <= limit:
+            return
+        room = (limit - self._window_tokens()) / 2
+        count = len(pending)
+        while count > 0 and (room := room - self._abridged.size(pending[count - 1])) >= 0:
+            count -= 1
+        self._abridged.give_up(pending, count)
+
+    def _shorten_old(self, target: float, chars: int) -> None:
+        """Shorten the oldest results until so much is left, none of the step that is going on."""
+        tokens, last = self._window_tokens(), self._old_upto()
+        rule = Shortening(upto=self._session.last_seq, chars=chars)
+        upto = 0
+        for entry in self._session.window:
+            if tokens <= target or entry.seq > last:
+                break
+            tokens -= self._abridged.size(entry) - entry_tokens(with_short_result(entry, [rule]))
+            upto = entry.seq
+        if upto:
+            self._abridged.shorten(upto, chars)
+
+    def _old_upto(self) -> int:
+        """The number of the last entry before the results that the model has not seen yet."""
+        window = self._session.window
+        end = len(window)
+        while end > 0 and window[end - 1].type == TOOL_RESULT:
+            end -= 1
+        return window[end - 1].seq if end else 0
+
+    def _tokens(self) -> int:
+        return self._window_tokens() + self._abridged.sizes(self._pending)
+
+    def _window_tokens(self) -> int:
+        """All that is there without handover too."""
+        return self._fixed_tokens() + self._abridged.sizes(self._session.window)
+
+    def _fixed_tokens(self) -> int:
+        return self._tools + text_tokens(system_text(self._prompt, **self._told()))
+
+
+EXTRACT_LINES = 40
+"""Messages whose first words stand for the oldest pending ones."""
+_OLDER = "(earlier ones are left out)"
+
+
+@dataclass(slots=True, kw_only=True)
+class Abridged:
+    """The decisions for one session, as long as it is in memory."""
+
+    epoch: int
+    extract_upto: int = 0
+    """Pending entries up to here are shown by their first words."""
+    _shortenings: list[Shortening] = field(default_factory=list)
+    _extract: list[tuple[int, str]] = field(default_factory=list)
+
+    def shorten(self, upto: int, chars: int) -> None:
+        """From now on show tool results up to this number with so many characters, or fewer."""
+        new = Shortening(upto=upto, chars=chars)
+        if not any(new.is_within(rule) for rule in self._shortenings):
+            left = [rule for rule in self._shortenings if not rule.is_within(new)]
+            self._shortenings = [*left, new]
+
+    def give_up(self, pending: Sequence[Entry], count: int) -> None:
+        """Show the first so many pending ones, up to a user's message, by their first words."""
+        while 0 < count < len(pending) and pending[count].role != "user":
+            count += 1
+        if count > 0:
+            self.extract_upto = pending[count - 1].seq
+            self._extract += first_words(pending[:count])
+            del self._extract[:-EXTRACT_LINES]
+
+    def entry(self, entry: Entry) -> Entry:
+        """The entry as it is shown."""
+        return with_short_result(entry, self._shortenings)
+
+    def entries(self, entries: Sequence[Entry]) -> Sequence[Entry]:
+        """The entries as they are shown."""
+        return [self.entry(entry) for entry in entries] if self._shortenings else entries
+
+    def size(self, entry: Entry) -> int:
+        """Tokens of the entry as it is shown."""
+        return entry_tokens(self.entry(entry))
+
+    def sizes(self, entries: Iterable[Entry]) -> int:
+        """Tokens of all of them."""
+        return sum(map(self.size, entries))
+
+    def extract(self, session: Session) -> list[str]:
+        """The first words that stand for what still waits."""
+        waiting = (pair for pair in self._extract if pair[0] > session.covered_seq)
+        lines = [text for seq, text in waiting if session.has_entry(seq)]
+        return [_OLDER, *lines] if len(lines) == EXTRACT_LINES else lines
+
+
+WORDS_LIMIT = 80
+"""Characters of a message that its first words are."""
+_HEAD_SHARE = 2 / 3
+_MARK_ROOM = 60
+"""Characters that the mark in the middle may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortening:
+    """Results up to this number in the log are shown with about so many characters."""
+
+    upto: int
+    chars: int
+
+    def is_within(self, other: Shortening) -> bool:
+        """Whether the other one shortens all that this one does, as much at least."""
+        return self.upto <= other.upto and self.chars >= other.chars
+
+
+def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
+    """The entry, its tool result shortened where a rule says so; the log keeps it whole."""
+    if entry.type != TOOL_RESULT or not rules:
+        return entry
+    chars = min((rule.chars for rule in rules if entry.seq <= rule.upto), default=None)
+    text = "" if chars is None else result_text(entry)
+    if chars is None or len(text) <= chars + _MARK_ROOM:
+        return entry
+    content = {**entry.content, "success": True, "result": shortened(text, chars)}
+    return replace(entry, content=content)
+
+
+def shortened(text: str, chars: int) -> str:
+    """Head and tail of a text, and between them how much is left out."""
+    head = int(chars * _HEAD_SHARE)
+    tail = chars - head
+    left_out = len(text) - head - tail
+    return f"{text[:head]}\n[…{left_out} characters left out…]\n{text[len(text) - tail :]}"
+
+
+def first_words(entries: Iterable[Entry]) -> list[tuple[int, str]]:
+    """Number and first words of each message, with who said them."""
+    return [(entry.seq, _line(entry)) for entry in entries if entry.type == MESSAGE]
+
+
+def _line(entry: Entry) -> str:
+    text = str(entry.content.get("text") or "")[: WORDS_LIMIT * 4]
+    words = " ".join(text.split())
+    more = "…" if len(words) > WORDS_LIMIT else ""
+    return f"{entry.role}: {words[:WORDS_LIMIT]}{more}"
+
+
+NEAR = 0.8
+"""The part of the limit from which on it is near."""
+
+
+class Headroom:
+    """Compares each turn with the limit; None is no limit."""
+
+    def __init__(self, limit: int | None, announce: Announce) -> None:
+        self._limit = limit
+        self._announce = announce
+        self._near: WeakSet[Session] = WeakSet()
+
+    def measured(self, session: Session, tokens: int) -> None:
+        """Hear what a request of this session took, 0 where nobody counted; tell a crossing."""
+        if self._limit is None:
+            return
+        tokens = tokens or session.context_size()
+        if tokens < NEAR * self._limit:
+            self._near.discard(session)
+        elif session not in self._near:
+            self._near.add(session)
+            self._announce(
+                ContextNearLimit(session_id=session.id, tokens=tokens, limit=self._limit)
+            )

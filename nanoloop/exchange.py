@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nanoloop.agents import Agent, Outcome
+from nanoloop.agents import Agent, RequestOutcome
+from nanoloop.context import Headroom, Views
 from nanoloop.errors import NanoloopError, place_of
 from nanoloop.events import (
     Announce,
@@ -19,8 +20,8 @@ from nanoloop.events import (
     WindowTrimmed,
 )
 from nanoloop.intake import user_entry
-from nanoloop.memory.prefix import Prefix
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.memory.writer import Prefix
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
@@ -30,8 +31,6 @@ from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.tools.here import here
 from nanoloop.turn import Answer, Turn
-from nanoloop.view import Views
-from nanoloop.view.headroom import Headroom
 
 STOPPED = "Stopped."
 
@@ -143,7 +142,7 @@ class Exchange:
         try:
             return await self._turn.run(self)
         except Exception as error:
-            await self._tell_hooks(Outcome(given=self.message.text, error=error))
+            await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
             raise
 
     async def deliver(self, answer: Answer) -> None:
@@ -170,9 +169,9 @@ class Exchange:
         self._announce(self._receipt(answer))
         self._view.learn(answer.usage.tokens_in)
         self._headroom.measured(self.session, answer.usage.tokens_in // answer.steps)
-        await self._tell_hooks(Outcome(given=self.message.text, answer=answer))
+        await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
-    async def _tell_hooks(self, outcome: Outcome) -> None:
+    async def _tell_hooks(self, outcome: RequestOutcome) -> None:
         try:
             await self._agent.hooks.after(outcome, self._agent)
         except Exception as error:  # noqa: BLE001 - a hook's bug must not cost the answer

@@ -13,8 +13,9 @@ from anyio.lowlevel import checkpoint
 
 from nanoloop.agents import Agent, Agents
 from nanoloop.answering import Answering, Item
-from nanoloop.bus.in_process import InProcessBus
+from nanoloop.bus import InProcessBus
 from nanoloop.commands import Commands, is_command, is_stop
+from nanoloop.context import Bounds, Headroom, Views
 from nanoloop.errors import LaneFull, NanoloopError
 from nanoloop.events import (
     Announce,
@@ -34,8 +35,6 @@ from nanoloop.sentences import Sentences
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.view import Bounds, Views
-from nanoloop.view.headroom import Headroom
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall

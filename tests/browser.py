@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from nanoloop.app import App
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.protocols import Provider, Reply
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry

@@ -5,10 +5,9 @@ from typing import get_args
 import anyio
 
 from nanoloop.channels.discord.platform import DiscordPlatform
-from nanoloop.channels.platform.platform import Place
-from nanoloop.channels.platform.seen import Seen
-from nanoloop.testing.channels import Shown
-from nanoloop.testing.channels.stage import Skill
+from nanoloop.channels.kit.backlog import SeenMessages
+from nanoloop.channels.kit.platform import Place
+from nanoloop.testing.channels.stage import Shown, Skill
 from tests.discord_server import TOKEN, serializers
 
 NOT_THERE = {"formatting"}
@@ -46,7 +45,7 @@ class DiscordStage:
 
     async def acquaint(self, count):
         """Let the bot have heard these people before: Discord lists no private chats."""
-        seen = Seen(self._folder / "channels" / "discord.seen.sqlite")
+        seen = SeenMessages(self._folder / "channels" / "discord.seen.sqlite")
         for chat, _ in await self.people(count):
             seen.note(Place(chat), chat)
         seen.close()

@@ -12,10 +12,10 @@ from urllib.parse import quote
 import anyio
 import httpx2
 
-from nanoloop.channels.matrix.bookmark import Bookmark
+from nanoloop.channels.kit.platform import Host
 from nanoloop.channels.matrix.platform import LIMITS, MatrixPlatform
-from nanoloop.channels.platform.host import Host
-from nanoloop.testing.channels import Shown, comes_to
+from nanoloop.channels.matrix.sync import Bookmark
+from nanoloop.testing.channels.stage import Shown, comes_to
 from tests.matrix_proxy import matrix_proxy
 
 _NUMBERS = count(1)

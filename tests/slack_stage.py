@@ -4,8 +4,7 @@ import html
 from typing import get_args
 
 from nanoloop.channels.slack.platform import SlackPlatform
-from nanoloop.testing.channels import Shown
-from nanoloop.testing.channels.stage import Skill
+from nanoloop.testing.channels.stage import Shown, Skill
 from tests.slack_server import APP_TOKEN, BOT, TOKEN
 
 NOT_THERE = {"formatting", "typing"}

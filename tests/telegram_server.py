@@ -9,7 +9,7 @@ from itertools import count
 
 import anyio
 
-from nanoloop.channels.platform.splitting import utf16
+from nanoloop.channels.kit.markdown import utf16
 from tests.telegram_faults import Faults, Post, Refusal
 from tests.telegram_html import Malformed, shown
 from tests.telegram_http import Cut, HttpServer

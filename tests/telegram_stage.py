@@ -12,12 +12,11 @@ from typing import get_args
 
 import anyio
 
-from nanoloop.channels.platform.platform import Place
-from nanoloop.channels.platform.splitting import utf16
+from nanoloop.channels.kit.markdown import utf16
+from nanoloop.channels.kit.platform import Place
 from nanoloop.channels.telegram.platform import TelegramPlatform
-from nanoloop.channels.telegram.webhook import Webhook
-from nanoloop.testing.channels import Shown
-from nanoloop.testing.channels.stage import Skill
+from nanoloop.channels.telegram.receiving import Webhook
+from nanoloop.testing.channels.stage import Shown, Skill
 from tests.telegram_faults import Post
 from tests.telegram_server import BOT, TOKEN, TelegramServer
 

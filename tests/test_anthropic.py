@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoloop import Entry, Session, Summarizer, tool
-from nanoloop.channels.attachments import Attachments
-from nanoloop.channels.pictures import UNSEEN, Pictures
+from nanoloop.attachments import Attachments
 from nanoloop.context import build_messages
 from nanoloop.errors import (
     AnswerRefused,
@@ -28,11 +27,12 @@ from nanoloop.errors import (
     WrongKey,
 )
 from nanoloop.messages import Attachment, Inbound
-from nanoloop.parts.models import make_provider
+from nanoloop.parts import make_provider
+from nanoloop.pictures import Pictures
 from nanoloop.protocols import ToolSpec, Usage
 from nanoloop.providers.anthropic import AnthropicProvider
 from nanoloop.providers.messages_api import LOOKBACK, request_bytes
-from nanoloop.providers.models import Models
+from nanoloop.providers.models import UNSEEN, Models
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.chat import REASONING

@@ -3,9 +3,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from nanoloop.events import BreakerClosed, BreakerOpened
-from nanoloop.memory.breaker import Breaker
-from nanoloop.memory.budget import Budget, Spent
-from nanoloop.memory.rests import LIMIT, Rests
+from nanoloop.memory.budget import Breaker, Budget, Spent
+from nanoloop.memory.schedule import BACKOFF_LIMIT, Backoff
 from nanoloop.protocols import Usage
 
 
@@ -82,7 +81,7 @@ def test_that_it_opens_and_closes_is_told_once(clock):
 
 
 def test_rests_grow_with_each_failure_up_to_a_limit_and_never_all_at_once(clock):
-    rests = Rests(seconds=10, limit_seconds=40, clock=clock)
+    rests = Backoff(seconds=10, limit_seconds=40, clock=clock)
     lengths = [rests.after_failure("a") for _ in range(50)]
     for length, most in zip(lengths, [10, 20, 40, 40], strict=False):
         assert most / 2 <= length <= most
@@ -92,7 +91,7 @@ def test_rests_grow_with_each_failure_up_to_a_limit_and_never_all_at_once(clock)
 
 
 def test_what_fails_again_and_again_is_tried_at_each_message_and_else_ever_more_seldom(clock):
-    rests = Rests(seconds=5, limit_seconds=600, clock=clock)
+    rests = Backoff(seconds=5, limit_seconds=600, clock=clock)
     tries = 0
     while clock.time < 7 * 24 * 3600:
         assert rests.after_failure("a") <= rests.wake_at("a")
@@ -104,8 +103,8 @@ def test_what_fails_again_and_again_is_tried_at_each_message_and_else_ever_more_
 
 
 def test_failures_are_remembered_of_so_many_sessions_only(clock):
-    rests = Rests(seconds=10, limit_seconds=40, clock=clock)
-    for n in range(LIMIT + 1):
+    rests = Backoff(seconds=10, limit_seconds=40, clock=clock)
+    for n in range(BACKOFF_LIMIT + 1):
         rests.after_failure(str(n))
     assert (rests.until("0"), rests.until("1") is None) == (None, False)
 

@@ -1,7 +1,7 @@
 import anyio
 import pytest
 
-from nanoloop.bus.in_process import SHORTEST_REST_SECONDS, InProcessBus
+from nanoloop.bus import SHORTEST_REST_SECONDS, InProcessBus
 from nanoloop.errors import BusFull, SendLater
 from nanoloop.events import SendFailed, TextStreamed
 from nanoloop.messages import Inbound, Outbound

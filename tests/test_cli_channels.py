@@ -11,7 +11,7 @@ from tests.openai_server import OpenAIServer
 
 PLUGIN = """
 import anyio
-from nanoloop.channels.platform.errors import Refused
+from nanoloop.channels.kit.platform import Refused
 from nanoloop.testing.channels import FakeChats, FakePlatform
 
 class Quiet(FakePlatform):

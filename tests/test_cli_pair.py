@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from nanoloop.channels.platform.pairing import Pairing, Person
+from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.states import States
 from nanoloop.cli import Exit, main
 from nanoloop.events import (

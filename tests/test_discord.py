@@ -2,7 +2,8 @@
 
 import pytest
 
-from nanoloop.testing.channels import ChannelSuite, day
+from nanoloop.testing.channels import ChannelSuite
+from nanoloop.testing.channels.traffic import day
 from tests.discord_server import DiscordServer
 from tests.discord_stage import DiscordStage
 

@@ -7,24 +7,22 @@ import anyio
 import discord
 import pytest
 
-from nanoloop.channels.platform.gaps import Gaps
-from nanoloop.channels.platform.platform import Place, Text, Upload
-from nanoloop.channels.platform.rules import Rules
-from nanoloop.channels.platform.seen import Seen
+from nanoloop.channels.kit.access import Rules
+from nanoloop.channels.kit.backlog import Gaps, SeenMessages
+from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.errors import Declined, SettingsError
 from nanoloop.events import ChannelLost, ChannelRefused
 from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import DiscordSettings
-from nanoloop.testing.channels import Bot, comes_to
-from nanoloop.testing.channels.going_out import Growing
-from nanoloop.testing.channels.stage import says
+from nanoloop.testing.channels.stage import Bot, comes_to, says
+from nanoloop.testing.channels.suite import Growing
 from tests.discord_server import DiscordServer
 
 # isort: split
 
-from nanoloop.channels.discord.failures import explained
-from nanoloop.channels.discord.making import make
+from nanoloop.channels.discord import make
+from nanoloop.channels.discord.client import explained
 from tests.discord_stage import DiscordStage
 
 
@@ -105,7 +103,7 @@ async def test_a_message_that_a_kill_left_unread_is_read_after_the_start(stage, 
 
 
 def test_what_was_cut_short_is_not_hidden_by_what_came_behind_it():
-    seen = Seen()
+    seen = SeenMessages()
     gaps = Gaps(seen, since=_nothing, take=_nothing)
     gaps.note(Place("chat"), "1")
     with pytest.raises(ZeroDivisionError), gaps.taking():

@@ -6,7 +6,7 @@ import tests.discord_server  # noqa: F401 - first: it loads the library without 
 
 # isort: split
 
-from nanoloop.channels.discord.writing import written
+from nanoloop.channels.discord.platform import written
 
 
 @pytest.mark.parametrize(

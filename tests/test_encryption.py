@@ -8,7 +8,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from nanoloop.errors import SettingsError, StoreError
-from nanoloop.parts.storage import make_store
+from nanoloop.parts import make_store
 from nanoloop.session.entry import Entry
 from nanoloop.settings import Settings
 from nanoloop.stores.encryption import FernetSeal

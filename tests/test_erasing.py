@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.commands.command import BUSY
+from nanoloop.commands import BUSY
 from nanoloop.errors import IndexUnusable
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index

@@ -13,8 +13,9 @@ from examples.irc_channel import make, words
 from nanoloop.errors import SettingsError
 from nanoloop.events import ChannelLost
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels import Bot, ChannelSuite, Shown, comes_to, day
-from nanoloop.testing.channels.stage import Stage, says
+from nanoloop.testing.channels import ChannelSuite
+from nanoloop.testing.channels.stage import Bot, Shown, Stage, comes_to, says
+from nanoloop.testing.channels.traffic import day
 from tests.conftest import running
 from tests.servers.ngircd import OPERATOR, PASSWORD, Ngircd
 

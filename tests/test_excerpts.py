@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop import Entry
-from nanoloop.view.excerpts import Shortening, first_words, shortened, with_short_result
+from nanoloop.context import Shortening, first_words, shortened, with_short_result
 
 
 def result(seq, text, err=None):

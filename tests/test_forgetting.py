@@ -6,7 +6,7 @@ import pytest
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.intake import user_entry
 from nanoloop.messages import Attachment, Inbound
-from nanoloop.parts.storage import make_attachments, make_store
+from nanoloop.parts import make_attachments, make_store
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from nanoloop import Inbound, Summarizer
-from nanoloop.bus.in_process import InProcessBus
+from nanoloop.bus import InProcessBus
 from nanoloop.errors import BusFull, ContextTooLong
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider

@@ -4,12 +4,12 @@ import anyio
 import pytest
 
 from nanoloop.channels.direct import DirectChannel
+from nanoloop.context import Headroom
 from nanoloop.events import ContextNearLimit
 from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
-from nanoloop.view.headroom import Headroom
 
 
 def measured(*tokens, limit=100):

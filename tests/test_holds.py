@@ -7,7 +7,7 @@ import pytest
 
 from nanoloop import AgentLoop, Inbound, tool
 from nanoloop.agents import Agent
-from nanoloop.bus.in_process import InProcessBus
+from nanoloop.bus import InProcessBus
 from nanoloop.errors import SendLater
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from nanoloop.channels import images
-from nanoloop.channels.attachments import Attachments
-from nanoloop.channels.images import MOST_SIDE, checked, header_of
-from nanoloop.channels.pillow import LONG_SIDE, MOST_BYTES, cleaned
+from nanoloop import attachments as images
+from nanoloop.attachments import MOST_SIDE, Attachments, checked, header_of
 from nanoloop.errors import PictureRefused
+from nanoloop.pillow import LONG_SIDE, MOST_BYTES, cleaned
 from tests.images import (
     animation,
     camera,
@@ -241,8 +240,8 @@ def test_little_that_wants_to_be_much_takes_little_memory(data, tmp_path):
 MEASURED = """
 import re, sys
 from pathlib import Path
-from nanoloop.channels.images import header_of
-from nanoloop.channels.pillow import cleaned
+from nanoloop.attachments import header_of
+from nanoloop.pillow import cleaned
 from nanoloop.errors import PictureRefused
 
 def most():
@@ -301,7 +300,7 @@ async def test_a_picture_that_takes_too_long_is_refused(monkeypatch, limiter):
 
 
 async def test_without_pillow_a_header_is_enough(monkeypatch, limiter):
-    monkeypatch.setitem(sys.modules, "nanoloop.channels.pillow", None)
+    monkeypatch.setitem(sys.modules, "nanoloop.pillow", None)
     data = picture("JPEG", exif=camera())
     assert (await checked(data, limiter=limiter)).data == data
     with pytest.raises(PictureRefused, match="more than"):

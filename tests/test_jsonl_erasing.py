@@ -27,7 +27,7 @@ def full_disk(monkeypatch):
         def fail(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("nanoloop.stores.jsonl.writing.write_all", fail)
+        monkeypatch.setattr("nanoloop.files.write_all", fail)
 
     return fills
 

@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.memory.exact import _EXACT, _HINT, SCANNED, exact_in
-from nanoloop.memory.ledger import DECISION, PER_MESSAGE, found_in, merged
+from nanoloop.memory.facts import (
+    _EXACT,
+    _HINT,
+    DECISION,
+    PER_MESSAGE,
+    SCANNED,
+    exact_in,
+    found_in,
+    merged,
+)
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.providers.local import child, room
-from nanoloop.providers.local.families import family_of
-from nanoloop.providers.local.gguf import Gguf, NotGguf
-from nanoloop.providers.local.order import MARK, Order, Report
+from nanoloop.providers.local import child
+from nanoloop.providers.local import child as room
+from nanoloop.providers.local.child import Gguf, NotGguf, family_of
+from nanoloop.providers.local.launch import MARK, Launch, Report
 
-ORDER = Order(
+ORDER = Launch(
     path="/x/tiny.gguf", model="tiny", context_tokens=8192, parallel=2, threads=1, key="k"
 )
 
@@ -156,7 +156,7 @@ def test_only_a_graphics_card_reads_much_at_one_go():
 
 
 def test_orders_and_reports_arrive_as_they_were_sent():
-    assert Order.read(ORDER.line()) == ORDER
+    assert Launch.read(ORDER.line()) == ORDER
     report = Report(address="http://127.0.0.1:1", context_tokens=8192, calls_tools=True)
     blank, line, rest = report.line().split(b"\n")
     assert (blank, rest, Report.read(line)) == (b"", b"", report)

@@ -5,7 +5,7 @@ import pytest
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
-from nanoloop.providers.local.line import Line
+from nanoloop.providers.local.provider import WaitingLine
 
 
 class Served:
@@ -55,7 +55,7 @@ async def begin(group, *calls):
 
 
 async def test_turns_beyond_the_width_wait_in_the_order_they_came():
-    served = Served(Line(2))
+    served = Served(WaitingLine(2))
     async with anyio.create_task_group() as group:
         await begin(group, *[(served.turn, name) for name in "abcd"])
         assert served.begun == ["a", "b"]
@@ -67,7 +67,7 @@ async def test_turns_beyond_the_width_wait_in_the_order_they_came():
 
 
 async def test_one_that_stops_waiting_is_passed_over():
-    served = Served(Line(1))
+    served = Served(WaitingLine(1))
     async with anyio.create_task_group() as group:
         await begin(group, (served.turn, "a"))
         with anyio.move_on_after(0):
@@ -78,7 +78,7 @@ async def test_one_that_stops_waiting_is_passed_over():
 
 
 async def test_one_that_is_cancelled_as_its_time_comes_gives_it_on():
-    served = Served(Line(1))
+    served = Served(WaitingLine(1))
     async with anyio.create_task_group() as group:
         await begin(group, (served.turn, "a"))
         scope = anyio.CancelScope()
@@ -99,7 +99,7 @@ async def test_one_that_is_cancelled_as_its_time_comes_gives_it_on():
 
 
 async def test_a_turn_that_fails_leaves_its_place():
-    line = Line(1)
+    line = WaitingLine(1)
     with pytest.raises(ValueError, match="no"):
         async with line.turn():
             raise ValueError("no")
@@ -109,7 +109,7 @@ async def test_a_turn_that_fails_leaves_its_place():
 
 
 async def test_background_work_waits_until_no_turn_is_about():
-    served = Served(Line(2))
+    served = Served(WaitingLine(2))
     async with anyio.create_task_group() as group:
         await begin(group, (served.turn, "a"), (served.work, "work"))
         assert served.begun == ["a"]
@@ -120,7 +120,7 @@ async def test_background_work_waits_until_no_turn_is_about():
 
 
 async def test_background_work_steps_aside_for_a_turn_and_is_begun_again_after():
-    served = Served(Line(2))
+    served = Served(WaitingLine(2))
     async with anyio.create_task_group() as group:
         await begin(group, (served.work, "work"), (served.turn, "a"))
         assert (served.begun, served.broken_off) == (["work", "a"], 1)
@@ -129,7 +129,7 @@ async def test_background_work_steps_aside_for_a_turn_and_is_begun_again_after()
 
 
 async def test_background_work_is_done_one_after_the_other():
-    served = Served(Line(2))
+    served = Served(WaitingLine(2))
     async with anyio.create_task_group() as group:
         await begin(group, (served.work, "first"), (served.work, "second"))
         assert served.begun == ["first"]
@@ -138,7 +138,7 @@ async def test_background_work_is_done_one_after_the_other():
 
 
 async def test_background_work_that_has_waited_long_enough_stands_in_line_as_a_turn():
-    served = Served(Line(1, patience_seconds=0.05))
+    served = Served(WaitingLine(1, patience_seconds=0.05))
     async with anyio.create_task_group() as group:
         await begin(group, (served.turn, "a"), (served.work, "work"))
         with anyio.fail_after(5):
@@ -153,7 +153,7 @@ async def test_background_work_that_has_waited_long_enough_stands_in_line_as_a_t
 
 
 async def test_one_line_serves_all_event_loops():
-    line, order = Line(1), []
+    line, order = WaitingLine(1), []
     is_held = threading.Event()
 
     def elsewhere():

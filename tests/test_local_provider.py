@@ -8,8 +8,8 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong, UnknownModel
 from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.parts.models import make_provider
-from nanoloop.providers.local import process as process_module
+from nanoloop.parts import make_provider
+from nanoloop.providers.local import server as process_module
 from nanoloop.settings import LocalSettings, Settings
 from tests.local_model import (
     FETCHING_SECONDS,
@@ -168,8 +168,8 @@ async def test_a_model_that_can_call_no_tools_is_offered_none():
 
 
 WITH_OUR_TEMPLATE = """
-from nanoloop.providers.local import child, families
-families.FAMILIES = {"smollm2": families.Family(template="bare_json.jinja")}
+from nanoloop.providers.local import child
+child.FAMILIES = {"smollm2": child.Family(template="bare_json.jinja")}
 child.main()
 """
 CALL = {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"n": 2}'}}

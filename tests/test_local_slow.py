@@ -7,8 +7,7 @@ from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.events import SummaryCommitted, ToolFinished
 from nanoloop.providers.local.provider import LocalProvider
-from nanoloop.tools.calculator import calculator
-from nanoloop.tools.clock import clock
+from nanoloop.tools.ready import calculator, clock
 from tests.bench.facts import FACTS, Talk, answered
 from tests.local_model import USEFUL, model_file
 

@@ -3,10 +3,9 @@
 import anyio
 import pytest
 
-from nanoloop.channels.matrix import batches
-from nanoloop.channels.matrix.batches import Batches
-from nanoloop.channels.matrix.bookmark import Bookmark
-from nanoloop.channels.platform.platform import Heard
+from nanoloop.channels.kit.platform import Heard
+from nanoloop.channels.matrix import sync
+from nanoloop.channels.matrix.sync import Batches, Bookmark
 from nanoloop.testing import Gate
 
 
@@ -62,7 +61,7 @@ async def test_the_bookmark_stays_before_what_is_not_durable(kit, bookmark):
 
 
 async def test_nothing_more_is_read_while_too_much_is_on_its_way(kit, bookmark, monkeypatch):
-    monkeypatch.setattr(batches, "LIMIT", 2)
+    monkeypatch.setattr(sync, "LIMIT", 2)
     async with Batches(kit.hear, bookmark=bookmark) as open_batches, anyio.create_task_group() as g:
         for number in range(3):
             g.start_soon(open_batches.put, f"s{number}", said("slow", f"{number}"))

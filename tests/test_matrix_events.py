@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.matrix import event as reading
-from nanoloop.channels.matrix.bookmark import Bookmark
+from nanoloop.channels.kit.platform import Place
+from nanoloop.channels.matrix import homeserver as reading
+from nanoloop.channels.matrix import make
+from nanoloop.channels.matrix.hearing import named
 from nanoloop.channels.matrix.homeserver import Homeserver
-from nanoloop.channels.matrix.making import make
-from nanoloop.channels.matrix.naming import named
-from nanoloop.channels.matrix.saying import placed, rendered
-from nanoloop.channels.matrix.timeline import _arrival
-from nanoloop.channels.platform.platform import Place
+from nanoloop.channels.matrix.rooms import placed, rendered
+from nanoloop.channels.matrix.sync import Bookmark, _arrival
 from nanoloop.errors import SettingsError
 from nanoloop.settings.channels import MatrixSettings
 

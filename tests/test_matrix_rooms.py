@@ -3,13 +3,13 @@
 import anyio
 import pytest
 
-from nanoloop.channels.matrix import timeline, unreadable
-from nanoloop.channels.platform.host import Host
-from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.kit.access import Rules
+from nanoloop.channels.kit.platform import Host
+from nanoloop.channels.matrix import rooms as unreadable
+from nanoloop.channels.matrix import sync as timeline
 from nanoloop.events import SenderRefused
 from nanoloop.messages import Attachment
-from nanoloop.testing.channels import Bot, comes_to
-from nanoloop.testing.channels.stage import says
+from nanoloop.testing.channels.stage import Bot, comes_to, says
 from tests.matrix_stage import listening, matrix_stage
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"

@@ -8,7 +8,7 @@ import pytest
 
 from nanoloop.models import fetching, part
 from nanoloop.models.catalogue import Model, at
-from nanoloop.models.errors import ModelError, NoRoom, NotFetched
+from nanoloop.models.part import ModelError, NoRoom, NotFetched
 from nanoloop.models.web import REDIRECTS, Hub, Url
 from tests.certificates import certified
 from tests.file_server import FileServer

@@ -10,9 +10,10 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import anyio
 import pytest
 
-from nanoloop.models import fetching, index, part
+from nanoloop.models import fetching, part
+from nanoloop.models import wheels as index
 from nanoloop.models.catalogue import Model
-from nanoloop.models.errors import NoRoom, NotFetched
+from nanoloop.models.part import NoRoom, NotFetched
 from nanoloop.models.wheels import Wheels
 
 PIECE = 1000

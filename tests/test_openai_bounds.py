@@ -11,11 +11,11 @@ import pytest
 from nanoloop.errors import BadAnswer, ProviderError, ServerFailed
 from nanoloop.protocols import Usage
 from nanoloop.providers import failures
-from nanoloop.providers.answer import Limits
+from nanoloop.providers.answer import AnswerLimits
 from tests.openai_client import HI, choice, connected, failing, sse
 from tests.openai_server import Answer
 
-SMALL = Limits(
+SMALL = AnswerLimits(
     text_bytes=100,
     thinking_bytes=100,
     argument_bytes=100,
@@ -78,7 +78,7 @@ async def test_calls_without_end_are_cut_off_and_the_whole_ones_stay():
 @pytest.mark.parametrize("finish", ["length", "tool_calls"])
 async def test_a_call_that_is_not_whole_is_dropped_where_it_was_cut_off(finish):
     parts = [call(0, "{}", id="a"), call(1, '{"a": "', id="b"), call(1, "x" * 200)]
-    limits = SMALL if finish == "tool_calls" else Limits()
+    limits = SMALL if finish == "tool_calls" else AnswerLimits()
     chunks = sse(*[choice(tool_calls=[part]) for part in parts], choice(finish))
     reply = await said(Answer(chunks=chunks), limits=limits)
     assert [call.id for call in reply.tool_calls] == ["a"]
@@ -213,7 +213,7 @@ async def test_odd_names_and_arguments_are_clean_too():
     odd = call(0, '{"a": "\ud800"}', id="i\0" * 400)
     odd["function"]["name"] = "n\ud800" * 400
     answer = Answer(chunks=sse(choice(tool_calls=[odd]), choice("tool_calls")))
-    reply = await said(answer, limits=Limits())
+    reply = await said(answer, limits=AnswerLimits())
     (made,) = reply.tool_calls
     assert (len(made.id), len(made.name)) == (256, 256)
     json.dumps([made.id, made.name, made.arguments], ensure_ascii=False).encode()

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoloop.errors import AnswerRefused, BadAnswer, ServerFailed
-from nanoloop.providers.answer import Draft
+from nanoloop.providers.answer import PartialAnswer
 from nanoloop.providers.openai import request_bytes, take
 from tests.openai_client import CLOCK, choice
 
@@ -43,13 +43,13 @@ def test_calls_that_are_not_counted_are_told_apart_by_id():
         return index | {"id": call_id, "function": {"name": call_id, "arguments": "{}"}}
 
     for index in ({}, {"index": 0}):
-        draft = Draft()
+        draft = PartialAnswer()
         take(draft, choice(tool_calls=[part("a", **index), part("b", **index)]))
         assert [call.name for call in draft.reply().tool_calls] == ["a", "b"]
 
 
 def test_a_call_without_an_id_gets_one():
-    draft = Draft()
+    draft = PartialAnswer()
     take(draft, choice(tool_calls=[{"index": 0, "function": {"name": "f", "arguments": {"a": 1}}}]))
     (call,) = draft.reply().tool_calls
     assert call.id
@@ -58,7 +58,7 @@ def test_a_call_without_an_id_gets_one():
 
 @given(st.text(alphabet=st.sampled_from('a\\\ud83d\ude00\ud800\n"u')))
 def test_arguments_hold_no_half_characters_once_they_are_decoded(text):
-    draft = Draft()
+    draft = PartialAnswer()
     arguments = json.dumps({"text": text})
     take(draft, choice(tool_calls=[{"id": "a", "function": {"name": "f", "arguments": arguments}}]))
     (call,) = draft.reply().tool_calls
@@ -69,13 +69,13 @@ def test_arguments_hold_no_half_characters_once_they_are_decoded(text):
 
 @pytest.mark.parametrize("said", ["say this!", "a b", "x" * 300, "\n", "é\0", 7])
 def test_a_models_name_is_a_name_or_nothing(said):
-    draft = Draft()
+    draft = PartialAnswer()
     take(draft, choice("stop", content="Hi.") | {"model": said})
     assert draft.reply().model == ""
 
 
 def test_reasoning_is_kept_under_either_name_and_text_in_parts_is_joined():
-    draft = Draft()
+    draft = PartialAnswer()
     take(draft, choice(reasoning="Let ", content=[{"type": "text", "text": "O"}, {"type": "x"}]))
     assert take(draft, choice("stop", reasoning_content="me.", content="K")) == "K"
     assert (draft.reply().thinking, draft.reply().text) == ("Let me.", "OK")
@@ -109,7 +109,7 @@ CHUNK = st.fixed_dictionaries(
 @given(st.lists(CHUNK, max_size=3))
 @example([choice(tool_calls=[{"index": [0]}])])
 def test_no_answer_is_too_odd_to_be_read(chunks):
-    draft = Draft()
+    draft = PartialAnswer()
     with suppress(BadAnswer, AnswerRefused, ServerFailed):
         for chunk in chunks:
             take(draft, chunk)

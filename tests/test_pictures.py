@@ -8,10 +8,11 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from nanoloop.channels.attachments import SCHEME, Attachments
-from nanoloop.channels.pictures import UNREAD, UNSEEN, Pictures
+from nanoloop.attachments import SCHEME, Attachments
 from nanoloop.errors import BadImage, ImagesRefused, NoConnection, ProviderError
 from nanoloop.events import PictureLeftOut
+from nanoloop.pictures import UNREAD, Pictures
+from nanoloop.providers.models import UNSEEN
 from tests.images import png
 from tests.openai_client import connected, error
 from tests.openai_server import Answer

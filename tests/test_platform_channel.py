@@ -5,14 +5,11 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from nanoloop.channels.attachments import Attachments
-from nanoloop.channels.platform.door import TOO_MUCH
-from nanoloop.channels.platform.enclosures import fetched_from
-from nanoloop.channels.platform.files import kept_in
-from nanoloop.channels.platform.platform import File, Upload
-from nanoloop.channels.platform.progress import Progress
-from nanoloop.channels.platform.rules import Rules
-from nanoloop.channels.platform.transcriber import Transcriber
+from nanoloop.attachments import Attachments
+from nanoloop.channels.kit.access import TOO_MUCH, Rules
+from nanoloop.channels.kit.drafts import Progress, fetched_from
+from nanoloop.channels.kit.intake import Transcriber, kept_in
+from nanoloop.channels.kit.platform import File, Upload
 from nanoloop.errors import AttachmentsFull, Declined
 from nanoloop.events import (
     FileLeftOut,
@@ -26,11 +23,9 @@ from nanoloop.events import (
 )
 from nanoloop.messages import Outbound
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels import OPEN, Bot, FakeChats, comes_to
-from nanoloop.testing.channels.coming_in import waits
-from nanoloop.testing.channels.fake_chats import LIMITS
-from nanoloop.testing.channels.going_out import Growing
-from nanoloop.testing.channels.stage import answers, says
+from nanoloop.testing.channels.fake import LIMITS, FakeChats
+from nanoloop.testing.channels.stage import OPEN, Bot, answers, comes_to, says
+from nanoloop.testing.channels.suite import Growing, waits
 from tests.images import huge_png, png
 
 CHAT = "with-ann"
@@ -573,7 +568,7 @@ async def test_what_comes_while_it_ends_is_left_to_the_next_start(chats, tmp_pat
 
 async def test_a_bug_in_taking_a_message_in_costs_that_one_only(chats, tmp_path, monkeypatch):
     async with Bot(chats.platform(), tmp_path) as bot:
-        monkeypatch.setattr("nanoloop.channels.platform.intake._name", broken)
+        monkeypatch.setattr("nanoloop.channels.kit.intake._name", broken)
         await chats.say(CHAT, "one")
         await comes_to(lambda: failed(bot), 1)
         monkeypatch.undo()

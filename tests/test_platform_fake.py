@@ -2,7 +2,9 @@
 
 import pytest
 
-from nanoloop.testing.channels import ChannelSuite, FakeChats, day
+from nanoloop.testing.channels import ChannelSuite
+from nanoloop.testing.channels.fake import FakeChats
+from nanoloop.testing.channels.traffic import day
 
 
 @pytest.fixture

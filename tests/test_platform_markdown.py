@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.platform.markdown import Form, html, render
+from nanoloop.channels.kit.markdown import Markup, html, render
 
-FORM = Form(
+FORM = Markup(
     escape=escape,
     bold=lambda text: f"<b>{text}</b>",
     italic=lambda text: f"<i>{text}</i>",

@@ -5,16 +5,21 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from nanoloop.channels.platform.connection import LONGEST_REST_SECONDS, Connection
-from nanoloop.channels.platform.door import Door, command
-from nanoloop.channels.platform.errors import Refused
-from nanoloop.channels.platform.files import Files
-from nanoloop.channels.platform.overheard import CHARS, MESSAGES, Overheard
-from nanoloop.channels.platform.pairing import AGAIN_SECONDS, CODE_SECONDS, CODES, Pairing, Person
-from nanoloop.channels.platform.platform import File, Heard, Limits, Place
-from nanoloop.channels.platform.rate import Rate
-from nanoloop.channels.platform.rules import Rules
-from nanoloop.channels.platform.typist import Typist
+from nanoloop.channels.kit.access import (
+    AGAIN_SECONDS,
+    CODE_SECONDS,
+    CODES,
+    AccessControl,
+    Pairing,
+    Person,
+    Rate,
+    Rules,
+    command,
+)
+from nanoloop.channels.kit.channel import Typist
+from nanoloop.channels.kit.connection import LONGEST_REST_SECONDS, Connection
+from nanoloop.channels.kit.intake import CHARS, MESSAGES, Files, Overheard
+from nanoloop.channels.kit.platform import File, Heard, Limits, Place, Refused
 from nanoloop.errors import SendLater
 from nanoloop.events import ChannelLost, ChannelRefused
 from nanoloop.testing import Gate
@@ -265,7 +270,7 @@ async def test_a_file_that_is_said_to_be_too_large_is_not_fetched():
 def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pairing):
     people, rules = Pairing(), Rules(users=frozenset({"ann"}), pairing=pairing)
     people.approve(people.code_for(person("bob")))
-    door = Door("fake", rules=lambda: rules, pairing=people, announce=lambda _: None)
+    door = AccessControl("fake", rules=lambda: rules, pairing=people, announce=lambda _: None)
 
     def is_welcome(sender, private):
         return door.welcomes(Heard(chat="c", id="", sender=sender, private=private))
@@ -278,6 +283,6 @@ def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pai
 
 def test_a_role_lets_its_holders_in():
     rules = Rules(roles=frozenset({"staff"}))
-    door = Door("fake", rules=lambda: rules, pairing=Pairing(), announce=lambda _: None)
+    door = AccessControl("fake", rules=lambda: rules, pairing=Pairing(), announce=lambda _: None)
     assert door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all", "staff")))
     assert not door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all",)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.platform.splitting import closed, split, utf8, utf16
+from nanoloop.channels.kit.markdown import closed, split, utf8, utf16
 
 WORDS = st.text(alphabet="abc äß中文👍🏽👩‍👩‍👧\u0301.!?()[]*_~`\n \t", max_size=40)
 FENCES = st.sampled_from(["```\n", "```py\n", "~~~\n", "````md\n", "\n```\n", "\n\n", "# A\n"])

@@ -6,12 +6,11 @@ import pytest
 from nanoloop import Entry, Session, SessionNotFound
 from nanoloop.errors import IndexUnusable, ToolError
 from nanoloop.events import IndexSetAside, RecallFailed, WindowTrimmed
-from nanoloop.memory.hits import Found
 from nanoloop.memory.index import Index
-from nanoloop.memory.recall import WORTH_IT, Recall
+from nanoloop.memory.recall import WORTH_IT, Found, Recall
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.tools.here import here
-from nanoloop.tools.recall import make_recall_tool
+from nanoloop.tools.ready import make_recall_tool
 
 
 class Unusable(Index):
@@ -251,8 +250,8 @@ async def test_no_word_has_all_its_rows_read(store, monkeypatch, make_index):
     recall = Recall(store, index)
     await recall.catch_up(session)
     monkeypatch.setattr(
-        "nanoloop.memory.reading.Reading._listed",
-        _noting("nanoloop.memory.reading.Reading._listed", asked),
+        "nanoloop.memory.index.IndexReader._listed",
+        _noting("nanoloop.memory.index.IndexReader._listed", asked),
     )
     assert texts(await recall.search(session, "common talk 7"))[0] == "common talk 7"
     assert asked
@@ -260,9 +259,9 @@ async def test_no_word_has_all_its_rows_read(store, monkeypatch, make_index):
 
 
 def _noting(name, asked):
-    from nanoloop.memory.reading import Reading  # noqa: PLC0415 - what is wrapped
+    from nanoloop.memory.index import IndexReader  # noqa: PLC0415 - what is wrapped
 
-    whole = Reading._listed
+    whole = IndexReader._listed
 
     def listed(self, *args):
         found = whole(self, *args)

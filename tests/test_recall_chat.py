@@ -9,14 +9,14 @@ from nanoloop import Agent, AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
-from nanoloop.parts.loop import make_recall
+from nanoloop.parts import make_recall
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings import RecallSettings, Settings, StoreSettings
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.telemetry import Telemetry
-from nanoloop.tools.recall import make_recall_tool
+from nanoloop.tools.ready import make_recall_tool
 
 
 class Broken(Index):

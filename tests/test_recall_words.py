@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nanoloop import Entry
 from nanoloop.memory.index import Index
 from nanoloop.memory.ranking import ranked
-from nanoloop.memory.words import (
+from nanoloop.memory.terms import (
     MOST_WORDS,
     ONLY_ASKS,
     TELLS_AMOUNT,

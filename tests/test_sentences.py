@@ -10,8 +10,8 @@ import anyio
 import openai
 import pytest
 
-import nanoloop.channels.platform.errors
-import nanoloop.models.errors
+import nanoloop.channels.kit.platform
+import nanoloop.models.part
 import nanoloop.settings.problems  # noqa: F401 - whatever error there is has to be known
 from nanoloop.errors import (
     BadAnswer,
@@ -89,7 +89,7 @@ async def test_a_models_words_reach_the_operator_and_no_chat(error):
 
 
 async def test_a_stores_words_reach_the_operator_and_no_chat(monkeypatch):
-    monkeypatch.setattr("nanoloop.testing.faulty_store.StoreError", lambda _: StoreError(CANARY))
+    monkeypatch.setattr("nanoloop.testing.faults.StoreError", lambda _: StoreError(CANARY))
     failing = Failing(InMemoryStore())
     failing.plan = ["before"]
     async with running(ScriptedProvider(), store=failing) as loop:

@@ -10,8 +10,8 @@ from pydantic import SecretStr, ValidationError
 
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
-from nanoloop.settings.file import read
 from nanoloop.settings.keys import known_settings, variable
+from nanoloop.settings.sources import read_file
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_every_setting_can_be_given_by_the_environment(load, key):
 def test_the_line_of_each_key_is_found_past_comments_and_long_values(tmp_path):
     file = tmp_path / "nanoloop.toml"
     file.write_text('# a\na = """\n[b]\nc = 1\n"""\n\n[b]\nc = [\n 1,\n]\n"d e" = 2\nf.g = 3\n')
-    lines = read(file).lines
+    lines = read_file(file).lines
     assert lines == {"a": 2, "b": 7, "b.c": 8, "b.d e": 11, "b.f": 12, "b.f.g": 12}
 
 
@@ -237,7 +237,7 @@ def test_every_key_stands_on_the_line_that_is_named(tmp_path_factory, parts):
     text = "\n".join(part.format(number) for number, part in enumerate(parts))
     file = tmp_path_factory.getbasetemp() / "nanoloop.toml"
     file.write_text(text)
-    found = read(file)
+    found = read_file(file)
     assert found.table == tomllib.loads(text)
     for key, line in found.lines.items():
         assert key.rpartition(".")[2] in text.splitlines()[line - 1]

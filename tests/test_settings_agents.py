@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from nanoloop.errors import SettingsError
-from nanoloop.parts.agents import make_agents
+from nanoloop.parts import make_agents
 from nanoloop.settings import Settings
 
 

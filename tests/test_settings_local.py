@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from nanoloop.settings import LocalSettings, ProviderSettings, Settings, SummarySettings
-from nanoloop.settings.local import call_timeout_seconds, context_tokens, suited
+from nanoloop.settings.vendors import call_timeout_seconds, context_tokens, suited
 
 TINY = Settings(model="local:smollm2-135m")
 

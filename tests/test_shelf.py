@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.commands.shelf import BUSY, EXPORT_CHARS
+from nanoloop.commands import BUSY, EXPORT_CHARS
 from nanoloop.loop import AgentLoop
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore

@@ -5,13 +5,12 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from nanoloop.channels.platform.platform import Place, Text, Upload
+from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.events import ChannelLost, ChannelRefused, FileLeftOut
 from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels import Bot, comes_to
-from nanoloop.testing.channels.going_out import Growing
-from nanoloop.testing.channels.stage import says
+from nanoloop.testing.channels.stage import Bot, comes_to, says
+from nanoloop.testing.channels.suite import Growing
 from tests.slack_server import BOT, SlackServer
 from tests.slack_stage import SlackStage
 

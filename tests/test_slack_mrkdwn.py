@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.slack.mrkdwn import escaped, read, written
+from nanoloop.channels.slack.hearing import escaped, read, written
 
 
 @pytest.mark.parametrize(

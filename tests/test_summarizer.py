@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from nanoloop import Entry, Session, Summarizer
 from nanoloop.errors import BadAnswer, NoConnection
 from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed
-from nanoloop.memory.answer import clipped
-from nanoloop.memory.transcript import batches, lines_of
+from nanoloop.memory.writer import batches, clipped, lines_of
 from nanoloop.protocols import Reply, ToolCall, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 

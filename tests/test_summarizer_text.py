@@ -10,9 +10,7 @@ from nanoloop import Entry, Session, Summarizer
 from nanoloop.context import build_messages
 from nanoloop.errors import AnswerRefused, BadAnswer, ContextTooLong
 from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed
-from nanoloop.memory.answer import accepted
-from nanoloop.memory.prefix import Prefix
-from nanoloop.memory.transcript import PROMPT, calls_of, lines_of, summary_request
+from nanoloop.memory.writer import PROMPT, Prefix, accepted, calls_of, lines_of, summary_request
 from nanoloop.protocols import Reply, ToolCall, ToolSpec
 from nanoloop.providers.scripted import ScriptedProvider
 

@@ -13,10 +13,10 @@ from nanoloop.events import (
     SummaryFailed,
     SummaryPostponed,
 )
-from nanoloop.memory.agenda import LIMIT
 from nanoloop.memory.budget import Budget
-from nanoloop.memory.state import state_text
-from nanoloop.parts.storage import spent_file
+from nanoloop.memory.schedule import LIMIT
+from nanoloop.memory.summarizer import state_text
+from nanoloop.parts import spent_file
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings

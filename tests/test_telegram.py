@@ -2,7 +2,8 @@
 
 import pytest
 
-from nanoloop.testing.channels import ChannelSuite, day
+from nanoloop.testing.channels import ChannelSuite
+from nanoloop.testing.channels.traffic import day
 from tests.telegram_stage import free_port, telegram
 
 

@@ -7,16 +7,14 @@ import httpx
 import pytest
 from telegram.error import BadRequest, Forbidden
 
-from nanoloop.channels.platform.errors import FormatRefused, MessageGone, TooLong
-from nanoloop.channels.platform.platform import Place, Text, Upload
-from nanoloop.channels.telegram import polling
-from nanoloop.channels.telegram.failures import OTHER_POLLER, OTHER_WEBHOOK, explained
+from nanoloop.channels.kit.platform import FormatRefused, MessageGone, Place, Text, TooLong, Upload
+from nanoloop.channels.telegram import receiving
+from nanoloop.channels.telegram.api import OTHER_POLLER, OTHER_WEBHOOK, explained
 from nanoloop.channels.telegram.platform import TelegramPlatform
-from nanoloop.channels.telegram.webhook import Webhook
+from nanoloop.channels.telegram.receiving import Webhook
 from nanoloop.errors import Declined, SendLater
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels import Bot, comes_to
-from nanoloop.testing.channels.stage import says
+from nanoloop.testing.channels.stage import Bot, comes_to, says
 from tests.telegram_server import TOKEN
 from tests.telegram_stage import free_port, listening, telegram
 
@@ -60,7 +58,7 @@ async def listened(platform):
 
 
 async def test_an_update_is_confirmed_only_once_it_is_taken(stage, monkeypatch):
-    monkeypatch.setattr(polling, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(receiving, "PATIENCE_SECONDS", 0.01)
     taken, begun = anyio.Event(), anyio.Event()
 
     async def hear(*_):
@@ -78,7 +76,7 @@ async def test_an_update_is_confirmed_only_once_it_is_taken(stage, monkeypatch):
 
 
 async def test_a_chat_that_takes_long_holds_up_no_other(stage, monkeypatch):
-    monkeypatch.setattr(polling, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(receiving, "PATIENCE_SECONDS", 0.01)
     taken, heard = anyio.Event(), []
 
     async def hear(*some):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.telegram.html import rendered
+from nanoloop.channels.telegram.platform import rendered
 from tests.telegram_html import Malformed, shown
 
 BEGINS = ["> ", ">> ", "- ", "1. ", "# ", "|", "\n|---|---|\n", "\n", "\n\n"]

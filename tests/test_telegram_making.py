@@ -2,8 +2,8 @@
 
 import pytest
 
-from nanoloop.channels.telegram.making import make
-from nanoloop.channels.telegram.webhook import Webhook
+from nanoloop.channels.telegram import make
+from nanoloop.channels.telegram.receiving import Webhook
 from nanoloop.errors import SettingsError
 from nanoloop.settings.channels import TelegramSettings
 from tests.telegram_server import TOKEN

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from nanoloop.channels.telegram.moves import Moves
+from nanoloop.channels.telegram.hearing import Moves
 from nanoloop.channels.telegram.platform import TelegramPlatform
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels import OPEN, Bot
-from nanoloop.testing.channels.stage import says
+from nanoloop.testing.channels.stage import OPEN, Bot, says
 from tests.telegram_server import BOT
 from tests.telegram_stage import GROUP, NAMED, listening, telegram
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nanoloop.bus.in_process import InProcessBus
+from nanoloop.bus import InProcessBus
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound

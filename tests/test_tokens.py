@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nanoloop import Entry
 from nanoloop.protocols import ToolSpec
-from nanoloop.view.tokens import LEAST, MOST, Ratios, entry_tokens, text_tokens, tools_tokens
+from nanoloop.tokens import LEAST, MOST, Ratios, entry_tokens, text_tokens, tools_tokens
 
 # Tokens as a common tokenizer of today counts them, roughly; between half and twice is fine.
 COUNTED = {

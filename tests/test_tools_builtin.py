@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.errors import ToolError
-from nanoloop.tools.calculator import calculator
-from nanoloop.tools.clock import clock
+from nanoloop.tools.ready import calculator, clock
 
 
 def test_the_clock_tells_the_time_in_utc():

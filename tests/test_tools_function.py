@@ -15,8 +15,7 @@ from typing_extensions import TypedDict
 
 from nanoloop.errors import BadArguments
 from nanoloop.protocols import Tool
-from nanoloop.tools.docstring import Docstring
-from nanoloop.tools.function import tool
+from nanoloop.tools.function import Docstring, tool
 
 
 class Unit(Enum):

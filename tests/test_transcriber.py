@@ -9,13 +9,12 @@ import anyio
 import pytest
 
 from nanoloop.app import App
-from nanoloop.channels.platform import transcriber
-from nanoloop.channels.platform.files import NOT_READ, Files
-from nanoloop.channels.platform.platform import File
-from nanoloop.channels.platform.transcriber import Transcriber
+from nanoloop.channels.kit import intake
+from nanoloop.channels.kit.intake import NOT_READ, Files, Transcriber
+from nanoloop.channels.kit.platform import File
 from nanoloop.errors import SettingsError
 from nanoloop.messages import Attachment
-from nanoloop.parts.serving import make_channels, make_transcriber
+from nanoloop.parts import make_channels, make_transcriber
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from tests.command_line import CommandLine
@@ -98,7 +97,7 @@ async def test_one_that_can_not_be_kept_is_read_all_the_same():
 
 
 async def test_a_recording_that_comes_again_is_not_asked_for_again(monkeypatch):
-    monkeypatch.setattr(transcriber, "REMEMBERED", 1)
+    monkeypatch.setattr(intake, "TRANSCRIPTS_REMEMBERED", 1)
     asked = []
     words = Transcriber(lambda file, data: asked.append(data) or data.decode()).words
     for data in (b"a", b"a", b"b", b"b", b"a"):

@@ -9,7 +9,7 @@ from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli.reload import Reload
 from nanoloop.errors import ProviderError, SettingsError, WrongKey
-from nanoloop.parts.models import make_provider
+from nanoloop.parts import make_provider
 from nanoloop.providers.vendors import VENDORS, address_in, split
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import lacking, server_of

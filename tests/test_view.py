@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop import Entry, Session
+from nanoloop.context import EXTRACT_LINES, Bounds, Views
 from nanoloop.protocols import ToolSpec
-from nanoloop.view import Bounds, Views
-from nanoloop.view.abridged import EXTRACT_LINES
-from nanoloop.view.tokens import text_tokens
+from nanoloop.tokens import text_tokens
 
 PROMPT = "Be kind."
 

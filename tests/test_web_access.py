@@ -5,7 +5,7 @@ import pytest
 from nanoloop.app import App
 from nanoloop.channels.web.callers import COOKIE_SECONDS, Caller, Callers, Token
 from nanoloop.errors import SettingsError
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from tests.web_server import ASKED, OTHER, TOKEN, TOKENS, bearer, serving

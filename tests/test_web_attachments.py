@@ -8,7 +8,7 @@ from cryptography.fernet import Fernet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.attachments import mime_type_of
+from nanoloop.attachments import mime_type_of
 from nanoloop.channels.web.uploads import _safe_name
 from nanoloop.errors import ImagesRefused
 from nanoloop.providers.scripted import ScriptedProvider

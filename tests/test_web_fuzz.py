@@ -11,7 +11,7 @@ from schemathesis import GenerationMode, openapi
 from nanoloop.app import App
 from nanoloop.channels.web.openapi import document
 from nanoloop.channels.web.site import OPERATIONS
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

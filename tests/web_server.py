@@ -10,7 +10,7 @@ import anyio
 import httpx2
 
 from nanoloop.app import App
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

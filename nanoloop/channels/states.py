@@ -26,9 +26,8 @@ from nanoloop.events import (
     RequestFailed,
     TurnFailed,
 )
+from nanoloop.files import make_folder, replace_file
 from nanoloop.session.entry import rfc3339
-from nanoloop.stores.folder import make_folder
-from nanoloop.stores.jsonl.writing import replace_file
 
 FILE = "status.json"
 """Its name in the data folder."""
@@ -62,7 +61,7 @@ class Failed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Running:
+class RunningChannel:
     """A daemon, its channels, and what failed last."""
 
     pid: int
@@ -94,7 +93,7 @@ class States:
     ) -> None:
         self._file = folder / FILE
         self._now = now
-        self._running: Running | None = None
+        self._running: RunningChannel | None = None
         self._failed = anyio.Event()
         self._writing = Lock()
 
@@ -102,7 +101,7 @@ class States:
         """Note what has become of a channel, and what failed."""
         match event:
             case LoopStarted():  # not before: until then the folder may be another daemon's
-                self._running = Running(pid=os.getpid(), since=rfc3339(self._now()))
+                self._running = RunningChannel(pid=os.getpid(), since=rfc3339(self._now()))
                 self._write()
             case ChannelStarted():
                 self._note(event.channel, "running")
@@ -158,13 +157,13 @@ class States:
             replace_file(self._file, said.encode(), durable=False)
 
 
-def running(folder: Path) -> Running | None:
+def running(folder: Path) -> RunningChannel | None:
     """The daemon that serves this folder now, or None."""
     try:
         said = json.loads((folder / FILE).read_text())
         channels = {name: ChannelState(**state) for name, state in said.pop("channels").items()}
         failures = [Failed(**failed) for failed in said.pop("failures", ())]
-        found = Running(channels=channels, failures=failures, **said)
+        found = RunningChannel(channels=channels, failures=failures, **said)
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if found.is_alive else None

@@ -20,7 +20,7 @@ from nanoloop.errors import (
     SettingsError,
     StoreLocked,
 )
-from nanoloop.models.errors import NoSuchModel
+from nanoloop.models.part import NoSuchModel
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings

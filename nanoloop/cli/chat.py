@@ -17,8 +17,8 @@ from nanoloop.channels.pipe import PipeChannel
 from nanoloop.cli import Exit
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.errors import SettingsError
+from nanoloop.files import make_folder
 from nanoloop.settings import Settings
-from nanoloop.stores.folder import make_folder
 from nanoloop.telemetry import Telemetry
 
 CHANNEL = "terminal"

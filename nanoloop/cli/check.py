@@ -16,11 +16,9 @@ from typing import NamedTuple
 
 import anyio
 
-from nanoloop.channels.images import is_pillow_here
-from nanoloop.channels.platform.channel import PlatformChannel
-from nanoloop.channels.platform.errors import Refused
-from nanoloop.channels.platform.making import OURS, make_channel, wanted
-from nanoloop.channels.platform.platform import Heard
+from nanoloop.attachments import is_pillow_here
+from nanoloop.channels.kit.channel import OURS, PlatformChannel, make_channel, wanted
+from nanoloop.channels.kit.platform import Heard, Refused
 from nanoloop.channels.screen import printable
 from nanoloop.channels.states import running
 from nanoloop.cli import Exit, load_settings
@@ -28,16 +26,14 @@ from nanoloop.cli.first_run import no_model
 from nanoloop.cli.name import opened
 from nanoloop.errors import NanoloopError, ProviderError, how_to_install, place_of
 from nanoloop.events import silent
-from nanoloop.models.naming import file_of, is_local
-from nanoloop.parts.models import make_models
-from nanoloop.parts.serving import make_transcriber
-from nanoloop.parts.storage import make_attachments
+from nanoloop.files import refusal
+from nanoloop.models.part import file_of, is_local
+from nanoloop.parts import make_attachments, make_models, make_transcriber
 from nanoloop.protocols import Reply, Store
 from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import lacking, models_of
-from nanoloop.stores.disk import refusal
 from nanoloop.stores.place import default_url, path_of, shown
 from nanoloop.telemetry import Telemetry
 

@@ -13,11 +13,11 @@ from nanoloop.cli.amounts import size
 from nanoloop.cli.local import EXTRA, can_run
 from nanoloop.cli.servers import MOST_SHOWN, Server, models_at, running, served_by
 from nanoloop.models.catalogue import CATALOGUE, Model
-from nanoloop.models.naming import PREFIX
+from nanoloop.models.part import PREFIX
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import http_address
-from nanoloop.settings.vendors import Server as Configured
+from nanoloop.settings.vendors import ServerSettings as Configured
 from nanoloop.settings.vendors import keyed_vendors, lacking, own_of, server_of
 
 Said = Mapping[str, str]

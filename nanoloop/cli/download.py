@@ -13,7 +13,7 @@ import anyio
 from nanoloop.cli.amounts import size
 from nanoloop.models.catalogue import Model
 from nanoloop.models.fetching import fetch
-from nanoloop.models.part import Progress, Tell
+from nanoloop.models.part import DownloadProgress, Tell
 from nanoloop.settings import Settings
 
 _LINES = 10
@@ -54,7 +54,7 @@ def _bar(model: Model) -> Iterator[Tell]:
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(model.name, total=model.size_bytes)
 
-        def tell(made: Progress) -> None:
+        def tell(made: DownloadProgress) -> None:
             what = {"waiting": f"{model.name}: {_WAITING}", "checking": f"{model.name}: checking"}
             about = what.get(made.step, model.name)
             bar.update(task, description=about, completed=made.done, total=made.total)
@@ -69,11 +69,11 @@ def _lines(model: Model) -> Iterator[Tell]:
     yield _in_steps(model.name)
 
 
-def _in_steps(name: str) -> Callable[[Progress], None]:
+def _in_steps(name: str) -> Callable[[DownloadProgress], None]:
     said = 0
     has_waited = False
 
-    def tell(made: Progress) -> None:
+    def tell(made: DownloadProgress) -> None:
         nonlocal said, has_waited
         if made.step == "waiting" and not has_waited:
             has_waited = True

@@ -16,13 +16,11 @@ from nanoloop.cli.config import values
 from nanoloop.cli.local import make_ready
 from nanoloop.errors import SettingsError
 from nanoloop.models.catalogue import SMALLEST
-from nanoloop.models.naming import PREFIX
+from nanoloop.models.part import PREFIX
 from nanoloop.providers.vendors import split
 from nanoloop.settings import Settings
-from nanoloop.settings.file import NAME
-from nanoloop.settings.sources import user_folder
+from nanoloop.settings.sources import NAME, user_folder, write
 from nanoloop.settings.vendors import keyed_vendors, unaskable
-from nanoloop.settings.writing import write
 
 _HOW = """\
 {}. On this machine, without a key: nanoloop chat --local

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from nanoloop.cli.download import fetched
 from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.models.catalogue import CATALOGUE, SMALLEST, find
-from nanoloop.models.naming import PREFIX, file_of, is_local
+from nanoloop.models.part import PREFIX, file_of, is_local
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import models_of
 

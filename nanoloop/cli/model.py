@@ -17,10 +17,9 @@ from nanoloop.cli.amounts import size
 from nanoloop.cli.download import fetched
 from nanoloop.cli.servers import Served, serving
 from nanoloop.errors import SettingsError
-from nanoloop.models import shelf
+from nanoloop.models import fetching as shelf
 from nanoloop.models.catalogue import CATALOGUE, Model, at, find
-from nanoloop.models.errors import ModelError
-from nanoloop.models.naming import PREFIX
+from nanoloop.models.part import PREFIX, ModelError
 from nanoloop.settings import Settings
 
 

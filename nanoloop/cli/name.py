@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from nanoloop.cli.chat import CHANNEL, key_of
 from nanoloop.errors import SessionNotFound
-from nanoloop.parts.storage import make_store
+from nanoloop.parts import make_store
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.session.ids import id_for_key
 from nanoloop.session.session import Session

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
 
-from nanoloop.channels.platform.pairing import Pairing, Person
+from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, load_settings
 from nanoloop.session.entry import rfc3339

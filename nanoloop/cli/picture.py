@@ -9,7 +9,7 @@ from typing import Any
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
-from nanoloop.view.tokens import entry_tokens, text_tokens
+from nanoloop.tokens import entry_tokens, text_tokens
 
 WIDTH = 60
 """Signs of the bar."""

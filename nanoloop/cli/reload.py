@@ -8,14 +8,12 @@ from dataclasses import fields
 from typing import Any
 
 from nanoloop.app import App
-from nanoloop.channels.platform.channel import PlatformChannel
-from nanoloop.channels.platform.making import rules_of, wanted
-from nanoloop.channels.platform.rules import Rules
+from nanoloop.channels.kit.access import Rules
+from nanoloop.channels.kit.channel import PlatformChannel, rules_of, wanted
 from nanoloop.cli.config import values
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded
-from nanoloop.parts.agents import make_agents
-from nanoloop.parts.models import check_models
+from nanoloop.parts import check_models, make_agents
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 

@@ -14,11 +14,11 @@ from nanoloop.cli import Exit
 from nanoloop.cli.listing import older, table
 from nanoloop.cli.name import find, opened
 from nanoloop.cli.transcript import about
-from nanoloop.commands.erasing import numbers
+from nanoloop.commands import numbers
 from nanoloop.errors import SessionError, SettingsError
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
-from nanoloop.parts.storage import recall_file
+from nanoloop.parts import recall_file
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings

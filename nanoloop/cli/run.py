@@ -19,7 +19,7 @@ from nanoloop.channels.states import States
 from nanoloop.cli import Exit, garbage, load_settings, loop_options
 from nanoloop.cli.first_run import add_local, settle
 from nanoloop.cli.reload import Reload
-from nanoloop.parts.serving import make_channels, make_web
+from nanoloop.parts import make_channels, make_web
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

@@ -13,7 +13,7 @@ from nanoloop.app import App
 from nanoloop.cli import Exit, garbage, loop_options
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settle
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 

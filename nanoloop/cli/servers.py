@@ -17,7 +17,7 @@ from nanoloop.settings.vendors import servers_of
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
-    from nanoloop.settings.vendors import Server as Configured
+    from nanoloop.settings.vendors import ServerSettings as Configured
 
 USUAL: Mapping[str, str] = {
     "Ollama": "http://localhost:11434/v1",

@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from nanoloop.channels.screen import printable
-from nanoloop.channels.states import Running, running
+from nanoloop.channels.states import RunningChannel, running
 from nanoloop.cli import Exit, load_settings
 
 WELL = ("running", "connected")
@@ -31,7 +31,7 @@ def run(args: Namespace) -> int:
     return Exit.DONE if is_well else Exit.FAILED
 
 
-def as_text(found: Running) -> str:
+def as_text(found: RunningChannel) -> str:
     """A line for the daemon, one for each channel, and one for each of the last failures."""
     rows = [("daemon", f"process {found.pid}", f"since {found.since}")]
     for name, channel in found.channels.items():

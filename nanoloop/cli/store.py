@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from nanoloop.cli import Exit, load_settings
 from nanoloop.errors import SettingsError
-from nanoloop.parts.storage import open_store
+from nanoloop.parts import open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
 from nanoloop.stores.checking import check

@@ -1,23 +1,23 @@
-"""The words of all sessions in one SQLite file: made from a store, and remade whenever it is lost.
-
-It blocks: call it in a worker thread. One connection writes, another reads beside it.
-"""
+"""The index of what was said: a file beside the store that can be built anew."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sqlite3
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 from nanoloop.errors import IndexUnusable
-from nanoloop.memory.reading import Reading
-from nanoloop.memory.rows import SCHEMA, Standing, add, begin, forget, standing_of
-from nanoloop.session.entry import Entry
+from nanoloop.memory.ranking import Traits
+from nanoloop.memory.terms import IS_TOOL, marks_of, plain, words_of
+from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 FORMAT = f"1 {unicodedata.unidata_version}"
 """A file of another format is made anew."""
@@ -119,7 +119,7 @@ class Index:
 
     # Writing
 
-    def standing(self, session_id: str) -> Standing | None:
+    def standing(self, session_id: str) -> IndexedUpTo | None:
         """How far this session is indexed; None where nothing of it is."""
         with self._writing:
             return standing_of(self._open(), session_id)
@@ -162,12 +162,12 @@ class Index:
 
     # Reading
 
-    def reading(self, session_id: str) -> Reading:
+    def reading(self, session_id: str) -> IndexReader:
         """One session's turns, for as long as the `with` lasts."""
         if self._reader is None:  # else it waits for no writer
             with self._writing:
                 self._open()
-        return Reading(session_id, lambda: self._reader, self._reading)
+        return IndexReader(session_id, lambda: self._reader, self._reading)
 
 
 def _keep_private(path: Path) -> None:
@@ -213,3 +213,263 @@ def _commit(connection: sqlite3.Connection) -> Iterator[None]:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+
+
+COUNTED = 10_000
+"""Turns with a word that are counted; in more of them it is as good as in all."""
+LOOKED_AT = 400
+"""Words that are compared with one that isn't there."""
+
+
+class IndexReader:
+    """One session's rows, as ranking sees them. No other session's turn is in it."""
+
+    def __init__(
+        self,
+        session_id: str,
+        connection: Callable[[], sqlite3.Connection | None],
+        lock: threading.Lock,
+    ) -> None:
+        self._id = session_id
+        self._connected = connection
+        self._lock = lock
+        self.total = 0
+        self.length = 1.0
+        self._first = self._last = 0
+
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        try:
+            self._connection = self._opened()
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def _opened(self) -> sqlite3.Connection:
+        connection = self._connected()
+        if connection is None:
+            raise IndexUnusable("the recall index was closed")
+        return connection
+
+    def _begin(self) -> None:
+        known = standing_of(self._connection, self._id)
+        if known is not None and known.turns:
+            self.total = known.turns
+            self.length = max(1.0, known.words / known.turns)
+            self._first = known.number << PLACES
+            self._last = self._first + (1 << PLACES) - 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _places(self, condition: str, limit: int) -> list[int]:
+        # One row with all of them: a step of SQLite lets go of the interpreter, and a thousand
+        # steps would wait a thousand times for a busy event loop.
+        rows = (
+            "SELECT rowid - ? AS place FROM said WHERE said MATCH ? AND rowid BETWEEN ? AND ? "
+            "ORDER BY rowid DESC LIMIT ?"
+        )
+        values = (self._first, condition, self._first, self._last, limit)
+        found: list[int] = self._listed(f"SELECT json_group_array(place) FROM ({rows})", values)  # noqa: S608 - our own words
+        return found
+
+    def _listed(self, sql: str, values: Sequence[Any]) -> Any:
+        return json.loads(self._connection.execute(sql, values).fetchone()[0])
+
+    def having(self, word: str, limit: int) -> list[int]:
+        """The places of turns with this word, the newest ones, so many at most."""
+        return self._places(_quoted(word), limit)
+
+    def having_both(self, word: str, others: Sequence[str], limit: int) -> list[int]:
+        """The places of turns with this word and one of the others."""
+        either = " OR ".join(map(_quoted, others))
+        return self._places(f"{_quoted(word)} AND ({either})", limit)
+
+    def count(self, word: str) -> int:
+        """How many turns have this word, counted up to a bound."""
+        sql = (
+            "SELECT count(*) FROM (SELECT 1 FROM said WHERE said MATCH ? "
+            "AND rowid BETWEEN ? AND ? LIMIT ?)"
+        )
+        values = (_quoted(word), self._first, self._last, COUNTED)
+        counted: int = self._connection.execute(sql, values).fetchone()[0]
+        return self.total if counted == COUNTED else counted
+
+    def near(self, word: str) -> list[str]:
+        """Words that are spelled much like this one, or begin with most of it."""
+        if len(word) < 4 or not word.isalpha() or not word.isascii():  # noqa: PLR2004 - shorter ones all look alike
+            return []
+        sql = (
+            "SELECT json_group_array(term) FROM (SELECT term FROM vocabulary "
+            "WHERE term >= ? AND term < ? LIMIT ?)"
+        )
+        known = self._listed(sql, (word[:2], word[:2] + "\U0010ffff", LOOKED_AT))
+        near: list[str] = difflib.get_close_matches(word, known, n=3, cutoff=0.8)
+        return near
+
+    def speakers(self) -> list[str]:
+        """The names of all who spoke."""
+        number = self._first >> PLACES
+        sql = "SELECT json_group_array(name) FROM speaker WHERE number = ?"
+        found: list[str] = self._listed(sql, (number,))
+        return found
+
+    def traits(self, places: Iterable[int]) -> dict[int, Traits]:
+        """What is known of these turns; those that are gone are left out."""
+        found = self._turns("row - ?, seq, who, role, length, marks, year, month", places)
+        return {turn[0]: Traits(*turn) for turn in found}
+
+    def entries(self, places: Iterable[int]) -> dict[int, Entry]:
+        """The entries at these places; those that are gone are left out."""
+        found = self._turns("row - ?, seq, entry", places)
+        return {place: Entry.from_dict(json.loads(text), seq=seq) for place, seq, text in found}
+
+    def _turns(self, columns: str, places: Iterable[int]) -> list[list[Any]]:
+        wanted = json.dumps([self._first + place for place in places if place >= 0])
+        sql = (
+            f"SELECT json_group_array(json_array({columns})) FROM turn "  # noqa: S608 - our own words
+            "WHERE row IN (SELECT value FROM json_each(?)) AND row BETWEEN ? AND ?"
+        )
+        found: list[list[Any]] = self._listed(sql, (self._first, wanted, self._first, self._last))
+        return found
+
+
+def _quoted(word: str) -> str:
+    return '"' + word.replace('"', '""') + '"'
+
+
+PLACES = 32
+"""Bits of a row number that say the place in its session; the others say which session."""
+TOOL_CHARS = 2000
+"""Characters of a tool's arguments or result that can be found."""
+
+SCHEMA = """
+CREATE TABLE format (version TEXT NOT NULL);
+CREATE TABLE session (
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, born TEXT NOT NULL,
+    reach INTEGER NOT NULL, turns INTEGER NOT NULL, words INTEGER NOT NULL
+);
+CREATE TABLE speaker (
+    number INTEGER NOT NULL, name TEXT NOT NULL, PRIMARY KEY (number, name)
+) WITHOUT ROWID;
+CREATE TABLE turn (
+    row INTEGER PRIMARY KEY, seq INTEGER NOT NULL, who TEXT NOT NULL, role TEXT NOT NULL,
+    length INTEGER NOT NULL, marks INTEGER NOT NULL, year INTEGER NOT NULL,
+    month INTEGER NOT NULL, entry TEXT NOT NULL
+);
+CREATE VIRTUAL TABLE said USING fts5(
+    words, content='', detail=none, columnsize=0,
+    tokenize="porter unicode61 remove_diacritics 0 categories 'L* N* M* Co'"
+);
+CREATE VIRTUAL TABLE vocabulary USING fts5vocab(said, row);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedUpTo:
+    """How far a session is indexed."""
+
+    number: int
+    born: str
+    reach: int
+    turns: int
+    words: int
+
+
+def standing_of(connection: sqlite3.Connection, session_id: str) -> IndexedUpTo | None:
+    """How far this session is indexed; None where nothing of it is."""
+    sql = "SELECT number, born, reach, turns, words FROM session WHERE id = ?"
+    row = connection.execute(sql, (session_id,)).fetchone()
+    names = ("number", "born", "reach", "turns", "words")
+    return IndexedUpTo(**dict(zip(names, row, strict=True))) if row else None
+
+
+def begin(connection: sqlite3.Connection, session_id: str, born: str) -> IndexedUpTo:
+    """Make room for a session of which nothing is known."""
+    sql = "INSERT INTO session(id, born, reach, turns, words) VALUES (?, ?, 0, 0, 0)"
+    number = connection.execute(sql, (session_id, born)).lastrowid
+    assert number is not None  # noqa: S101 - an insert has a row
+    return IndexedUpTo(number=number, born=born, reach=0, turns=0, words=0)
+
+
+def add(
+    connection: sqlite3.Connection, known: IndexedUpTo, entries: Sequence[Entry], reach: int
+) -> None:
+    """Take in entries that are new, and note how far that goes."""
+    turns, words = known.turns, known.words
+    for entry in entries:
+        text = said_in(entry)
+        if entry.seq <= known.reach or not text.strip():
+            continue
+        turns += 1
+        words += _insert(connection, known.number, turns, entry, text)
+    connection.execute(
+        "UPDATE session SET reach = max(reach, ?), turns = ?, words = ? WHERE number = ?",
+        (reach, turns, words, known.number),
+    )
+
+
+def _insert(
+    connection: sqlite3.Connection, number: int, place: int, entry: Entry, text: str
+) -> int:
+    row = (number << PLACES) + place
+    found = words_of(text)
+    who = speaker_of(entry)
+    at = entry.timestamp
+    marks = marks_of(text) | (IS_TOOL if entry.type != MESSAGE else 0)
+    values = (row, entry.seq, who, entry.role or "tool", len(found), marks, at.year, at.month)
+    sql = "INSERT INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    connection.execute(sql, (*values, entry.to_json()))
+    connection.execute("INSERT INTO said(rowid, words) VALUES (?, ?)", (row, " ".join(found)))
+    if who:
+        connection.execute("INSERT OR IGNORE INTO speaker VALUES (?, ?)", (number, who))
+    return len(found)
+
+
+def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
+    """Remove these entries of a session, or all that there is of it."""
+    first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
+    rows = connection.execute(
+        "SELECT row, seq, entry FROM turn WHERE row BETWEEN ? AND ?", (first, last)
+    )
+    for row, seq, text in rows.fetchall():
+        if seqs is None or seq in seqs:
+            words = " ".join(words_of(said_in(Entry.from_json(text))))
+            sql = "INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)"
+            connection.execute(sql, (row, words))
+            connection.execute("DELETE FROM turn WHERE row = ?", (row,))
+    if seqs is None:
+        connection.execute("DELETE FROM speaker WHERE number = ?", (number,))
+        connection.execute("DELETE FROM session WHERE number = ?", (number,))
+
+
+def said_in(entry: Entry) -> str:
+    """What can be found of an entry; "" for a thought and for what recall itself brought up."""
+    content = entry.content
+    if entry.type == MESSAGE:
+        return str(content.get("text") or "") if entry.role != "system" else ""
+    if content.get("tool") == "recall":
+        return ""
+    if entry.type == TOOL_CALL:
+        return f"{content.get('tool')} {_shortened(content.get('parameters'))}"
+    if entry.type == TOOL_RESULT:
+        outcome = content.get("result") if content.get("success", True) else content.get("error")
+        return f"{content.get('tool')} {_shortened(outcome)}"
+    return ""
+
+
+def _shortened(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text[:TOOL_CHARS]
+
+
+def speaker_of(entry: Entry) -> str:
+    """Who said it, in plain words: the sender, or the name that stands before the text."""
+    sender = entry.metadata.get("sender")
+    if sender:
+        return " ".join(words_of(str(sender)))
+    name, colon, _ = str(entry.content.get("text") or "")[:40].partition(":")
+    is_name = colon and name[:1].isupper() and name.replace(" ", "").isalpha()
+    return plain(name).strip() if is_name and len(name.split()) <= 3 else ""  # noqa: PLR2004 - longer is a sentence

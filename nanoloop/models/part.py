@@ -1,21 +1,21 @@
-"""The beginning of a file that is being fetched; kept when fetching stops, and gone on with."""
+"""A file on its way: what is here already, and what fetching it can end in."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from nanoloop.models.errors import NoRoom
+from nanoloop.errors import NanoloopError
 
 PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class DownloadProgress:
     """How far it is, for whoever watches."""
 
     step: Literal["waiting", "fetching", "checking"]
@@ -24,11 +24,11 @@ class Progress:
     total: int | None = None
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[DownloadProgress], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Part:
+class DownloadPart:
     """What is there of a file so far, always its beginning, whichever source it came from."""
 
     path: Path
@@ -88,7 +88,7 @@ class Part:
 
     def told(self, done: int) -> None:
         """Tell that so much is there."""
-        self.tell(Progress(step="fetching", done=done, total=self.total))
+        self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
 
     def become(self, path: Path) -> None:
         """Take the name of the whole file; from then on it survives a power cut too."""
@@ -101,3 +101,70 @@ class Part:
         """Keep nothing of it."""
         self.path.unlink(missing_ok=True)
         self._tag_file.unlink(missing_ok=True)
+
+
+_MEGA = 1_000_000
+ELSEWHERE = "choose another folder with NANOLOOP_MODELS"
+
+
+class ModelError(NanoloopError):
+    """A model file can't be had."""
+
+
+class NoSuchModel(ModelError):
+    """Neither the catalogue nor the folder has a model of that name."""
+
+    def __init__(self, name: str, near: Sequence[str] = ()) -> None:
+        advice = "`nanoloop model list` shows what there is"
+        if near:
+            advice = f"did you mean {' or '.join(map(repr, near))}?"
+        super().__init__(f"no model {name!r}: {advice}")
+
+
+class NotFetched(ModelError):
+    """No source could give the file; has a line for each."""
+
+    def __init__(self, name: str, reasons: Sequence[str], *, typed: str = "") -> None:
+        """`typed` is what to get it by, where that is not its name."""
+        advice = f"`nanoloop model get {typed or name}` goes on where it stopped"
+        super().__init__("\n".join((f"model {name} can't be fetched; {advice}", *reasons)))
+
+
+class NoRoom(ModelError):
+    """The disk has less room than the file needs."""
+
+    def __init__(self, folder: Path, *, needed: int, free: int) -> None:
+        super().__init__(
+            f"{needed / _MEGA:,.0f} MB are needed in {folder} and {free / _MEGA:,.0f} MB are free: "
+            f"make room (`nanoloop model remove NAME`), or {ELSEWHERE}"
+        )
+
+
+class FolderClosed(ModelError):
+    """The folder for models can't be written."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"{folder} can't be written ({reason}): {ELSEWHERE}")
+
+
+class SourceFailed(ModelError):
+    """One source could not give the file."""
+
+
+class WrongFile(SourceFailed):
+    """What came is not the file that was wanted; nothing of it is kept."""
+
+
+PREFIX = "local:"
+SUFFIX = ".gguf"
+
+
+def is_local(model: str) -> bool:
+    """Whether this names a model file on this machine, and none behind a server."""
+    return model.startswith(PREFIX) or model.endswith(SUFFIX)
+
+
+def file_of(model: str, folder: Path) -> Path:
+    """Where the file of a local model is, or will be; `folder` is the one for models."""
+    name = model.removeprefix(PREFIX)
+    return Path(name).expanduser() if name.endswith(SUFFIX) else folder / f"{name}{SUFFIX}"

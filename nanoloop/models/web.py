@@ -13,8 +13,7 @@ import anyio
 import anyio.to_thread
 
 from nanoloop.errors import SettingsError
-from nanoloop.models.errors import SourceFailed
-from nanoloop.models.part import Part
+from nanoloop.models.part import DownloadPart, SourceFailed
 from nanoloop.proxies import is_socks, proxy_for, shown
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Url:
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
-    async def fetch(self, part: Part, hub: str | None) -> None:  # noqa: ARG002 - hubs need it
+    async def fetch(self, part: DownloadPart, hub: str | None) -> None:  # noqa: ARG002 - hubs need it
         """Add what is missing; raises `SourceFailed`, and what came until then stays."""
         import aiohttp  # noqa: PLC0415 - it takes a while, and few commands fetch anything
 
@@ -62,7 +61,7 @@ class Url:
                         raise SourceFailed(reason) from None
                 await anyio.sleep(self.pause_seconds * lost)
 
-    async def _go_on(self, client: aiohttp.ClientSession, part: Part) -> None:
+    async def _go_on(self, client: aiohttp.ClientSession, part: DownloadPart) -> None:
         where = _from_where(part)
         async with client.get(self.url, headers=where, max_redirects=REDIRECTS) as response:
             if response.status == _NOTHING_BEYOND and part.size:
@@ -92,7 +91,7 @@ class Hub:
         """Where it is on the hub."""
         return f"the hub ({self.repository})"
 
-    async def fetch(self, part: Part, hub: str | None) -> None:
+    async def fetch(self, part: DownloadPart, hub: str | None) -> None:
         """Add what is missing; raises `SourceFailed`, at once where no hub is known."""
         if hub is None:
             raise SourceFailed("no hub is known: set HF_ENDPOINT to its address, https://…")
@@ -146,7 +145,7 @@ async def _through_proxy(
     return await go_on(request)
 
 
-def _from_where(part: Part) -> dict[str, str]:
+def _from_where(part: DownloadPart) -> dict[str, str]:
     """Ask for what is missing only, and only if it is of the same version."""
     if part.sha256 is None and part.tag is None and part.size:
         part.begin(None)
@@ -156,7 +155,7 @@ def _from_where(part: Part) -> dict[str, str]:
     return {"Range": f"bytes={part.size}-"} | same
 
 
-def _take_up(part: Part, response: aiohttp.ClientResponse) -> None:
+def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
     """Make the part ready for what comes: the rest, or all of it from the beginning."""
     if response.status // 100 != _SUCCESS:
         raise SourceFailed(_refusal(response.status))
@@ -172,7 +171,7 @@ def _take_up(part: Part, response: aiohttp.ClientResponse) -> None:
         part.begin(tag if tag.startswith('"') else None)
 
 
-def _agree(part: Part, start: int, length: str | None) -> None:
+def _agree(part: DownloadPart, start: int, length: str | None) -> None:
     """See that the file there is as long as the one that is wanted."""
     if length is None:
         return

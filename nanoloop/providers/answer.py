@@ -42,7 +42,7 @@ _ESCAPE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AnswerLimits:
     """How much an answer may be, in bytes of UTF-8 after decompression."""
 
     text_bytes: int = 128_000
@@ -58,11 +58,11 @@ class Limits:
     """An answer that comes in pieces, with all that is around them."""
 
 
-class Draft:
+class PartialAnswer:
     """Collects an answer; once it is full it takes no more, and ends as cut off."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+    def __init__(self, limits: AnswerLimits | None = None) -> None:
+        limits = limits or AnswerLimits()
         self.model = ""
         self.finish_reason = ""
         """As the server says it; empty before it does."""

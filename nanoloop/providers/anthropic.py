@@ -11,11 +11,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from nanoloop.errors import ProviderError, SettingsError, how_to_install
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
-from nanoloop.providers.answer import Limits
+from nanoloop.providers.answer import AnswerLimits
 from nanoloop.providers.hosted import (
     OF_THIS_MACHINE,
     SDK,
-    Server,
+    HostedServer,
     Terms,
     asked_of,
     clean_key,
@@ -58,7 +58,7 @@ class AnthropicProvider:
         call_timeout_seconds: float = 300,
         max_retries: int = 2,
         options: Mapping[str, Any] | None = None,
-        limits: Limits | None = None,
+        limits: AnswerLimits | None = None,
     ) -> None:
         """`options` go into each request as they are (`thinking` …); None leaves one out."""
         if find_spec("anthropic") is None:
@@ -68,7 +68,7 @@ class AnthropicProvider:
         self._url = clean_url(base_url or DEFAULT_BASE_URL)
         self._options = clean_options(options, OWN)
         self._max_retries = max_retries
-        self._server = Server(
+        self._server = HostedServer(
             self._url,
             _messages(self._url),
             make_sdk=self._sdk,
@@ -77,7 +77,7 @@ class AnthropicProvider:
                 first_token_timeout_seconds=first_token_timeout_seconds,
                 call_timeout_seconds=call_timeout_seconds,
                 max_retries=max_retries,
-                limits=limits or Limits(),
+                limits=limits or AnswerLimits(),
             ),
         )
 

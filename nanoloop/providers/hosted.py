@@ -29,7 +29,7 @@ from nanoloop.errors import (
 )
 from nanoloop.protocols import OnText, Reply
 from nanoloop.providers import failures
-from nanoloop.providers.answer import Draft, Limits
+from nanoloop.providers.answer import AnswerLimits, PartialAnswer
 from nanoloop.providers.failures import Asked
 
 if TYPE_CHECKING:  # loaded in a thread, with the first call: it takes long
@@ -58,7 +58,7 @@ _PASSING = (BrokenOff, NoConnection, ServerFailed)
 
 MakeSDK = Callable[["httpx2.AsyncClient"], "SDK"]
 """Makes a vendor's client that asks through this one."""
-Take = Callable[[Draft, Mapping[str, Any]], str]
+Take = Callable[[PartialAnswer, Mapping[str, Any]], str]
 """Puts an answer, or an event of one, into the draft; returns the text that is new."""
 
 
@@ -81,7 +81,7 @@ class Terms:
     first_token_timeout_seconds: float = 60
     call_timeout_seconds: float = 300
     max_retries: int = 2
-    limits: Limits = field(default_factory=Limits)
+    limits: AnswerLimits = field(default_factory=AnswerLimits)
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class _Client:
     making: anyio.Lock = field(default_factory=anyio.Lock)
 
 
-class Server:
+class HostedServer:
     """Takes requests as bytes and gives replies."""
 
     def __init__(self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms) -> None:
@@ -124,7 +124,7 @@ class Server:
     ) -> Reply:
         patience = self._http.Patience(self._terms.max_retries)
         for tried in count():
-            call = _Call(asked, take, on_text, self._terms.limits)
+            call = _HostedCall(asked, take, on_text, self._terms.limits)
             try:
                 reply = await self._answer(client, call, patience)
             except (*self._http.ERRORS, client.sdk.error) as error:
@@ -140,7 +140,7 @@ class Server:
             await anyio.sleep(_pause(tried))
         raise AssertionError("counting has no end")
 
-    async def _answer(self, client: _Client, call: _Call, patience: Patience) -> Reply:
+    async def _answer(self, client: _Client, call: _HostedCall, patience: Patience) -> Reply:
         client.calls += 1
         try:
             if call.on_text is None:
@@ -157,7 +157,7 @@ class Server:
             "try again, or raise first_token_timeout_seconds"
         )
 
-    async def _answer_of(self, client: _Client, call: _Call, patience: Patience) -> Reply:
+    async def _answer_of(self, client: _Client, call: _HostedCall, patience: Patience) -> Reply:
         response = await self._posted(client, call, patience)
         try:
             return await call.read(response, patience, self._http)
@@ -166,7 +166,9 @@ class Server:
                 with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                     await response.aclose()
 
-    async def _posted(self, client: _Client, call: _Call, patience: Patience) -> httpx2.Response:
+    async def _posted(
+        self, client: _Client, call: _HostedCall, patience: Patience
+    ) -> httpx2.Response:
         try:
             response: httpx2.Response = await self._http.post(
                 client.sdk, self._path, call.asked.body, patience
@@ -238,15 +240,17 @@ def _pause(tried: int) -> float:
     return longest * random.uniform(0.75, 1)  # noqa: S311 - so that not all come back at once
 
 
-class _Call:
+class _HostedCall:
     """One request, and what came of it."""
 
-    def __init__(self, asked: Asked, take: Take, on_text: OnText | None, limits: Limits) -> None:
+    def __init__(
+        self, asked: Asked, take: Take, on_text: OnText | None, limits: AnswerLimits
+    ) -> None:
         self.asked = asked
         self.on_text = on_text
         self._take = take
         self._limits = limits
-        self._draft = Draft(limits)
+        self._draft = PartialAnswer(limits)
         self._has_answered = False
         self._was_heard = False
 

@@ -33,7 +33,7 @@ import openai
 
 from nanoloop.errors import ProviderError, ServerFailed, SettingsError, how_to_install
 from nanoloop.providers import failures
-from nanoloop.providers.answer import Limits
+from nanoloop.providers.answer import AnswerLimits
 from nanoloop.providers.failures import Asked, ServerSaid
 from nanoloop.proxies import is_socks, proxy_for, shown
 
@@ -80,7 +80,7 @@ class Redirected(Exception):
         """Where to; None if one redirect only leads to the next."""
 
 
-class Unreadable(Exception):
+class UnreadableAnswer(Exception):
     """The server sent something in a form that it was not asked for."""
 
 
@@ -212,7 +212,7 @@ async def _after(response: httpx2.Response) -> None:
         try:
             async for piece in _inflated(response, raw, REFUSAL_BYTES):
                 said += piece
-        except (TooMuch, Unreadable):
+        except (TooMuch, UnreadableAnswer):
             """What was read says enough."""
     if (waits := patience.get()) is not None:
         waits.end()  # the wait for the next try is as long as the server asks
@@ -278,7 +278,7 @@ async def body(response: httpx2.Response, limit: int) -> bytes:
     return bytes(data)
 
 
-async def events(response: httpx2.Response, limits: Limits) -> AsyncIterator[bytes]:
+async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterator[bytes]:
     """The data of each server-sent event, as it comes; raises `TooMuch`."""
     raw, rest, is_first = response.aiter_raw(), bytearray(), True
     async with aclosing(_inflated(response, raw, limits.stream_bytes)) as pieces:
@@ -319,7 +319,7 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
     if encoding in ("", "identity"):
         return lambda data: (data,)
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise Unreadable
+        raise UnreadableAnswer
     packed = zlib.decompressobj(zlib.MAX_WBITS | 32)  # of either form, by its own word
 
     def inflate(data: bytes) -> Iterator[bytes]:
@@ -327,7 +327,7 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
             try:
                 yield packed.decompress(data, PIECE)
             except zlib.error:
-                raise Unreadable from None
+                raise UnreadableAnswer from None
             data = packed.unconsumed_tail
 
     return inflate
@@ -371,7 +371,7 @@ def begun(data: bytes) -> Mapping[str, Any]:
 ERRORS = (
     ServerSaid,
     Redirected,
-    Unreadable,
+    UnreadableAnswer,
     *_SOCKS_ERRORS,
     aiohttp.ClientError,
     httpx2.HTTPError,
@@ -418,7 +418,7 @@ def _on_the_way(asked: Asked, causes: Sequence[BaseException], proxy: str | None
 
     if proxy and is_any(aiohttp.ClientHttpProxyError, httpx2.ProxyError):
         return failures.turned_away(asked, proxy)
-    if is_any(aiohttp.ClientResponseError, Unreadable):
+    if is_any(aiohttp.ClientResponseError, UnreadableAnswer):
         return failures.through(proxy, failures.no_answer(asked, b""))
     if is_any(*_NO_CONNECTION):
         words = " ".join(map(str, causes))

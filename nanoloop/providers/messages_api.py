@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoloop.errors import ProviderError
 from nanoloop.protocols import ChatMessage, Reasoning, ToolSpec, Usage
-from nanoloop.providers.answer import Draft, clean, count
+from nanoloop.providers.answer import PartialAnswer, clean, count
 from nanoloop.session.chat import REASONING
 
 VENDOR = "anthropic"
@@ -394,7 +394,7 @@ _REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""Why an answer ended, where `Draft` knows no such word."""
+"""Why an answer ended, where `PartialAnswer` knows no such word."""
 
 
 @dataclass(slots=True)
@@ -426,12 +426,12 @@ class Taking:
     """Puts the events of an answer, or a whole one, into a draft."""
 
     def __init__(self) -> None:
-        self._draft: Draft | None = None
+        self._draft: PartialAnswer | None = None
         self._pieces: dict[Any, _Piece] = {}
         self._counted: dict[str, int] = {}
         self._room = SEAL_CHARS
 
-    def __call__(self, draft: Draft, data: Mapping[str, Any]) -> str:
+    def __call__(self, draft: PartialAnswer, data: Mapping[str, Any]) -> str:
         """Take one; returns the text that is new."""
         if draft is not self._draft:  # asked again
             self._draft, self._pieces, self._counted = draft, {}, {}
@@ -464,7 +464,7 @@ class Taking:
             return None
         return Reasoning(vendor=VENDOR, blocks=tuple(blocks))
 
-    def _message(self, draft: Draft, message: Mapping[str, Any]) -> str:
+    def _message(self, draft: PartialAnswer, message: Mapping[str, Any]) -> str:
         content = message.get("content")
         draft.has_begun = draft.has_begun or isinstance(content, list)
         draft.model = draft.model or _string(message.get("model"))
@@ -477,7 +477,7 @@ class Taking:
         _end(draft, message.get("stop_reason"))
         return said
 
-    def _block(self, draft: Draft, index: Any, block: Mapping[str, Any]) -> str:
+    def _block(self, draft: PartialAnswer, index: Any, block: Mapping[str, Any]) -> str:
         kind = _string(block.get("type"))
         if kind not in ("text", "tool_use", *_THOUGHTS) or not isinstance(index, int):
             return ""
@@ -496,7 +496,7 @@ class Taking:
         self._think(draft, piece, _string(block.get("thinking")))
         return ""
 
-    def _delta(self, draft: Draft, index: Any, delta: Mapping[str, Any]) -> str:
+    def _delta(self, draft: PartialAnswer, index: Any, delta: Mapping[str, Any]) -> str:
         piece = self._pieces.get(index) if isinstance(index, int) else None
         if piece is None:
             return ""
@@ -511,23 +511,23 @@ class Taking:
                 draft.call(index, "", "", _string(delta.get("partial_json")))
         return ""
 
-    def _say(self, draft: Draft, piece: _Piece, text: str) -> str:
+    def _say(self, draft: PartialAnswer, piece: _Piece, text: str) -> str:
         said = draft.say(text)
         piece.chars += len(said)
         return said
 
-    def _think(self, draft: Draft, piece: _Piece, words: str) -> None:
+    def _think(self, draft: PartialAnswer, piece: _Piece, words: str) -> None:
         piece.words.append(words)
         draft.think(words)
 
-    def _seal(self, draft: Draft, piece: _Piece, words: str) -> None:
+    def _seal(self, draft: PartialAnswer, piece: _Piece, words: str) -> None:
         self._room -= len(words)
         if self._room < 0:
             draft.cut()
         else:
             piece.seal.append(words)
 
-    def _count(self, draft: Draft, usage: object) -> None:
+    def _count(self, draft: PartialAnswer, usage: object) -> None:
         """Hear what was used so far; the last count of each kind is the one that holds."""
         said = _mapping(usage)
         self._counted |= {
@@ -539,7 +539,7 @@ class Taking:
         )
 
 
-def _end(draft: Draft, reason: object) -> None:
+def _end(draft: PartialAnswer, reason: object) -> None:
     said = _string(reason)
     draft.finish_reason = _REASONS.get(said, said) or draft.finish_reason
 

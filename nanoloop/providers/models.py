@@ -28,7 +28,7 @@ class Models:
         self._model = model
         self._make = make
         self._arounds: tuple[Around, ...] = ()
-        self._shelf = _Shelf()
+        self._shelf = _LocalModels()
 
     async def chat(
         self,
@@ -95,7 +95,7 @@ class Models:
         return provider
 
 
-class _Shelf:
+class _LocalModels:
     """The providers that were made; loops in several threads may ask at once."""
 
     def __init__(self) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec, Usage
-from nanoloop.providers.answer import Draft, Limits, count
+from nanoloop.providers.answer import AnswerLimits, PartialAnswer, count
 from nanoloop.providers.hosted import (
     OF_THIS_MACHINE,
     SDK,
-    Server,
+    HostedServer,
     Terms,
     asked_of,
     clean_key,
@@ -61,7 +61,7 @@ class OpenAIProvider:
         options: Mapping[str, Any] | None = None,
         quirks: Quirks | None = None,
         key_name: str = "OPENAI_API_KEY",
-        limits: Limits | None = None,
+        limits: AnswerLimits | None = None,
     ) -> None:
         """`options` go into each request as they are (`temperature` …); None leaves one out.
 
@@ -75,7 +75,7 @@ class OpenAIProvider:
         self._quirks = quirks or Quirks(takes_cache_key=base_url is None)
         self._max_retries = max_retries
         self._user, place = _without_user(self._url)
-        self._server = Server(
+        self._server = HostedServer(
             place,
             _completions(place),
             make_sdk=self._sdk,
@@ -84,7 +84,7 @@ class OpenAIProvider:
                 first_token_timeout_seconds=first_token_timeout_seconds,
                 call_timeout_seconds=call_timeout_seconds,
                 max_retries=max_retries,
-                limits=limits or Limits(),
+                limits=limits or AnswerLimits(),
             ),
         )
 
@@ -220,7 +220,7 @@ def tool_form(tool: ToolSpec) -> dict[str, Any]:
 # An answer
 
 
-def take(draft: Draft, data: Mapping[str, Any]) -> str:
+def take(draft: PartialAnswer, data: Mapping[str, Any]) -> str:
     """Put a chunk, or a whole answer, into the draft; returns the text that is new."""
     draft.model = draft.model or _string(data.get("model"))
     if isinstance(counted := data.get("usage"), dict):
@@ -233,7 +233,7 @@ def take(draft: Draft, data: Mapping[str, Any]) -> str:
     return _said(draft, _mapping(choices[0].get("delta") or choices[0].get("message")))
 
 
-def _said(draft: Draft, said: Mapping[str, Any]) -> str:
+def _said(draft: PartialAnswer, said: Mapping[str, Any]) -> str:
     thought = _string(said.get("reasoning_content") or said.get("reasoning"))
     if thought:
         draft.think(thought)
@@ -246,7 +246,7 @@ def _said(draft: Draft, said: Mapping[str, Any]) -> str:
     return draft.say(text) if text else ""
 
 
-def _call(draft: Draft, part: Mapping[str, Any]) -> None:
+def _call(draft: PartialAnswer, part: Mapping[str, Any]) -> None:
     index, function = part.get("index"), _mapping(part.get("function"))
     arguments = function.get("arguments")
     draft.call(

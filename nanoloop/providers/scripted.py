@@ -20,7 +20,7 @@ called with messages, tools and model; it may be async."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ScriptedCall:
     """What the provider was asked, as it was at that moment."""
 
     messages: list[ChatMessage]
@@ -57,7 +57,7 @@ class ScriptedProvider:
         self._waiting: deque[anyio.Event] = deque()
         self._passes = 0
         self._asked = anyio.Event()
-        self.calls: deque[Call] = deque(maxlen=keep_calls)
+        self.calls: deque[ScriptedCall] = deque(maxlen=keep_calls)
         """The last calls, oldest first."""
         self.count = 0
         """All calls there were."""
@@ -128,7 +128,9 @@ class ScriptedProvider:
         if self.calls.maxlen:
             said = deepcopy(list(messages))
             given = None if tools is None else deepcopy(list(tools))
-            self.calls.append(Call(messages=said, tools=given, model=model, streamed=streamed))
+            self.calls.append(
+                ScriptedCall(messages=said, tools=given, model=model, streamed=streamed)
+            )
         self._asked.set()
         self._asked = anyio.Event()
 

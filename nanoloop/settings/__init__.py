@@ -32,9 +32,8 @@ from nanoloop.settings.channels import (
     SlackSettings,
     TelegramSettings,
 )
-from nanoloop.settings.keys import ByName, Unit
-from nanoloop.settings.problems import Refused, conflicts, function_name, http_address
-from nanoloop.settings.section import Folder, Messages, Names, Seconds, Section
+from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
+from nanoloop.settings.problems import InvalidSettings, conflicts, function_name, http_address
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
 from nanoloop.settings.vendors import VendorSettings, lacking, table_for, tables
 from nanoloop.stores.place import store_url
@@ -411,10 +410,10 @@ class Settings(BaseSettings):
         problems = list(read.problems)
         try:
             settings = cls(**sources)
-        except Refused as refused:
+        except InvalidSettings as refused:
             problems += [problem.found_in(read.origins) for problem in refused.problems]
         if problems:
-            raise Refused(problems)
+            raise InvalidSettings(problems)
         settings._origins, settings._file = read.origins, read.file
         return settings
 
@@ -433,7 +432,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:
         if problems := conflicts(self):
-            raise Refused(problems)
+            raise InvalidSettings(problems)
         return self
 
     @property

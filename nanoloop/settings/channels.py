@@ -6,9 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from nanoloop.settings.keys import Unit
+from nanoloop.settings.keys import Messages, Names, Section, Unit
 from nanoloop.settings.problems import http_address
-from nanoloop.settings.section import Messages, Names, Section
 
 
 class PlatformSettings(Section):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 from pydantic.fields import FieldInfo
 
 PREFIX = "NANOLOOP_"
@@ -109,3 +110,17 @@ def _kinds(field: FieldInfo) -> tuple[Any, ...]:
     """Its type, or the types it may have."""
     kinds = (field.annotation, *get_args(field.annotation))
     return (*kinds, *(inner for kind in kinds for inner in get_args(kind)))
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Unit("seconds")]
+Messages = Annotated[int, Field(ge=1), Unit("messages")]
+Folder = Annotated[Path, Field(strict=False), AfterValidator(Path.expanduser)]
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class Section(BaseModel):
+    """A table of the settings file."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )

@@ -75,7 +75,7 @@ class Problem:
         return f"{self.origin}: {self.text}" if self.origin else self.text
 
 
-class Refused(SettingsError):
+class InvalidSettings(SettingsError):
     """The settings can't be used; its text has one line for each problem."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

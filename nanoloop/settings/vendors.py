@@ -1,4 +1,4 @@
-"""The vendors that settings name: what is said of each, where it is asked, and what it lacks."""
+"""Settings of model vendors, and of the models of this machine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
 
 from nanoloop.errors import SettingsError
-from nanoloop.providers import plugins, vendors
+from nanoloop.models.catalogue import known
+from nanoloop.models.part import file_of, is_local
+from nanoloop.providers import vendors
+from nanoloop.providers import vendors as plugins
 from nanoloop.providers.vendors import VENDORS, Vendor, split
-from nanoloop.settings.keys import setting
-from nanoloop.settings.problems import Problem, Refused, http_address, malformed, shown
-from nanoloop.settings.section import Section
+from nanoloop.settings.keys import Section, setting
+from nanoloop.settings.problems import InvalidSettings, Problem, http_address, malformed, shown
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from nanoloop.settings import Settings
+    from nanoloop.settings import Settings, SummarySettings
 
 
 class VendorSettings(Section):
@@ -36,7 +38,7 @@ class VendorSettings(Section):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerSettings:
     """Where the models of one vendor are asked, and how."""
 
     word: str
@@ -79,7 +81,7 @@ def table_for(name: str) -> type[BaseModel]:
 
 
 def tables(said: Any) -> Any:
-    """Each provider's table in its own type; raises `Refused` with all that is wrong with them."""
+    """Each provider's table in its own type; raises `InvalidSettings` with all that is wrong."""
     return {name: _table(name, own) for name, own in said.items()} if _is_table(said) else said
 
 
@@ -94,7 +96,7 @@ def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
     yield from ((key, model) for key, model in named if model is not None)
 
 
-def server_of(settings: Settings, word: str) -> Server:
+def server_of(settings: Settings, word: str) -> ServerSettings:
     """Where the models of that vendor of ours are asked."""
     if not word:
         return _plain(settings)
@@ -104,10 +106,10 @@ def server_of(settings: Settings, word: str) -> Server:
         key = key or settings.api_key  # that one is OpenAI's too
     options = {**settings.provider.options, **own.options}
     url = own.base_url or vendor.url
-    return Server(word=word, vendor=vendor, url=url, key=_said(key), options=options)
+    return ServerSettings(word=word, vendor=vendor, url=url, key=_said(key), options=options)
 
 
-def servers_of(settings: Settings) -> list[Server]:
+def servers_of(settings: Settings) -> list[ServerSettings]:
     """Every server that a model is named of, and every vendor that is set up."""
     named = {split(model)[0] for _, model in models_of(settings)}
     words = [word for word in VENDORS if word in named or settings.providers.get(word)]
@@ -128,7 +130,7 @@ def keyed_vendors(settings: Settings) -> list[str]:
 
 
 def own_of(settings: Settings, word: str) -> Any:
-    """What `[providers.WORD]` says, in its own type; raises `Refused` where that is too little."""
+    """What `[providers.WORD]` says, in its own type; `InvalidSettings` if that is too little."""
     return settings.providers.get(word) or _table(word, {})
 
 
@@ -161,14 +163,14 @@ class _Nothing(Section):
     """The table of a provider that takes no settings."""
 
 
-def _plain(settings: Settings) -> Server:
+def _plain(settings: Settings) -> ServerSettings:
     """The server of all models that are named without a vendor."""
     url, key = settings.base_url, _said(settings.api_key)
     options = settings.provider.options
     vendor = VENDORS["openai"] if url is None else vendors.at(url)
     # Whoever names an address of their own says thereby that a key may not be needed.
     vendor = vendor if url is None else replace(vendor, keys=())
-    return Server(word="", vendor=vendor, url=url or vendor.url, key=key, options=options)
+    return ServerSettings(word="", vendor=vendor, url=url or vendor.url, key=key, options=options)
 
 
 def _lacking_to_plugin(settings: Settings, word: str) -> str | None:
@@ -187,7 +189,7 @@ def _table(name: str, said: Any) -> BaseModel:
         return table.model_validate(said)
     except ValidationError as error:
         wrong = [_problem(f"providers.{name}", table, each) for each in error.errors()]
-        raise Refused(wrong) from None  # its text may hold a secret
+        raise InvalidSettings(wrong) from None  # its text may hold a secret
 
 
 def _problem(above: str, table: type[BaseModel], error: ErrorDetails) -> Problem:
@@ -205,3 +207,52 @@ def _is_table(said: Any) -> bool:
 
 def _said(key: SecretStr | None) -> str | None:
     return key.get_secret_value() if key else None
+
+
+_CONTEXT_TOKENS = 8192
+"""What a conversation with a file gets that the catalogue does not know."""
+_FOR_THE_CONVERSATION = 0.75
+"""The part of the context that a request may take; the rest is for the answer."""
+_CHARS_A_TOKEN = 2
+"""Few, for all languages: a batch that is too long for the model is never summarised."""
+_CALL_SECONDS = 900
+"""It may have to wait for others first."""
+_SUMMARY_SECONDS = 600
+"""It reads as slowly as it writes, and gives way to each turn."""
+
+
+def context_tokens(settings: Settings, model: str | None = None) -> int:
+    """How much one conversation with that local model, the usual one by default, may take."""
+    found = known(file_of(model or settings.model, settings.models).stem)
+    suited = found.context_tokens if found else None
+    return settings.local.context_tokens or suited or _CONTEXT_TOKENS
+
+
+def call_timeout_seconds(settings: Settings) -> float:
+    """How long an answer of a local model may take."""
+    calls = settings.provider
+    is_said = "call_timeout_seconds" in calls.model_fields_set
+    return calls.call_timeout_seconds if is_said else _CALL_SECONDS
+
+
+def suited(settings: Settings) -> Settings:
+    """The settings as the local models among those they name need them; what was said stays."""
+    update: dict[str, Any] = {"summary": _summary(settings)}
+    if is_local(settings.model) and settings.context_tokens is None:
+        update["context_tokens"] = int(context_tokens(settings) * _FOR_THE_CONVERSATION)
+    return settings.model_copy(update=update)
+
+
+def _summary(settings: Settings) -> SummarySettings:
+    """What the summary needs, where a local model makes it or stands in for the one that does."""
+    own = settings.summary
+    models = (settings.summary_model or settings.model, own.fallback_model or "")
+    tokens = [context_tokens(settings, model) for model in models if is_local(model)]
+    if not tokens:
+        return own
+    suited: dict[str, Any] = {
+        "timeout_seconds": _SUMMARY_SECONDS,
+        "batch_chars": min(own.batch_chars, *(count * _CHARS_A_TOKEN for count in tokens)),
+    }
+    left_open = suited.keys() - own.model_fields_set
+    return own.model_copy(update={key: suited[key] for key in left_open})

@@ -5,13 +5,18 @@ assert report.is_lossless
 assert report.survival > 0.8
 """
 
-from nanoloop.testing.coverage import Coverage, coverage, coverage_of, pair_violations
-from nanoloop.testing.facts import Fact, PlantedFacts
-from nanoloop.testing.faults import Fault, Faulty, seeded
-from nanoloop.testing.faulty_store import FaultyStore
-from nanoloop.testing.gate import Gate
-from nanoloop.testing.handed_over import HandedOver
-from nanoloop.testing.trial import Trial, trial
+from nanoloop.testing.faults import Fault, Faulty, FaultyStore, Gate, seeded
+from nanoloop.testing.trial import (
+    Coverage,
+    Fact,
+    HandedOver,
+    PlantedFacts,
+    Trial,
+    coverage,
+    coverage_of,
+    pair_violations,
+    trial,
+)
 
 __all__ = [
     "Coverage",

@@ -1,17 +1,28 @@
-"""A provider that goes wrong as models do, by a script or by a seed."""
+"""Parts that fail or wait when a test says so."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import anyio
 
-from nanoloop.errors import NoConnection, ProviderTimeout
-from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolCall, ToolSpec
-from nanoloop.testing.gate import Gate
+from nanoloop.errors import NoConnection, ProviderTimeout, StoreError
+from nanoloop.protocols import (
+    ChatMessage,
+    OnText,
+    Provider,
+    Reply,
+    SessionInfo,
+    Store,
+    ToolCall,
+    ToolSpec,
+)
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
 
 Fault = Literal[
     "fine", "raises", "times_out", "bug", "empty", "tool_call", "cut_off", "too_long", "slow",
@@ -89,3 +100,128 @@ def _spoiled(reply: Reply, fault: Fault, messages: Sequence[ChatMessage]) -> Rep
         size = sum(len(str(message.get("content"))) for message in messages)
         return replace(reply, text=f"{reply.text} {'and so on ' * (size // 5 + 100)}")
     return reply
+
+
+SaveFault = Literal["fine", "before", "after"]
+"""How a save goes: `before` writes nothing, `after` writes all; both raise `StoreError`."""
+
+
+class FaultyStore:
+    """Passes everything on to a store, and lets each save go as the plan has it."""
+
+    def __init__(self, store: Store, plan: Iterable[SaveFault] = ()) -> None:
+        self._store = store
+        self._plan = iter(plan)
+        self.saves: list[SaveFault] = []
+        """How each save so far went."""
+
+    async def save(self, session: Session) -> None:
+        """Save, or fail; raises as the store's own does too."""
+        fault: SaveFault = next(self._plan, "fine")
+        self.saves.append(fault)
+        if fault != "before":
+            await self._store.save(session)
+        if fault != "fine":
+            raise StoreError(f"this save failed {fault} it wrote: the fault was injected by a test")
+
+    async def create(self, **given: Any) -> Session:
+        """As the store's."""
+        return await self._store.create(**given)
+
+    async def add(self, session: Session, *, replace: bool = False) -> None:
+        """As the store's."""
+        await self._store.add(session, replace=replace)
+
+    async def get(self, session_id: str) -> Session:
+        """As the store's."""
+        return await self._store.get(session_id)
+
+    async def load(self, session_id: str) -> Session:
+        """As the store's."""
+        return await self._store.load(session_id)
+
+    async def entries(
+        self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        """As the store's."""
+        return await self._store.entries(session_id, after=after, upto=upto, limit=limit)
+
+    def list(self) -> AsyncIterator[SessionInfo]:
+        """As the store's."""
+        return self._store.list()
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """As the store's."""
+        await self._store.erase(session, seqs)
+
+    async def delete(self, session_id: str) -> None:
+        """As the store's."""
+        await self._store.delete(session_id)
+
+    async def delete_expired(self) -> int:
+        """As the store's."""
+        return await self._store.delete_expired()
+
+    async def bind(self, key: str, session_id: str) -> None:
+        """As the store's."""
+        await self._store.bind(key, session_id)
+
+    async def bound(self, key: str) -> str | None:
+        """As the store's."""
+        return await self._store.bound(key)
+
+    async def close(self) -> None:
+        """As the store's."""
+        await self._store.close()
+
+
+class Gate:
+    """Whoever comes waits until the test lets it through."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self._is_open = is_open
+        self._waiting: deque[anyio.Event] = deque()
+        self._news = anyio.Event()
+        self.count = 0
+        """How many have come so far, let through or not."""
+
+    @property
+    def waiting(self) -> int:
+        """How many stand before it now."""
+        return len(self._waiting)
+
+    async def passes(self) -> None:
+        """Wait until it is opened; at once where it is open."""
+        self.count += 1
+        self._news.set()
+        self._news = anyio.Event()
+        if self._is_open:
+            return
+        turn = anyio.Event()
+        self._waiting.append(turn)
+        try:
+            await turn.wait()
+        finally:
+            if turn in self._waiting:  # cancelled: it takes nobody's place
+                self._waiting.remove(turn)
+
+    async def reached(self, count: int = 1) -> None:
+        """Wait until so many have come."""
+        while self.count < count:
+            await self._news.wait()
+
+    def open(self, count: int | None = None) -> int:
+        """Let so many of the waiting through; without a number all, and those to come.
+
+        Returns how many were let through.
+        """
+        if count is None:
+            self._is_open = True
+        let = len(self._waiting) if count is None else min(count, len(self._waiting))
+        for _ in range(let):
+            self._waiting.popleft().set()
+        return let
+
+    def close(self) -> None:
+        """From now on whoever comes waits."""
+        self._is_open = False

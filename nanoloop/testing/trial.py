@@ -1,19 +1,18 @@
-"""A summariser tried out on a conversation, offline: what it keeps, and what it loses."""
+"""How well summaries keep what was said: planted facts, looked for after the folds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 from nanoloop.context import build_messages
 from nanoloop.events import Event, SummaryCommitted, SummaryFailed
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.protocols import Provider
-from nanoloop.session.entry import plain_text
+from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, Store, ToolSpec
+from nanoloop.session.entry import Entry, plain_text
 from nanoloop.session.session import Session
-from nanoloop.testing.coverage import Coverage, coverage_of
-from nanoloop.testing.facts import Exchange, PlantedFacts
-from nanoloop.testing.handed_over import Finished, HandedOver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +75,222 @@ async def trial(
         committed=sum(isinstance(event, SummaryCommitted) for event in heard),
         failed=sum(isinstance(event, SummaryFailed) for event in heard),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """Where each entry of a session's history is, and what is wrong with that."""
+
+    log: tuple[Entry, ...]
+    """The whole history, oldest first."""
+    window: tuple[Entry, ...]
+    """What the model sees word for word."""
+    pending: tuple[Entry, ...]
+    """What left the window and waits for its summary."""
+    covered: tuple[Entry, ...]
+    """What the summary stands for."""
+    left_out: tuple[Entry, ...]
+    """What a handler shows no more while older entries are shown: pending once those leave."""
+    violations: tuple[str, ...]
+    """What must not be, in words without anyone's text; empty when all is well."""
+
+    def check(self) -> None:
+        """Raise AssertionError with the violations, if there are any."""
+        if self.violations:
+            raise AssertionError("; ".join(self.violations))
+
+
+async def coverage(store: Store, session_id: str) -> Coverage:
+    """What the store has of this session, read whole and read as the loop does."""
+    whole, light = await store.get(session_id), await store.load(session_id)
+    listed = await store.entries(session_id)
+    report = coverage_of(whole)
+    wrong = [*report.violations]
+    if _ids(light.window) != _ids(whole.window):
+        wrong.append("the window differs between get and load")
+    if light.pending_seq != whole.pending_seq or light.covered_seq != whole.covered_seq:
+        wrong.append("what is pending differs between get and load")
+    if _ids(listed) != _ids(report.log):
+        wrong.append(f"entries lists {len(listed)} of {len(report.log)}")
+    return replace(report, violations=tuple(wrong))
+
+
+def coverage_of(session: Session) -> Coverage:
+    """The same for a session in memory; raises `HistoryNotLoaded` where it has only its window."""
+    log = tuple(sorted(session.history(), key=lambda entry: entry.seq))
+    shown = {entry.seq for entry in session.window}
+    left = [entry for entry in log if entry.seq not in shown]
+    covered = tuple(entry for entry in left if entry.seq <= session.covered_seq)
+    pending = tuple(entry for entry in left if session.is_pending(entry))
+    placed = {entry.seq for entry in (*covered, *pending)}
+    report = Coverage(
+        log=log,
+        window=session.window,
+        pending=pending,
+        covered=covered,
+        left_out=tuple(entry for entry in left if entry.seq not in placed),
+        violations=(),
+    )
+    return replace(report, violations=tuple(_violations(session, report)))
+
+
+def _violations(session: Session, report: Coverage) -> Iterable[str]:
+    yield from _order(report)
+    twice = _seqs(report.pending) & _seqs(report.covered)
+    if twice:
+        yield f"entries {sorted(twice)} are pending and covered"
+    if _seqs(session.pending) != _seqs(report.pending):
+        yield "what the session hands to its summariser is not what is pending"
+    if len(report.log) != session.entry_count:
+        yield f"{len(report.log)} entries in the log, {session.entry_count} counted"
+    oldest = min((entry.seq for entry in report.window if entry.seq), default=None)
+    if oldest is not None and any(entry.seq < oldest for entry in report.left_out):
+        yield "entries from before the window are neither pending nor covered"
+    if report.log and not report.window:
+        yield "the window is empty and the log is not"
+    yield from pair_violations(build_messages("", report.window))
+
+
+def _order(report: Coverage) -> Iterable[str]:
+    seqs = [entry.seq for entry in report.log]
+    if any(second <= first for first, second in pairwise(seqs)):
+        yield "the log is out of order"
+    if len(set(_ids(report.log))) != len(report.log):
+        yield "an entry is in the log twice"
+    known = [entry.seq for entry in report.window if entry.seq]
+    if len(set(known)) != len(known):
+        yield "an entry is in the window twice"
+    if not set(known) <= set(seqs):
+        yield "the window shows entries that are not in the log"
+
+
+def pair_violations(messages: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """What is wrong with calls and results in a request: each call has its result right behind."""
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        if message.get("role") == "tool":
+            if message.get("tool_call_id") not in waiting:
+                yield f"message {number} is a tool's result without its call"
+            else:
+                waiting.remove(str(message["tool_call_id"]))
+            continue
+        if waiting:
+            yield f"message {number} comes before the results of {len(waiting)} calls"
+        waiting = [str(call["id"]) for call in message.get("tool_calls") or ()]
+    if waiting:
+        yield f"{len(waiting)} calls at the end have no result"
+
+
+def _ids(entries: Iterable[Entry]) -> list[str]:
+    return [entry.id for entry in entries]
+
+
+def _seqs(entries: Iterable[Entry]) -> set[int]:
+    return {entry.seq for entry in entries}
+
+
+Exchange = tuple[str, str]
+"""What the user said and what was answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing the user says, and the words of it that must not get lost."""
+
+    said: str
+    signs: tuple[str, ...]
+    """It has survived where all of these are found, in any case."""
+
+    def is_in(self, text: str) -> bool:
+        """Whether it can be read off this text."""
+        folded = text.casefold()
+        return all(sign.casefold() in folded for sign in self.signs)
+
+
+SOME_FACTS = (
+    Fact(said="By the way, my dog is called Biscuit.", signs=("Biscuit",)),
+    Fact(said="I am allergic to hazelnuts, please remember.", signs=("hazelnut",)),
+    Fact(said="The rent is 1,240 euros a month.", signs=("1,240",)),
+    Fact(said="We fly to Lisbon on 14 May.", signs=("Lisbon", "14 May")),
+    Fact(said="The report is in notes/q3-final.md.", signs=("notes/q3-final.md",)),
+    Fact(said="Order number 77-A41 has not come yet.", signs=("77-A41",)),
+    Fact(said="You promised to remind me of the dentist.", signs=("dentist",)),
+    Fact(said="我妹妹叫小梅, 她住在成都。", signs=("小梅", "成都")),
+)
+SMALL_TALK = (
+    ("What is the weather like?", "I can't look outside, but you can tell me."),
+    ("Tell me something about tea.", "Green and black tea come from the same plant."),
+    ("I am bored.", "Then let us play a game of words."),
+    ("How do I boil an egg?", "Seven minutes in boiling water, then cold water."),
+)
+
+
+class PlantedFacts:
+    """Facts for a conversation, and a score of which survive."""
+
+    def __init__(self, facts: Sequence[Fact] = SOME_FACTS) -> None:
+        self.facts = tuple(facts)
+
+    def conversation(self, exchanges: int = 40, *, within: float = 0.5) -> list[Exchange]:
+        """So many exchanges of small talk, the facts spread over the first part of them."""
+        talk = [SMALL_TALK[number % len(SMALL_TALK)] for number in range(exchanges)]
+        room = max(len(self.facts), int(exchanges * within))
+        for number, fact in enumerate(self.facts):
+            place = number * room // max(1, len(self.facts))
+            talk.insert(min(place + number, len(talk)), (fact.said, "I have noted that."))
+        return talk
+
+    def surviving(self, text: str) -> tuple[Fact, ...]:
+        """The facts that can be read off this text."""
+        return tuple(fact for fact in self.facts if fact.is_in(text))
+
+    def survival(self, text: str) -> float:
+        """The share of facts that can be read off this text, from 0 to 1."""
+        return len(self.surviving(text)) / len(self.facts) if self.facts else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One call that returned: what it was handed, as text, and what it said."""
+
+    begun: int
+    """How many calls had begun before it."""
+    text: str
+    reply: Reply
+
+
+class HandedOver:
+    """Passes calls on to a provider, and notes those that returned."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+        self.begun = 0
+        """Calls so far, also those that never return."""
+        self.finished: list[Finished] = []
+        """Calls that returned, in the order in which they did."""
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        """Ask the provider; raises what it raises, and then notes nothing."""
+        begun, self.begun = self.begun, self.begun + 1
+        # Read before the call: a list that changes meanwhile was not handed over.
+        text = "\n".join(plain_text(message.get("content")) for message in messages)
+        reply = await self._provider.chat(
+            messages=messages, tools=tools, model=model, on_text=on_text
+        )
+        self.finished.append(Finished(begun=begun, text=text, reply=reply))
+        return reply
+
+    async def close(self) -> None:
+        """Close the provider."""
+        await self._provider.close()
+
+    def has(self, text: str) -> bool:
+        """Whether a call that returned was handed this text."""
+        return any(text in call.text for call in self.finished)

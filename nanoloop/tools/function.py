@@ -1,17 +1,32 @@
-"""`@tool`: a typed function becomes something the model may call."""
+"""A Python function as a tool: its schema, its docstring, the check of what the model gives."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cached_property, partial, update_wrapper
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Generic,
+    NotRequired,
+    ParamSpec,
+    Required,
+    TypeVar,
+    overload,
+)
 
+from nanoloop.errors import BadArguments
 from nanoloop.protocols import ToolSpec
-from nanoloop.tools.docstring import Docstring
-from nanoloop.tools.schema import Arguments
 from nanoloop.tools.threads import Threads
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -109,3 +124,209 @@ def tool(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
     if function is None:
         return partial(FunctionTool, **options)
     return FunctionTool(function, **options)
+
+
+_HEADING = re.compile(r"(args|arguments|parameters|params)\s*:?", re.IGNORECASE)
+_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
+_NUMPY_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?::.*)?")
+_REST_ENTRY = re.compile(r":param\s+(?:[^:]*\s)?(\w+)\s*:\s*(.*)")
+_UNDERLINE = re.compile(r"-{3,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Docstring:
+    """A description, and a text for each argument that has one."""
+
+    description: str = ""
+    arguments: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: object) -> Docstring:
+        """Read a function's docstring; without one, everything is empty."""
+        text = inspect.cleandoc(getattr(function, "__doc__", None) or "")
+        return cls(description=_first_paragraph(text), arguments=_arguments(text.splitlines()))
+
+
+def _first_paragraph(text: str) -> str:
+    first = text.split("\n\n", 1)[0]
+    return "" if _is_section(first) else " ".join(first.split())
+
+
+def _is_section(text: str) -> bool:
+    return text.startswith(":param") or bool(_HEADING.fullmatch(text.split("\n", 1)[0]))
+
+
+def _arguments(lines: list[str]) -> dict[str, str]:
+    found = _joined(_rest_lines(lines))
+    for index, line in enumerate(lines):
+        if _HEADING.fullmatch(line):
+            found |= _section(lines[index + 1 :])
+    return found
+
+
+def _section(lines: list[str]) -> dict[str, str]:
+    if lines and _UNDERLINE.fullmatch(lines[0]):
+        return _joined(_numpy_lines(lines[1:]))
+    return _joined(_google_lines(lines))
+
+
+def _joined(pieces: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Add up the lines that belong to one argument."""
+    found: dict[str, str] = {}
+    for name, text in pieces:
+        found[name] = f"{found.get(name, '')} {text}".strip()
+    return {name: text for name, text in found.items() if text}
+
+
+def _google_lines(lines: list[str]) -> Iterator[tuple[str, str]]:
+    name, indent = "", 0
+    for line in lines:
+        if line and not line[0].isspace():
+            return
+        depth = len(line) - len(line.lstrip())
+        entry = _ENTRY.fullmatch(line.strip()) if not name or depth <= indent else None
+        if entry:
+            name, indent = entry[1], depth
+        if name:
+            yield name, entry[2] if entry else line.strip()
+
+
+def _numpy_lines(lines: list[str]) -> Iterator[tuple[str, str]]:
+    name = ""
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if _UNDERLINE.fullmatch(following):
+            return
+        entry = _NUMPY_ENTRY.fullmatch(line)
+        if entry:
+            name = entry[1]
+        elif name:
+            yield name, line.strip()
+
+
+def _rest_lines(lines: list[str]) -> Iterator[tuple[str, str]]:
+    name = ""
+    for line in lines:
+        entry = _REST_ENTRY.fullmatch(line)
+        if entry:
+            name = entry[1]
+        elif not line.strip() or not line[0].isspace():
+            name = ""
+        if name:
+            yield name, entry[2] if entry else line.strip()
+
+
+_ERRORS_TOLD = 5
+_DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
+"""Keys of a schema whose values are the user's data, not schemas."""
+
+
+class Arguments:
+    """What a function takes. Building one imports pydantic, which takes a while."""
+
+    def __init__(self, function: Callable[..., Any], texts: Mapping[str, str]) -> None:
+        parameters = _parameters(function)
+        self._names = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
+        self._adapter = _adapter(function, parameters, texts)
+        self.schema: dict[str, Any] = _untitled(self._adapter.json_schema())
+        """A JSON schema of type object, in the order of definition."""
+
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as the function wants them; raises `BadArguments`."""
+        from pydantic import ValidationError  # noqa: PLC0415 - slow to import, late on purpose
+
+        try:
+            return dict(self._adapter.validate_python(dict(arguments)))
+        except ValidationError as error:
+            raise BadArguments("; ".join(self._complaints(error))) from None
+
+    def _complaints(self, error: ValidationError) -> Iterator[str]:
+        details = error.errors(include_url=False, include_context=False)
+        for detail in details[:_ERRORS_TOLD]:
+            place = ".".join(str(part) for part in detail["loc"])
+            if detail["type"] == "extra_forbidden" and len(detail["loc"]) == 1:
+                yield self._no_such(place)
+            else:
+                yield f"argument {place!r}: {_sentence(detail)}"
+
+    def _no_such(self, name: str) -> str:
+        if not self._names:
+            return f"there is no argument {name!r}: give none"
+        near = get_close_matches(name, self._names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self._names)}"
+        return f"there is no argument {name!r}: {hint}"
+
+
+def _sentence(detail: Mapping[str, Any]) -> str:
+    if detail["type"] == "missing":
+        return "it is required"
+    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}"
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except NameError as error:
+        raise TypeError(
+            f"{_called(function)} names a type that isn't there at run time ({error}): "
+            "define or import it at the top of the module, outside `if TYPE_CHECKING`"
+        ) from error
+    for name, one in parameters.items():
+        if one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL}:
+            raise TypeError(
+                f"{_called(function)} can't be a tool: {name!r} has to be given by position, "
+                "and a model gives arguments by name"
+            )
+    return parameters
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+def _adapter(
+    function: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    texts: Mapping[str, str],
+) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter, with_config  # noqa: PLC0415 - as above
+    from pydantic.errors import PydanticUserError  # noqa: PLC0415
+    from typing_extensions import TypedDict  # noqa: PLC0415 - what pydantic wants before 3.12
+
+    named = {n: one for n, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+    fields = {name: _field(one, texts.get(name)) for name, one in named.items()}
+    extra = ConfigDict(extra="forbid" if len(named) == len(parameters) else "allow")
+    # Made by a call because the fields are only known now; a type checker can't follow.
+    shape = with_config(extra)(TypedDict("Arguments", fields))  # type: ignore[operator]
+    try:
+        return TypeAdapter(shape)
+    except PydanticUserError as error:
+        raise TypeError(
+            f"{_called(function)} can't be a tool: {error.message.splitlines()[0]}"
+        ) from error
+
+
+def _field(parameter: inspect.Parameter, text: str | None) -> Any:
+    from pydantic import Field  # noqa: PLC0415 - as above
+
+    kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+    if text:
+        kind = Annotated[kind, Field(description=text)]
+    if parameter.default is parameter.empty:
+        return Required[kind]
+    # The function's own default applies; the model is only told of it.
+    if isinstance(parameter.default, (str, int, float)):
+        kind = Annotated[kind, Field(json_schema_extra={"default": parameter.default})]
+    return NotRequired[kind]
+
+
+def _untitled(schema: Any) -> Any:
+    """The schema without the titles that only repeat names."""
+    if isinstance(schema, list):
+        return [_untitled(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in _DATA_KEYS and not isinstance(value, dict) else _untitled(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str))
+    }

@@ -23,10 +23,11 @@ from typing import Any
 
 import anyio
 
-from nanoloop.channels.platform.drafts import FIRST_SECONDS
-from nanoloop.channels.platform.platform import Limits, Place, Text
+from nanoloop.channels.kit.drafts import FIRST_SECONDS
+from nanoloop.channels.kit.platform import Limits, Place, Text
 from nanoloop.protocols import OnText, Reply
-from nanoloop.testing.channels import Bot, FakeChats, FakePlatform, comes_to
+from nanoloop.testing.channels.fake import FakeChats, FakePlatform
+from nanoloop.testing.channels.stage import Bot, comes_to
 from tests.bench.report import Report
 from tests.bench.samples import Samples
 

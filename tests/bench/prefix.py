@@ -27,8 +27,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.protocols import Reply, ToolSpec
 from nanoloop.settings import PROMPT
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.tools.calculator import calculator
-from nanoloop.tools.clock import clock
+from nanoloop.tools.ready import calculator, clock
 from tests.bench.living import ANSWERED, SAID, running
 from tests.bench.report import Report
 

@@ -22,7 +22,7 @@ import anyio
 from nanoloop.memory import ranking
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
-from nanoloop.memory.words import pairs_of
+from nanoloop.memory.terms import pairs_of
 from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore

@@ -25,7 +25,7 @@ import anyio
 from anyio.abc import SocketStream
 
 from nanoloop.app import App
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

@@ -21,7 +21,7 @@ from nanoloop.agents import Agents
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import garbage, loop_options
-from nanoloop.parts.serving import make_web
+from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 from tests.hostile.mode import KEY

@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 
 from nanoloop import Agent, AgentLoop, Inbound, Summarizer, tool
-from nanoloop.bus.in_process import InProcessBus
+from nanoloop.bus import InProcessBus
 from nanoloop.errors import SessionNotFound
 from nanoloop.messages import Delivery
 from nanoloop.providers.openai import OpenAIProvider

@@ -9,7 +9,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from nanoloop import Agent, AgentLoop, Inbound, Summarizer, tool
-from nanoloop.bus.in_process import InProcessBus
+from nanoloop.bus import InProcessBus
 from nanoloop.errors import SendLater
 from nanoloop.events import (
     ContextShrunk,

@@ -1,21 +1,22 @@
-"""One stay on Discord: what the gateway tells is heard in order, and gaps are caught up with."""
+"""The connection to Discord, and what people say there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import aiohttp
 import anyio
 import discord
 from anyio.abc import TaskGroup
 
-from nanoloop.channels.discord.failures import explained
-from nanoloop.channels.discord.hearing import edited, heard, place_of, taken_back
-from nanoloop.channels.platform.gaps import Gaps, Job
-from nanoloop.channels.platform.platform import Hear, Heard, Place
-from nanoloop.channels.platform.seen import Seen
-from nanoloop.errors import Declined
+from nanoloop.channels.kit.backlog import Gaps, Job, SeenMessages
+from nanoloop.channels.kit.platform import File, Hear, Heard, MessageGone, Place, Refused, TooLong
+from nanoloop.errors import Declined, NanoloopError, SendLater
 from nanoloop.lanes import Lanes
 
 WAITING = 200
@@ -29,7 +30,7 @@ LIMIT_SECONDS = 30.0
 class Client(discord.Client):
     """A client that hands over what it hears."""
 
-    def __init__(self, *, seen: Seen, ready_seconds: float) -> None:
+    def __init__(self, *, seen: SeenMessages, ready_seconds: float) -> None:
         """`ready_seconds` is how long Discord may pause while it tells of the servers."""
         super().__init__(
             intents=intents(),
@@ -150,3 +151,171 @@ class Client(discord.Client):
 def intents() -> discord.Intents:
     """What the bot wants to be told; the content of messages has to be allowed in the portal."""
     return discord.Intents(guilds=True, messages=True, message_content=True)
+
+
+_SPOKEN = (discord.MessageType.default, discord.MessageType.reply)
+_EMOJI = re.compile(r"<a?(:\w+:)\d+>")
+Kind = Literal["image", "audio", "video", "file"]
+_KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+
+
+def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
+    """The message, or None where nobody says anything in it."""
+    if message.type not in _SPOKEN:
+        return None
+    place, mention = place_of(message.channel), _mention(message, me)
+    answered = message.reference.resolved if message.reference else None
+    is_ours = isinstance(answered, discord.Message) and answered.author.id == me.id
+    return Heard(
+        chat=place.chat,
+        id=str(message.id),
+        sender=str(message.author.id),
+        name=message.author.display_name,
+        roles=_roles(message),
+        text=_text(message, me),
+        private=message.guild is None,
+        addressed=is_ours or bool(mention),
+        mention=mention,
+        thread=place.thread,
+        reply_to=_answered(message),
+        quote="\n\n".join(_quoted(message)),
+        files=tuple(map(_file, message.attachments)),
+        is_bot=message.author.bot or message.webhook_id is not None,
+        time=message.created_at,
+    )
+
+
+def edited(message: discord.Message, me: discord.ClientUser) -> Heard | None:
+    """An edit by its author; what Discord adds itself, such as pictures of links, is none."""
+    found = heard(message, me)
+    if found is None or message.edited_at is None:
+        return None
+    since = message.edited_at.timestamp()
+    return replace(found, id=f"{found.id}.{since}", edits=found.id, files=())
+
+
+def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None:
+    """A deletion."""
+    found = heard(message, me)
+    if found is None:
+        return None
+    return replace(found, id=f"{found.id}.deleted", deletes=found.id, text="", files=())
+
+
+def place_of(channel: Any) -> Place:
+    """Where it is: a thread is a channel too, within another."""
+    if isinstance(channel, discord.Thread):
+        return Place(str(channel.parent_id), str(channel.id))
+    return Place(str(channel.id))
+
+
+def _mention(message: discord.Message, me: discord.ClientUser) -> str:
+    """The very words that name the bot, or the role that is its own."""
+    own = message.guild.self_role if message.guild else None
+    marks = [f"<@{me.id}>", f"<@!{me.id}>", *([own.mention] if own else [])]
+    return next((mark for mark in marks if mark in message.content), "")
+
+
+def _roles(message: discord.Message) -> tuple[str, ...]:
+    roles = getattr(message.author, "roles", ())
+    return tuple(str(role.id) for role in roles if not role.is_default())
+
+
+def _text(message: discord.Message, me: discord.ClientUser) -> str:
+    """As people see it, save for the bot's own name."""
+    text = message.content
+    for person in message.mentions:
+        if person.id != me.id:
+            for mark in (f"<@{person.id}>", f"<@!{person.id}>"):
+                text = text.replace(mark, f"@{person.display_name}")
+    for role in message.role_mentions:
+        if not (message.guild and role == message.guild.self_role):
+            text = text.replace(role.mention, f"@{role.name}")
+    for channel in message.channel_mentions:
+        text = text.replace(channel.mention, f"#{channel.name}")
+    stickers = " ".join(f"[sticker: {sticker.name}]" for sticker in message.stickers)
+    return "\n".join(filter(None, (_EMOJI.sub(r"\1", text), stickers)))
+
+
+def _answered(message: discord.Message) -> str | None:
+    reference = message.reference
+    if reference is None or reference.type is not discord.MessageReferenceType.reply:
+        return None
+    return str(reference.message_id)
+
+
+def _quoted(message: discord.Message) -> Iterator[str]:
+    """The words that it answers, or passes on."""
+    answered = message.reference.resolved if message.reference else None
+    if isinstance(answered, discord.Message):
+        yield answered.content
+    for passed_on in message.message_snapshots:
+        yield passed_on.content
+
+
+def _file(attachment: discord.Attachment) -> File:
+    mime_type = attachment.content_type or ""
+    kind = _KINDS.get(mime_type.partition("/")[0], "file")
+    return File(
+        kind="audio" if attachment.is_voice_message() else kind,
+        fetch=attachment.read,
+        name=attachment.filename,
+        mime_type=mime_type,
+        size=attachment.size,
+    )
+
+
+UNKNOWN_BOT = (
+    "Discord refuses channels.discord.token: reset the token under Bot at "
+    "discord.com/developers/applications, and set NANOLOOP_CHANNELS__DISCORD__TOKEN"
+)
+NO_CONTENT = (
+    "Discord does not let the bot read messages: switch on Message Content Intent under Bot at "
+    "discord.com/developers/applications"
+)
+_BAD_TOKEN, _BAD_INTENTS = 4004, (4013, 4014)
+_GONE = {10008, 30046, 50005}
+"""Unknown message; too many edits of an old one; not ours to edit."""
+_UNAUTHORIZED, _LIMITED = 401, 429
+_RESTS = 40062
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise what the kit understands."""
+    try:
+        yield
+    except discord.LoginFailure:
+        raise Refused(UNKNOWN_BOT) from None
+    except discord.PrivilegedIntentsRequired:
+        raise Refused(NO_CONTENT) from None
+    except discord.ConnectionClosed as error:
+        raise _closed(error) from None
+    except discord.RateLimited as error:
+        raise SendLater("rate limit", seconds=error.retry_after) from None
+    except discord.HTTPException as error:
+        raise _refusal(error) from None
+    except (aiohttp.ClientError, OSError, discord.GatewayNotFound) as error:
+        raise SendLater(f"the network failed ({type(error).__name__})") from None
+
+
+def _closed(error: discord.ConnectionClosed) -> Refused | SendLater:
+    if error.code == _BAD_TOKEN:
+        return Refused(UNKNOWN_BOT)
+    if error.code in _BAD_INTENTS:
+        return Refused(NO_CONTENT)
+    return SendLater(f"the connection was closed ({error.code})")
+
+
+def _refusal(error: discord.HTTPException) -> NanoloopError:
+    if isinstance(error, discord.DiscordServerError) or error.code == _RESTS:
+        return SendLater("Discord has a fault")
+    if error.status == _LIMITED:
+        return SendLater("rate limit")
+    if error.status == _UNAUTHORIZED:
+        return SendLater("the token is refused")
+    if error.code in _GONE:
+        return MessageGone()
+    if "or fewer in length" in error.text:
+        return TooLong()
+    return Declined(f"Discord answers {error.status}, code {error.code}")

@@ -1,4 +1,4 @@
-"""Discord: a bot's messages over its API, and over the gateway what is said to it."""
+"""Discord as a platform."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from typing import Any
 import anyio
 import discord
 
-from nanoloop.channels.discord.client import Client
-from nanoloop.channels.discord.failures import explained
-from nanoloop.channels.discord.writing import written
-from nanoloop.channels.platform.errors import MessageGone
-from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
-from nanoloop.channels.platform.seen import Seen
-from nanoloop.channels.platform.splitting import utf16
+from nanoloop.channels.discord.client import Client, explained
+from nanoloop.channels.kit.backlog import SeenMessages
+from nanoloop.channels.kit.markdown import Markup, render, utf16
+from nanoloop.channels.kit.platform import Hear, Limits, MessageGone, Place, Text, Upload
 from nanoloop.errors import Declined, SendLater
 
 LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
@@ -37,7 +34,7 @@ class DiscordPlatform:
         self.limits = LIMITS
         self._token = token
         self._ready_seconds = ready_seconds
-        self._seen = Seen(folder and folder / "channels" / "discord.seen.sqlite")
+        self._seen = SeenMessages(folder and folder / "channels" / "discord.seen.sqlite")
         self._client: Client | None = None
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
@@ -115,3 +112,52 @@ def _answering(place: Place, message: str | None) -> dict[str, Any]:
         fail_if_not_exists=False,
     )
     return {"reference": reference}
+
+
+_HEADINGS = 3
+"""Deeper ones are not known."""
+
+
+def written(markdown: str) -> str:
+    """The text in Discord's Markdown."""
+    return render(markdown, _FORM)
+
+
+def _escaped(text: str) -> str:
+    return discord.utils.escape_markdown(text, as_needed=True)
+
+
+def _code(code: str) -> str:
+    return f"`` {code} ``" if "`" in code else f"`{code}`"
+
+
+def _block(code: str, language: str) -> str:
+    whole = code.replace("```", "\u200b".join("```"))
+    return f"```{language}\n{whole}\n```"
+
+
+def _heading(text: str, level: int) -> str:
+    return f"{'#' * level} {text}" if level <= _HEADINGS else f"**{text}**"
+
+
+def _quote(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.split("\n"))
+
+
+def _link(text: str, address: str) -> str:
+    """In angle brackets, so that no picture of the page is shown below."""
+    return f"<{address}>" if text == address else f"[{text}](<{address}>)"
+
+
+_FORM = Markup(
+    escape=_escaped,
+    bold=lambda text: f"**{text}**",
+    italic=lambda text: f"*{text}*",
+    strike=lambda text: f"~~{text}~~",
+    code=_code,
+    block=_block,
+    link=_link,
+    quote=_quote,
+    heading=_heading,
+    bullet="- ",
+)

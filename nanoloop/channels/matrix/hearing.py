@@ -1,19 +1,24 @@
-"""From the events of rooms to what the kit hears: who said what, to whom, about what."""
+"""What people say in Matrix rooms."""
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import quote
 
 import anyio
 
-from nanoloop.channels.matrix.event import (
+from nanoloop.channels.kit.platform import File, Heard
+from nanoloop.channels.matrix.homeserver import (
     MESSAGE,
     REDACTION,
     STICKER,
     Event,
+    Homeserver,
     answered,
     content,
     edited,
@@ -24,11 +29,8 @@ from nanoloop.channels.matrix.event import (
     thread,
     words,
 )
-from nanoloop.channels.matrix.homeserver import Homeserver
-from nanoloop.channels.matrix.naming import named
-from nanoloop.channels.matrix.recent import Recent
 from nanoloop.channels.matrix.rooms import Room, Rooms
-from nanoloop.channels.platform.platform import File, Heard
+from nanoloop.errors import Declined
 
 _BOTS = frozenset({"m.notice", "m.server_notice", "m.key.verification.request"})
 """What no person has written: other bots, the homeserver, clients among themselves."""
@@ -42,7 +44,7 @@ _SIDE_BY_SIDE = 20
 """Rooms that are looked at at once: the homeserver may have to be asked about each."""
 
 
-class Hearing:
+class MatrixHearing:
     """Understands what was said."""
 
     def __init__(
@@ -152,3 +154,114 @@ class Hearing:
     @property
     def _me(self) -> str:
         return self._homeserver.me
+
+
+_END = r"(?![\w-]|[.:]\w)"
+"""Nothing that could belong to a longer name."""
+
+
+def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
+    """Whether it does, and the words in its body that do so; empty where none do."""
+    names = _names(me, name)
+    start = _at_the_beginning(words(said, "body"), me, names)
+    if start:
+        return True, start
+    if _is_mentioned(said, me) or _is_linked(said, me) or _stands_in(said, me):
+        return True, _first(words(said, "body"), (me, *names))
+    return False, ""
+
+
+def _names(me: str, name: str) -> Sequence[str]:
+    """What people call it, the longest first."""
+    called = {found for found in (name, me[1:].partition(":")[0]) if found}
+    return sorted((sign + found for found in called for sign in ("", "@")), key=len, reverse=True)
+
+
+def _at_the_beginning(body: str, me: str, names: Sequence[str]) -> str:
+    """`nano: hello`, `@nano hello`; a plain `nano hello` may be about it and not to it."""
+    plain = "|".join(map(re.escape, names))
+    signed = "|".join(re.escape(name) for name in (me, *names) if name.startswith("@"))
+    form = rf"\s*((?:{plain})(?=[:,](?:\s|$))|(?:{signed}){_END})"
+    found = re.match(form, body, re.IGNORECASE)
+    return found[1] if found else ""
+
+
+def _is_mentioned(said: Mapping[str, Any], me: str) -> bool:
+    people = table(said, "m.mentions").get("user_ids")
+    return isinstance(people, list) and me in people
+
+
+def _is_linked(said: Mapping[str, Any], me: str) -> bool:
+    """Whether it holds what clients make of a name that is chosen from a list."""
+    formatted = words(said, "formatted_body")
+    return any(f'"https://matrix.to/#/{form}"' in formatted for form in (me, quote(me, safe="")))
+
+
+def _stands_in(said: Mapping[str, Any], me: str) -> bool:
+    return re.search(rf"(?<!\S){re.escape(me)}{_END}", words(said, "body")) is not None
+
+
+def _first(body: str, names: Sequence[str]) -> str:
+    """The first of these names that stands in the text, as it is written there."""
+    for name in names:
+        if found := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", body, re.IGNORECASE):
+            return found[0]
+    return ""
+
+
+REMEMBERED = 5000
+
+
+class Recent:
+    """Remembers so many, and asks the homeserver for older ones."""
+
+    def __init__(self, homeserver: Homeserver) -> None:
+        self._homeserver = homeserver
+        self._events: OrderedDict[str, Event] = OrderedDict()
+
+    def learn(self, event: Event) -> None:
+        """Remember it; one that was edited says what it says now."""
+        if taken_back := redacted(event):
+            self._change(taken_back, {})
+        elif earlier := edited(content(event)):
+            known = self._events.get(earlier)
+            if known is not None and known.get("sender") == event.get("sender"):
+                self._change(earlier, _anew(known, event))
+        else:
+            self._keep(event)
+
+    def known(self, message: str) -> Event | None:
+        """What is remembered of it; its content is empty where it was taken back."""
+        return self._events.get(message)
+
+    async def find(self, room: str, message: str) -> Event | None:
+        """The event, from the homeserver if need be; None where it may not be seen."""
+        if message in self._events:
+            return self._events[message]
+        ask = self._homeserver.ask
+        try:
+            answer = await ask(self._homeserver.client.room_get_event(room, message))
+        except Declined:
+            return None
+        event: Event = answer.event.source
+        edit = table(event, "unsigned", "m.relations", "m.replace")
+        if edit:
+            event = {**event, "content": _anew(event, edit)}
+        self._keep(event)
+        return event
+
+    def _keep(self, event: Event) -> None:
+        # What is sent comes back, and may have been edited by then.
+        self._events.setdefault(str(event.get("event_id")), event)
+        while len(self._events) > REMEMBERED:
+            self._events.popitem(last=False)
+
+    def _change(self, message: str, said: Event) -> None:
+        if message in self._events:
+            self._events[message] = {**self._events[message], "content": said}
+
+
+def _anew(event: Event, edit: Event) -> Event:
+    """What it says now; where it stands doesn't change with that."""
+    relation = table(event, "content", "m.relates_to")
+    return {**table(edit, "content", "m.new_content"), "m.relates_to": relation}

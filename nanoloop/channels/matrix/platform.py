@@ -11,21 +11,23 @@ from uuid import uuid4
 
 import anyio
 
-from nanoloop.channels.matrix.batches import Batches
-from nanoloop.channels.matrix.bookmark import Bookmark
-from nanoloop.channels.matrix.event import ENCRYPTED, MESSAGE, TOMBSTONE, content
-from nanoloop.channels.matrix.hearing import Hearing
-from nanoloop.channels.matrix.homeserver import Homeserver
-from nanoloop.channels.matrix.invitations import Invitations
-from nanoloop.channels.matrix.recent import Recent
-from nanoloop.channels.matrix.rooms import Room, Rooms
-from nanoloop.channels.matrix.saying import Content, meant, placed, rendered, said, shown
-from nanoloop.channels.matrix.timeline import News, Timeline
-from nanoloop.channels.matrix.unreadable import Unreadable
-from nanoloop.channels.platform.errors import MessageGone
-from nanoloop.channels.platform.host import Host
-from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
-from nanoloop.channels.platform.splitting import utf8
+from nanoloop.channels.kit.markdown import utf8
+from nanoloop.channels.kit.platform import Hear, Host, Limits, MessageGone, Place, Text, Upload
+from nanoloop.channels.matrix.hearing import MatrixHearing, Recent
+from nanoloop.channels.matrix.homeserver import ENCRYPTED, MESSAGE, TOMBSTONE, Homeserver, content
+from nanoloop.channels.matrix.rooms import (
+    Content,
+    Invitations,
+    Room,
+    Rooms,
+    UnreadableEvents,
+    meant,
+    placed,
+    rendered,
+    said,
+    shown,
+)
+from nanoloop.channels.matrix.sync import Batches, Bookmark, SyncNews, Timeline
 from nanoloop.errors import Declined
 
 LIMITS = Limits(
@@ -64,7 +66,7 @@ class MatrixPlatform:
         self._rooms = Rooms(self._homeserver)
         self._recent = Recent(self._homeserver)
         self._timeline = Timeline(self._homeserver)
-        self._hearing = Hearing(
+        self._hearing = MatrixHearing(
             self._homeserver,
             rooms=self._rooms,
             recent=self._recent,
@@ -75,7 +77,7 @@ class MatrixPlatform:
     def meet(self, host: Host) -> None:
         """Learn who may ask the bot into rooms; before that, nobody may."""
         self._invitations = Invitations(self._homeserver, bookmark=self._bookmark, host=host)
-        self._unreadable = Unreadable(self._homeserver, bookmark=self._bookmark, host=host)
+        self._unreadable = UnreadableEvents(self._homeserver, bookmark=self._bookmark, host=host)
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
         """Hand over what was said since the last time, and then what is said."""
@@ -152,7 +154,7 @@ class MatrixPlatform:
             await batches.put(news.since, await self._hearing.heard(news.rooms))
             since = news.since
 
-    async def _look(self, news: News) -> None:
+    async def _look(self, news: SyncNews) -> None:
         """See to what isn't said by people: invitations, rooms that moved or can't be read."""
         await self._invitations.consider(news.invitations)
         for room, events in news.rooms.items():

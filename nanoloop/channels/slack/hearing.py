@@ -1,26 +1,32 @@
-"""What an event of Slack says: a message, an edit, a deletion, or nothing for a bot."""
+"""What people say on Slack: text, files, names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
-from nanoloop.channels.platform.platform import File, Heard
-from nanoloop.channels.slack.files import Files
-from nanoloop.channels.slack.mrkdwn import named, read
-from nanoloop.channels.slack.people import People
+import aiohttp
+from yarl import URL
+
+from nanoloop.channels.kit.markdown import Markup, render
+from nanoloop.channels.kit.platform import File, Heard, Place, Upload
+from nanoloop.channels.slack.web import Web
+from nanoloop.errors import Declined, NanoloopError, SendLater
 
 _SPOKEN = {None, "bot_message", "file_share", "me_message", "thread_broadcast"}
 """Kinds of messages in which someone says something."""
 Event = Mapping[str, Any]
 
 
-class Hearing:
+class SlackHearing:
     """Understands events for one bot."""
 
-    def __init__(self, me: str, *, people: People, files: Files) -> None:
+    def __init__(self, me: str, *, people: People, files: SlackFiles) -> None:
         """`me` is the bot's own id."""
         self._me = me
         self._people = people
@@ -115,3 +121,204 @@ def _time(ts: str) -> datetime:
         return datetime.fromtimestamp(float(ts), timezone.utc)
     except (ValueError, OverflowError):
         return datetime.now(timezone.utc)
+
+
+KNOWN = 5000
+
+
+class People:
+    """Knows names by ids; who has none is called by the id."""
+
+    def __init__(self, web: Web) -> None:
+        self._web = web
+        self._names: OrderedDict[str, str] = OrderedDict()
+
+    async def name(self, person: str) -> str:
+        """What this person is called."""
+        if person not in self._names:
+            try:
+                answer = await self._web.call("users.info", user=person)
+            except NanoloopError:
+                return person  # asked again the next time
+            self._names[person] = _name(answer.get("user") or {}) or person
+            while len(self._names) > KNOWN:
+                self._names.popitem(last=False)
+        return self._names[person]
+
+    async def names(self, people: Iterable[str]) -> Mapping[str, str]:
+        """What each of them is called."""
+        return {person: await self.name(person) for person in people}
+
+
+def _name(user: Mapping[str, Any]) -> str:
+    profile = user.get("profile") or {}
+    return str(
+        profile.get("display_name") or profile.get("real_name") or user.get("name") or ""
+    ).strip()
+
+
+LIMIT_BYTES = 20_000_000
+_OWN = (".slack.com", ".slack-edge.com", ".slack-files.com")
+_OK = 200
+Kind = Literal["image", "audio", "video", "file"]
+_KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+
+
+class SlackFiles:
+    """Fetches and posts them for one bot."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, web: Web, *, token: str, address: str
+    ) -> None:
+        self._session = session
+        self._web = web
+        self._token = token
+        self._host = URL(address).host or ""
+
+    def file(self, said: Mapping[str, Any]) -> File:
+        """What an event says of a file."""
+        address = str(said.get("url_private_download") or said.get("url_private") or "")
+        kind = _KINDS.get(str(said.get("mimetype") or "").partition("/")[0], "file")
+        size = said.get("size")
+        return File(
+            kind="audio" if said.get("subtype") == "slack_audio" else kind,
+            fetch=partial(self._fetch, address),
+            name=str(said.get("name") or said.get("title") or ""),
+            mime_type=str(said.get("mimetype") or ""),
+            size=size if isinstance(size, int) else None,
+        )
+
+    async def post(self, place: Place, file: Upload) -> str:
+        """Bring one to a chat; returns its id."""
+        begun = await self._web.call(
+            "files.getUploadURLExternal", filename=file.name, length=len(file.data)
+        )
+        await self._put(str(begun["upload_url"]), file.data)
+        await self._web.call(
+            "files.completeUploadExternal",
+            files=[{"id": begun["file_id"], "title": file.name}],
+            channel_id=place.chat,
+            thread_ts=place.thread or None,
+        )
+        return str(begun["file_id"])
+
+    async def _put(self, address: str, data: bytes) -> None:
+        try:
+            async with self._session.post(address, data=data) as answer:
+                if answer.status != _OK:
+                    raise SendLater(f"the file was not taken ({answer.status})")
+        except (aiohttp.ClientError, OSError) as error:
+            raise SendLater(f"the network failed ({type(error).__name__})") from None
+
+    async def _fetch(self, address: str) -> bytes:
+        host = URL(address).host or ""
+        # The token is shown to nobody else, whatever a message says of its file.
+        if host != self._host and not host.endswith(_OWN):
+            raise Declined("the file lies elsewhere")
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with self._session.get(address, headers=headers) as answer:
+            if answer.status != _OK or _is_login(answer, address):
+                raise Declined(f"the file can't be fetched ({answer.status})")
+            return await _bounded(answer)
+
+
+def _is_login(answer: aiohttp.ClientResponse, address: str) -> bool:
+    """Whether Slack shows a page for logging in instead: the scope files:read is missing."""
+    return answer.content_type == "text/html" and answer.url.path != URL(address).path
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    data = b""
+    async for piece in answer.content.iter_chunked(1 << 16):
+        data += piece
+        if len(data) > LIMIT_BYTES:
+            break  # the kit sees that it is too large
+    return data
+
+
+_MARK = re.compile(r"<([^<>]+)>")
+_PERSON = re.compile(r"<@([UW][A-Z0-9]+)(?:\|[^<>]*)?>")
+_OPENABLE = ("http://", "https://", "mailto:")
+_NARROW = "\u200b"
+"""Takes no room: keeps two marks apart."""
+_TICK = "\u02cb"
+"""Looks like a backtick, of which there may be none within code."""
+
+
+def named(text: str) -> frozenset[str]:
+    """The ids of the people that a text names."""
+    return frozenset(_PERSON.findall(text))
+
+
+def read(text: str, names: Mapping[str, str]) -> str:
+    """The text as people see it; who is not in `names` stays as `<@ID>`."""
+    return _plain(_MARK.sub(lambda match: _seen(match[1], names), text))
+
+
+def written(markdown: str) -> str:
+    """The text in Slack's form; nothing in it names anyone or opens anything unseen."""
+    return render(markdown, _FORM)
+
+
+def escaped(text: str) -> str:
+    """A text in which Slack sees no mark of its own that could call someone."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _seen(mark: str, names: Mapping[str, str]) -> str:
+    target, _, label = mark.partition("|")
+    match target[0]:
+        case "@":
+            name = names.get(target[1:])
+            return f"@{name}" if name else f"&lt;{target}&gt;"
+        case "#":
+            return f"#{label or target[1:]}"
+        case "!":
+            return label or f"@{target[1:].partition('^')[0]}"
+    address = target.removeprefix("mailto:")
+    return address if not label or label in address else f"[{label}]({target})"
+
+
+def _plain(text: str) -> str:
+    return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+
+def _around(mark: str, text: str) -> str:
+    """Marks stand at words, with no space and none of their kind within."""
+    bare = text.strip()
+    if not bare or mark in bare:
+        return text
+    return text.replace(bare, f"{mark}{bare}{mark}", 1)
+
+
+def _code(code: str) -> str:
+    return f"`{escaped(code).replace('`', _TICK)}`"
+
+
+def _block(code: str, _: str) -> str:
+    whole = escaped(code).replace("```", _NARROW.join("```"))
+    return f"```\n{whole}\n```"
+
+
+def _link(text: str, address: str) -> str:
+    if not address.startswith(_OPENABLE):
+        return f"{text} ({escaped(address)})"
+    target = escaped(address).replace("|", "%7C")
+    label = text.replace("|", "¦").replace("\n", " ")
+    return f"<{target}>" if label == target else f"<{target}|{label}>"
+
+
+def _quote(text: str) -> str:
+    return "\n".join(f"> {line}" for line in text.split("\n"))
+
+
+_FORM = Markup(
+    escape=escaped,
+    bold=lambda text: _around("*", text),
+    italic=lambda text: _around("_", text),
+    strike=lambda text: _around("~", text),
+    code=_code,
+    block=_block,
+    link=_link,
+    quote=_quote,
+)

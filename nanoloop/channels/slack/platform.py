@@ -1,25 +1,28 @@
-"""Slack: a bot's messages over the Web API, and over Socket Mode what is said to it."""
+"""Slack as a platform."""
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import anyio
 
-from nanoloop.channels.platform.errors import MessageGone, Refused
-from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
-from nanoloop.channels.platform.seen import Seen
-from nanoloop.channels.slack.admission import admitted
-from nanoloop.channels.slack.files import LIMIT_BYTES, Files
-from nanoloop.channels.slack.hearing import Hearing
-from nanoloop.channels.slack.listening import Listening
-from nanoloop.channels.slack.mrkdwn import escaped, written
-from nanoloop.channels.slack.people import People
-from nanoloop.channels.slack.posted import Posted, metadata
-from nanoloop.channels.slack.web import ADDRESS, APP_TOKEN, BOT_TOKEN, Web
+from nanoloop.channels.kit.backlog import SeenMessages
+from nanoloop.channels.kit.platform import Hear, Limits, MessageGone, Place, Refused, Text, Upload
+from nanoloop.channels.slack.hearing import (
+    LIMIT_BYTES,
+    People,
+    SlackFiles,
+    SlackHearing,
+    escaped,
+    written,
+)
+from nanoloop.channels.slack.listening import SlackListener
+from nanoloop.channels.slack.web import ADDRESS, APP_TOKEN, BOT_TOKEN, Web, missing
 from nanoloop.errors import Declined, SendLater
 
 LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES)
@@ -41,8 +44,8 @@ class SlackPlatform:
         self._token = token
         self._app_token = app_token
         self._address = address
-        self._seen = Seen(folder and folder / "channels" / "slack.seen.sqlite")
-        self._posted = Posted()
+        self._seen = SeenMessages(folder and folder / "channels" / "slack.seen.sqlite")
+        self._posted = PostedMessages()
         self._used: tuple[aiohttp.ClientSession, Web] | None = None
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
@@ -51,8 +54,8 @@ class SlackPlatform:
         is_lost = False
         try:
             me = await admitted(web)
-            hearing = Hearing(me, people=People(web), files=self._files(session, web))
-            await Listening(
+            hearing = SlackHearing(me, people=People(web), files=self._files(session, web))
+            await SlackListener(
                 session,
                 web=web,
                 app=Web(session, token=self._app_token, setting=APP_TOKEN, address=self._address),
@@ -133,8 +136,8 @@ class SlackPlatform:
             raise SendLater("not connected")
         return self._used
 
-    def _files(self, session: aiohttp.ClientSession, web: Web) -> Files:
-        return Files(session, web, token=self._token, address=self._address)
+    def _files(self, session: aiohttp.ClientSession, web: Web) -> SlackFiles:
+        return SlackFiles(session, web, token=self._token, address=self._address)
 
     def _begun(self, connected: Callable[[], None]) -> Callable[[], None]:
         def begun() -> None:
@@ -163,3 +166,102 @@ class SlackPlatform:
 
 def _text(text: Text) -> str:
     return escaped(text.plain) if text.formatted is None else text.formatted
+
+
+KIND = "nanoloop_message"
+"""The kind of metadata that our messages carry."""
+START_SECONDS = 600.0
+"""For so long after the start a chat may hold what was posted before it."""
+REMEMBERED = 10_000
+_LOOK_BACK = 100
+_THREAD_SECONDS = 86_400.0
+
+
+class PostedMessages:
+    """Finds what may have been posted without our hearing of it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._sure: OrderedDict[Place, None] = OrderedDict()
+        self._doubtful: set[Place] = set()
+        self._found: OrderedDict[str, str] = OrderedDict()
+
+    def begin(self) -> None:
+        """From now on messages can be posted."""
+        if self._began is None:
+            self._began = self._clock()
+
+    def doubt(self, place: Place) -> None:
+        """Something may be there that we don't know of."""
+        self._doubtful.add(place)
+
+    async def find(self, web: Web, place: Place, name: str) -> str | None:
+        """The message that was posted under this name, where that is in doubt."""
+        if self._is_in_doubt(place):
+            # Before the look: what fails meanwhile is in doubt again.
+            self._doubtful.discard(place)
+            try:
+                await self._look(web, place)
+            except (Declined, Refused):
+                pass  # a chat whose history is closed to us
+            except BaseException:
+                self._doubtful.add(place)
+                raise
+            _note(self._sure, place, None)
+        return self._found.get(name)
+
+    def _is_in_doubt(self, place: Place) -> bool:
+        is_early = self._began is not None and self._clock() - self._began < START_SECONDS
+        return place in self._doubtful or (is_early and place not in self._sure)
+
+    async def _look(self, web: Web, place: Place) -> None:
+        method = "conversations.replies" if place.thread else "conversations.history"
+        answer = await web.call(
+            method,
+            channel=place.chat,
+            ts=place.thread or None,
+            # A thread is told from its begin on, all else from its end.
+            oldest=f"{time.time() - _THREAD_SECONDS:.6f}" if place.thread else None,
+            limit=_LOOK_BACK,
+            include_all_metadata=True,
+        )
+        for message in answer.get("messages") or ():
+            name = _name(message)
+            if name is not None:
+                _note(self._found, name, str(message.get("ts")))
+
+
+def metadata(name: str) -> dict[str, Any]:
+    """What a message is marked with, so that it is found by that name."""
+    return {"event_type": KIND, "event_payload": {"name": name}}
+
+
+def _name(message: dict[str, Any]) -> str | None:
+    marked = message.get("metadata") or {}
+    if marked.get("event_type") != KIND:
+        return None
+    name = (marked.get("event_payload") or {}).get("name")
+    return name if isinstance(name, str) else None
+
+
+def _note(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > REMEMBERED:
+        known.popitem(last=False)
+
+
+NEEDED = ("chat:write", "im:history", "users:read")
+"""Without these a bot is of no use; others are missed where they are used."""
+
+
+async def admitted(web: Web) -> str:
+    """The bot's own id; raises `Refused` with what to do."""
+    answer, headers = await web.answer("auth.test")
+    granted = headers.get("x-oauth-scopes")
+    if granted is not None:
+        has = {scope.strip() for scope in granted.split(",")}
+        if lacking := [scope for scope in NEEDED if scope not in has]:
+            raise Refused(missing(BOT_TOKEN, ", ".join(lacking)))
+    return str(answer["user_id"])

@@ -11,7 +11,7 @@ import aiohttp
 from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
-from nanoloop.channels.platform.errors import MessageGone, Refused, TooLong
+from nanoloop.channels.kit.platform import MessageGone, Refused, TooLong
 from nanoloop.errors import Declined, NanoloopError, SendLater
 
 ADDRESS = "https://slack.com/api/"

@@ -1,29 +1,27 @@
-"""Telegram: a bot's messages over the Bot API."""
+"""Telegram as a platform: what is said there, as HTML."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING
 
 import anyio
 from telegram import Bot, LinkPreviewOptions, Message, ReplyParameters
 from telegram.error import ChatMigrated
 
-from nanoloop.channels.platform.errors import MessageGone
-from nanoloop.channels.platform.platform import Hear, Limits, Place, Text, Upload
-from nanoloop.channels.platform.splitting import utf16
-from nanoloop.channels.telegram.failures import UNCHANGED, answered, explained
-from nanoloop.channels.telegram.html import rendered
-from nanoloop.channels.telegram.moves import Moves
-from nanoloop.channels.telegram.polling import Polling
-from nanoloop.channels.telegram.request import Request
-from nanoloop.channels.telegram.updates import Reader
+from nanoloop.channels.kit.markdown import Markup, render, utf16
+from nanoloop.channels.kit.platform import Hear, Limits, MessageGone, Place, Text, Upload
+from nanoloop.channels.telegram.api import UNCHANGED, TelegramRequest, answered, explained
+from nanoloop.channels.telegram.hearing import Moves, Reader
+from nanoloop.channels.telegram.receiving import Polling
 from nanoloop.errors import Declined, SendLater
 
 if TYPE_CHECKING:
-    from nanoloop.channels.telegram.webhook import Webhook
+    from nanoloop.channels.telegram.receiving import Webhook
+
 
 API = "https://api.telegram.org"
 LIMITS = Limits(
@@ -62,7 +60,7 @@ class TelegramPlatform:
         """Without a webhook it polls. `api` may be a Bot API server of one's own."""
         self.limits = LIMITS
         self._moves = moves or Moves()
-        request = Request()
+        request = TelegramRequest()
         self._bot = Bot(
             token,
             base_url=f"{api}/bot",
@@ -176,3 +174,44 @@ def _thread(place: Place) -> int | None:
 
 def _mode(text: Text) -> str | None:
     return None if text.formatted is None else "HTML"
+
+
+def rendered(markdown: str) -> str:
+    """The text with Telegram's tags; what looks like a tag in it is text."""
+    return render(markdown, _FORM)
+
+
+def _tag(name: str) -> Callable[[str], str]:
+    return lambda text: f"<{name}>{text}</{name}>"
+
+
+def _block(code: str, language: str) -> str:
+    if not language:
+        return f"<pre>{_escaped(code)}</pre>"
+    return f'<pre><code class="language-{escape(language)}">{_escaped(code)}</code></pre>'
+
+
+def _link(text: str, address: str) -> str:
+    return f'<a href="{escape(address)}">{text}</a>'
+
+
+def _quote(text: str) -> str:
+    # What stands in text and code is escaped: only a tag looks like one.
+    flat = text.replace("<blockquote>", "").replace("</blockquote>", "")
+    return f"<blockquote>{flat}</blockquote>"
+
+
+def _escaped(text: str) -> str:
+    return escape(text, quote=False)
+
+
+_FORM = Markup(
+    escape=_escaped,
+    bold=_tag("b"),
+    italic=_tag("i"),
+    strike=_tag("s"),
+    code=lambda code: f"<code>{_escaped(code)}</code>",
+    block=_block,
+    link=_link,
+    quote=_quote,
+)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
-from nanoloop.channels.attachments import Attachments
+from nanoloop.attachments import Attachments
 from nanoloop.channels.web.callers import Callers, Token
 from nanoloop.channels.web.desk import Desk, Limits, Shop
 from nanoloop.channels.web.gate import Gate

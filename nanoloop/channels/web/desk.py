@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nanoloop.agents import Agents
-from nanoloop.channels.attachments import Attachments
+from nanoloop.attachments import Attachments
 from nanoloop.channels.web.callers import Callers
 from nanoloop.channels.web.feed import Feeds
 from nanoloop.channels.web.rates import Rates
 from nanoloop.channels.web.receipts import Receipts
 from nanoloop.channels.web.stream import Streams
-from nanoloop.commands.command import Runner
+from nanoloop.commands import Runner
 from nanoloop.events import Announce
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Bus, Provider

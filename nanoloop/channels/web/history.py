@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.channels.attachments import SCHEME
+from nanoloop.attachments import SCHEME
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.operation import Call, Operation
 from nanoloop.protocols import Store

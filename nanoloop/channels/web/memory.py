@@ -16,7 +16,7 @@ from nanoloop.events import WindowTrimmed
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.session.window import message_count
-from nanoloop.view.tokens import entry_tokens, text_tokens
+from nanoloop.tokens import entry_tokens, text_tokens
 
 
 class Corrected(Taken):

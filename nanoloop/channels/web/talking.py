@@ -10,7 +10,7 @@ import anyio
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.channels.attachments import SCHEME, TEXT_SHOWN
+from nanoloop.attachments import SCHEME, TEXT_SHOWN
 from nanoloop.channels.web.callers import Caller
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.desk import Desk
@@ -18,7 +18,7 @@ from nanoloop.channels.web.history import shown_attachment, typed
 from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal, try_later
-from nanoloop.commands.command import BUSY
+from nanoloop.commands import BUSY
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.note import last_exchange
 from nanoloop.session.session import Session

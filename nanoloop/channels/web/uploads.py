@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote
 
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.channels.attachments import SCHEME, mime_type_of
+from nanoloop.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.history import shown_attachment
 from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation

@@ -1,25 +1,212 @@
-"""The model's own process, llama.cpp's server in it; the only file that imports xllamacpp.
-
-It ends with its standard input, and so with whoever started it, however that one ends.
-"""
+"""The process that runs a model: started with `-m`, told what to load over its standard input."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
+import re
 import signal
+import struct
 import sys
 import urllib.request
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nanoloop.errors import how_to_install
-from nanoloop.providers.local import room
-from nanoloop.providers.local.families import family_of
-from nanoloop.providers.local.gguf import Gguf, NotGguf
-from nanoloop.providers.local.order import Order, Report
+from nanoloop.providers.local.launch import Launch, Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a model differs from what its file says."""
+
+    template: str = ""
+    """A file in templates/, where the model does not keep to the form of calls of its own one."""
+    repeat_penalty: float = 0
+    """Against saying the same over and over (DRY); no good where figures have to be copied."""
+
+    @property
+    def chat_template(self) -> str:
+        """The template, or "" for the one in the model's file."""
+        if not self.template:
+            return ""
+        return (files(__package__) / "templates" / self.template).read_text()
+
+
+FAMILIES = {
+    "qwen2.5 coder": Family(template="bare_json.jinja"),
+    "smollm2 135m": Family(repeat_penalty=0.8),
+}
+
+
+def family_of(name: str) -> Family:
+    """The family of a model with such a name; for most there is nothing to know."""
+    plain = name.lower().replace("-", " ")
+    return next((family for part, family in FAMILIES.items() if part in plain), Family())
+
+
+MAGIC = b"GGUF"
+STRING, LIST = 8, 9
+NUMBERS = {kind: struct.Struct(f"<{form}") for kind, form in enumerate("BbHhIif?")} | {
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+LENGTH = NUMBERS[10]
+CACHE_BYTES = 2
+"""What one number of the cache takes."""
+
+
+class NotGguf(ValueError):
+    """The file does not begin as a GGUF file does, or breaks off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gguf:
+    """The part of a header that matters here."""
+
+    name: str
+    size: int
+    context_tokens: int
+    """How much the model has learnt to read at once, or 0 where it isn't said."""
+    token_bytes: int
+    """What one token takes in the cache, or 0 where it isn't said."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises `NotGguf`, and OSError where the file can't be read."""
+        with path.open("rb") as file:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise NotGguf
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                try:
+                    said = _Reader(data).fields()
+                except (struct.error, KeyError, OverflowError, UnicodeDecodeError):
+                    raise NotGguf from None
+                return cls._of(said, len(data))
+
+    @classmethod
+    def _of(cls, said: dict[str, Any], size: int) -> Self:
+        kind = said.get("general.architecture", "")
+
+        def number(key: str, default: int = 0) -> int:
+            value = said.get(f"{kind}.{key}", default)
+            return value if isinstance(value, int) else default
+
+        heads = number("attention.head_count")
+        width = number("embedding_length") // heads if heads else 0
+        key, value = (number(f"attention.{side}_length", width) for side in ("key", "value"))
+        cached = number("attention.head_count_kv", heads) * (key + value)
+        return cls(
+            name=str(said.get("general.name", "")),
+            size=size,
+            context_tokens=number("context_length"),
+            token_bytes=number("block_count") * cached * CACHE_BYTES,
+        )
+
+
+class _Reader:
+    """Goes through the fields, whose order and number no one knows before."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._at = len(MAGIC) + 4 + LENGTH.size  # the version, the number of tensors
+
+    def fields(self) -> dict[str, Any]:
+        return {self._string(): self._value(self._kind()) for _ in range(self._number(LENGTH))}
+
+    def _kind(self) -> int:
+        return int(self._number(NUMBERS[4]))
+
+    def _number(self, form: struct.Struct) -> Any:
+        (value,) = form.unpack_from(self._data, self._at)
+        self._at += form.size
+        return value
+
+    def _string(self) -> str:
+        start = self._at + LENGTH.size
+        self._skip_string()
+        return self._data[start : self._at].decode()
+
+    def _skip_string(self) -> None:
+        (length,) = LENGTH.unpack_from(self._data, self._at)
+        self._at += LENGTH.size + length
+
+    def _value(self, kind: int) -> Any:
+        if kind == STRING:
+            return self._string()
+        if kind == LIST:
+            return self._skip_list()
+        return self._number(NUMBERS[kind])
+
+    def _skip_list(self) -> None:
+        """Lists are the vocabulary: long, and of no use here."""
+        kind, count = self._kind(), self._number(LENGTH)
+        if kind != STRING:
+            self._at += NUMBERS[kind].size * count
+            return
+        for _ in range(count):
+            self._skip_string()
+
+
+LEAST_TOKENS = 2048
+"""With less than this there is no talking."""
+WORKING_BYTES = 300_000_000
+"""What running a model takes besides its weights and its cache."""
+CACHE_MIB = 1024
+MEMORY_FILE = Path("/proc/meminfo")
+LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
+"""The limit of a container, on Linux."""
+
+
+def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int:
+    """Tokens for each of so many conversations, or 0 where there is no room for any."""
+    tokens = min(wished, model.context_tokens or wished)
+    while needed_bytes(model, tokens=tokens, parallel=parallel) > room:
+        if tokens <= LEAST_TOKENS:
+            return 0
+        tokens = max(LEAST_TOKENS, tokens // 2)
+    return tokens
+
+
+def needed_bytes(model: Gguf, *, tokens: int, parallel: int) -> int:
+    """What this model takes, with so many tokens for each of so many conversations."""
+    return model.size + WORKING_BYTES + model.token_bytes * tokens * parallel
+
+
+def cache_mib(model: Gguf, *, tokens: int, parallel: int, room: int) -> int:
+    """For conversations that had to leave their place, so that they need not be read again."""
+    left = room - needed_bytes(model, tokens=tokens, parallel=parallel)
+    return max(0, min(CACHE_MIB, left // 2 // 2**20))
+
+
+def free_bytes() -> int:
+    """Memory that can be had without swapping, as far as the system tells."""
+    try:
+        free = _available() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (ValueError, OSError):
+        return 0
+    return min(free, _limit() or free)
+
+
+def _available() -> int:
+    if not MEMORY_FILE.exists():
+        return 0
+    found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY_FILE.read_text())
+    return int(found[1]) * 1024 if found else 0
+
+
+def _limit() -> int:
+    try:
+        return int(LIMIT_FILE.read_text())
+    except (OSError, ValueError):  # no Linux, or "max"
+        return 0
+
 
 PR_SET_PDEATHSIG = 1
 BATCH, GRAPHICS_BATCH = 64, 512
@@ -35,7 +222,7 @@ class CannotRun(Exception):
 def main() -> None:
     """Serve until the input ends."""
     _end_with_parent()
-    order = Order.read(sys.stdin.buffer.readline())
+    order = Launch.read(sys.stdin.buffer.readline())
     try:
         server, report = _serve(order)
     except CannotRun as error:
@@ -52,9 +239,9 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _serve(order: Order) -> tuple[Any, Report]:
+def _serve(order: Launch) -> tuple[Any, Report]:
     header = _header(order.path)
-    free = room.free_bytes()
+    free = free_bytes()
     tokens = _tokens(header, order, free)
     try:
         import xllamacpp  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -66,7 +253,7 @@ def _serve(order: Order) -> tuple[Any, Report]:
     params.n_ctx, params.n_parallel = tokens * order.parallel, order.parallel
     params.n_batch = params.n_ubatch = _batch(xllamacpp.get_device_info())
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = order.threads
-    params.cache_ram_mib = room.cache_mib(header, tokens=tokens, parallel=order.parallel, room=free)
+    params.cache_ram_mib = cache_mib(header, tokens=tokens, parallel=order.parallel, room=free)
     params.port, params.api_keys = 0, [order.key]
     params.ui, params.verbosity = False, ERRORS_ONLY
     family = family_of(header.name)
@@ -99,12 +286,10 @@ def _header(path: str) -> Gguf:
         raise CannotRun(f"{path} can't be read ({error.strerror}): see to its rights") from None
 
 
-def _tokens(header: Gguf, order: Order, free: int) -> int:
-    tokens = room.context_tokens(
-        header, wished=order.context_tokens, parallel=order.parallel, room=free
-    )
+def _tokens(header: Gguf, order: Launch, free: int) -> int:
+    tokens = context_tokens(header, wished=order.context_tokens, parallel=order.parallel, room=free)
     if tokens == 0:
-        needed = room.needed_bytes(header, tokens=room.LEAST_TOKENS, parallel=order.parallel)
+        needed = needed_bytes(header, tokens=LEAST_TOKENS, parallel=order.parallel)
         raise CannotRun(
             f"{order.model} needs {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
             "free: close other programs, or choose a smaller model"

@@ -1,22 +1,27 @@
-"""Asks a model file that runs in a process of its own: one for all lanes, started when needed."""
+"""A model on this machine: one process, one answer at a time, people before background work."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import anyio
 
 from nanoloop.errors import NoConnection, ProviderError, SettingsError, UnknownModel, how_to_install
 from nanoloop.events import Announce, ModelLost, silent
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
-from nanoloop.providers.local.line import Line
-from nanoloop.providers.local.order import Order, Report
+from nanoloop.providers.local.launch import Launch, Report
 from nanoloop.providers.local.server import ModelEnded, ModelServer
 
 Said = Sequence[ChatMessage]
@@ -52,7 +57,7 @@ class LocalProvider:
         file = Path(path).expanduser().absolute()
         _check(file)
         self._model = model or file.stem
-        order = Order(
+        order = Launch(
             path=str(file),
             model=self._model,
             context_tokens=context_tokens,
@@ -73,7 +78,7 @@ class LocalProvider:
             announce=announce,
         )
         self._announce = announce
-        self._line = Line(parallel)
+        self._line = WaitingLine(parallel)
         self._guard = threading.Lock()
         self._server: ModelServer | None = None
         self._ends = 0
@@ -210,3 +215,103 @@ def _check(file: Path) -> None:
         raise SettingsError(f"a local model needs xllamacpp: {how_to_install('local')}")
     if not file.is_file():
         raise SettingsError(f"there is no model file {file}: `nanoloop model list` shows some")
+
+
+T = TypeVar("T")
+
+
+class WaitingLine:
+    """So many turns at a time. Background work steps aside for one, and is begun again after."""
+
+    def __init__(self, width: int, *, patience_seconds: float = 60) -> None:
+        """After `patience_seconds` of waiting, background work stands in line as turns do."""
+        self._patience_seconds = patience_seconds
+        self._guard = threading.Lock()
+        self._free = self._width = width
+        self._turns: deque[Future[None]] = deque()
+        self._others: deque[Future[None]] = deque()
+        self._in_gap = False
+        self._step_aside: Callable[[], object] | None = None
+        """Ends the background work that is going on."""
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a place, and have it."""
+        mine: Future[None] = Future()
+        with self._guard:
+            self._turns.append(mine)
+            self._advance()
+            if self._step_aside is not None:
+                self._step_aside()
+        await _granted(mine, self._leave)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def in_gaps(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do this while no turn is about, as often as it takes to get it done."""
+        patience = anyio.current_time() + self._patience_seconds
+        while (left := patience - anyio.current_time()) > 0:
+            with anyio.move_on_after(left) as waiting:
+                async with self._gap() as scope:
+                    waiting.deadline = float("inf")
+                    with scope:
+                        return await work()
+        async with self.turn():
+            return await work()
+
+    @asynccontextmanager
+    async def _gap(self) -> AsyncIterator[anyio.CancelScope]:
+        mine: Future[None] = Future()
+        scope, loop = anyio.CancelScope(), asyncio.get_running_loop()
+        with self._guard:
+            self._others.append(mine)
+            self._advance()
+        await _granted(mine, self._leave_gap)
+        try:
+            with self._guard:
+                self._step_aside = lambda: loop.call_soon_threadsafe(scope.cancel)
+                if self._is_busy:  # a turn came before this one knew that it was its time
+                    scope.cancel()
+            yield scope
+        finally:
+            self._leave_gap()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._free < self._width or bool(self._turns)
+
+    def _leave(self) -> None:
+        with self._guard:
+            self._free += 1
+            self._advance()
+
+    def _leave_gap(self) -> None:
+        with self._guard:
+            self._step_aside = None
+            self._in_gap = False
+            self._advance()
+
+    def _advance(self) -> None:
+        while self._turns and self._free:
+            self._free -= _grant(self._turns.popleft())
+        while self._others and not self._in_gap and not self._is_busy:
+            self._in_gap = _grant(self._others.popleft())
+
+
+def _grant(waiting: Future[None]) -> bool:
+    """Let it go ahead; False where it has gone away meanwhile."""
+    if not waiting.set_running_or_notify_cancel():
+        return False
+    waiting.set_result(None)
+    return True
+
+
+async def _granted(mine: Future[None], give_back: Callable[[], None]) -> None:
+    try:
+        await asyncio.wrap_future(mine)
+    except BaseException:
+        if not mine.cancel():  # it was granted just before
+            give_back()
+        raise

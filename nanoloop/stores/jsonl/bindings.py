@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nanoloop.stores.folder import make_folder
+from nanoloop.files import make_folder, replace_file
 from nanoloop.stores.jsonl.file_names import file_name
-from nanoloop.stores.jsonl.writing import replace_file
 
 
 class Bindings:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nanoloop.files import replace_file
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry
 from nanoloop.stores.jsonl.commit import commit_of, summary_text
@@ -27,7 +28,6 @@ from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.reading import lines_from, read_span
 from nanoloop.stores.jsonl.set_aside import copy_of
 from nanoloop.stores.jsonl.standing import Standing
-from nanoloop.stores.jsonl.writing import replace_file
 
 _RENEWED = {SECTION, HEAD, METADATA}
 """Lines of which only the newest is written, behind the entries."""

@@ -18,6 +18,7 @@ from threading import RLock
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict
 from nanoloop.events import Event
+from nanoloop.files import replace_file, sync_folder
 from nanoloop.session.changes import Changes
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import first_changes
@@ -28,7 +29,6 @@ from nanoloop.stores.jsonl.lines import Line
 from nanoloop.stores.jsonl.log_file import LogFile
 from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.set_aside import SetAside, removed_copy
-from nanoloop.stores.jsonl.writing import replace_file, sync_folder
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.sense import making_sense
 from nanoloop.stores.snapshot import Snapshot, first_revision, has_expired

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Event, LogRepaired
+from nanoloop.files import write_all
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.stores.jsonl.commit import Commit, commit_of, summary_text
 from nanoloop.stores.jsonl.first_line import FORMAT, renewed
@@ -17,7 +18,6 @@ from nanoloop.stores.jsonl.lines import METADATA
 from nanoloop.stores.jsonl.marks import Marks
 from nanoloop.stores.jsonl.reading import PROBE, line_at, read_tail
 from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
-from nanoloop.stores.jsonl.writing import write_all
 from nanoloop.stores.sense import as_it_is, head_of, making_sense
 
 

@@ -15,18 +15,17 @@ from aiofiles.os import wrap
 
 from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import Announce, silent
+from nanoloop.files import ProcessLock, refusal
 from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
 from nanoloop.stores.creation import Creation
-from nanoloop.stores.disk import refusal
 from nanoloop.stores.jsonl.bindings import Bindings
 from nanoloop.stores.jsonl.file_names import file_name
 from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.listing import Listing
 from nanoloop.stores.jsonl.open_files import OpenFiles
 from nanoloop.stores.order import Order
-from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import Snapshot
 

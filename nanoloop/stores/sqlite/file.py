@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
 from nanoloop.errors import StoreError
-from nanoloop.stores.process_lock import ProcessLock
+from nanoloop.files import ProcessLock
 from nanoloop.stores.sqlite.opening import Opening
 
 READERS = 8

@@ -14,7 +14,7 @@ from typing import Literal
 
 from nanoloop.errors import StoreError
 from nanoloop.events import Event
-from nanoloop.stores.folder import make_folder
+from nanoloop.files import make_folder
 from nanoloop.stores.sqlite import schema
 from nanoloop.stores.sqlite.damage import is_damage, is_ours, primary_code, put_aside
 

@@ -17,11 +17,10 @@ from aiofiles.os import wrap
 
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import Announce, silent
+from nanoloop.files import ProcessLock, refusal
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.database import Commit, Stored
-from nanoloop.stores.disk import refusal
-from nanoloop.stores.process_lock import ProcessLock
 from nanoloop.stores.sqlite import reading, writing
 from nanoloop.stores.sqlite.damage import is_damage, primary_code
 from nanoloop.stores.sqlite.file import SessionFile

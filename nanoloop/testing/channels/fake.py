@@ -1,14 +1,30 @@
-"""A bot's connection to chats in memory."""
+"""A chat platform in memory, with faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import get_args
 
-from nanoloop.channels.platform.platform import Hear, Place, Text, Upload
+import anyio
 
-if TYPE_CHECKING:
-    from nanoloop.testing.channels.fake_chats import FakeChats
+from nanoloop.channels.kit.platform import (
+    File,
+    FormatRefused,
+    Hear,
+    Heard,
+    Limits,
+    MessageGone,
+    Place,
+    Refused,
+    Text,
+    TooLong,
+    Upload,
+)
+from nanoloop.errors import SendLater
+from nanoloop.testing.channels.stage import Shown, Skill
 
 
 class FakePlatform:
@@ -48,3 +64,291 @@ class FakePlatform:
     def rendered(self, markdown: str) -> str | None:
         """The same, with its bold marks as this platform has them."""
         return markdown.replace("**", "*")
+
+
+BOT = "bot"
+LIMITS = Limits(text=400, edit_seconds=0.005, typing_seconds=5)
+NAMED = "@bot"
+"""How people name the bot in a group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message in a chat."""
+
+    id: str
+    sender: str
+    text: str
+    reply_to: str | None = None
+    versions: int = 1
+    """How often it was posted or edited."""
+    formatted: bool = False
+
+
+@dataclass(slots=True)
+class _Faults:
+    """What goes wrong next."""
+
+    refused: bool = False
+    lost: int = 0
+    unconfirmed: int = 0
+    limited: int = 0
+    limited_seconds: float = 0.0
+    formatting: bool = False
+
+
+class FakeChats:
+    """The platform's side: chats that outlast every bot, and what it does to a bot. A `Stage`."""
+
+    name = "fake"
+
+    def __init__(self, *, limits: Limits = LIMITS, knows_ids: bool = True) -> None:
+        """With `knows_ids` a message that is posted again under its id is shown once."""
+        self.limits = limits
+        self.typing: list[str] = []
+        """Chats in which typing was shown."""
+        self.uploads: list[Upload] = []
+        self.calls = 0
+        """Posts and edits so far, failed ones too."""
+        self._knows_ids = knows_ids
+        self._numbers = count(1)
+        self._chats: dict[str, dict[str, Message]] = defaultdict(dict)
+        self._events: list[Heard] = []
+        self._acknowledged = 0
+        self._by_id: dict[str, str] = {}
+        self._faults = _Faults()
+        self._cuts: set[anyio.Event] = set()
+        self._news = anyio.Event()
+
+    skills: frozenset[Skill] = frozenset(get_args(Skill))
+    group = "group"
+    """Chats that begin so are groups."""
+
+    def platform(self) -> FakePlatform:
+        """A connection for a bot: each start of it takes a new one."""
+        return FakePlatform(self)
+
+    async def people(self, count: int) -> Sequence[tuple[str, str]]:
+        """So many private chats."""
+        names = ["ann", "bob", *(f"person{number}" for number in range(2, count))]
+        return [(f"with-{name}", name) for name in names[:count]]
+
+    def naming(self, text: str) -> str:
+        """The text with the bot's name."""
+        return f"{NAMED} {text}"
+
+    # What people do
+
+    async def say(
+        self,
+        chat: str,
+        text: str,
+        *,
+        sender: str = "ann",
+        reply_to: str | None = None,
+        files: Mapping[str, bytes] | None = None,
+        thread: str = "",
+        is_bot: bool = False,
+    ) -> str:
+        """Say something in a chat; returns the message's id."""
+        message = self._show(chat, sender, text, reply_to)
+        event = replace(
+            self._event(chat, message),
+            id=message.id,
+            text=text,
+            thread=thread,
+            reply_to=reply_to,
+            quote=self._text_of(chat, reply_to),
+            files=tuple(_file(name, data) for name, data in (files or {}).items()),
+            is_bot=is_bot,
+        )
+        self._tell(event)
+        return message.id
+
+    async def edit(
+        self,
+        chat: str,
+        message: str,
+        text: str,
+        *,
+        sender: str = "ann",  # noqa: ARG002 - as the stage has it
+    ) -> None:
+        """Let a message say something else."""
+        edited = replace(self._chats[chat][message], text=text)
+        self._chats[chat][message] = edited
+        self._tell(replace(self._event(chat, edited), text=text, edits=message))
+
+    async def delete(
+        self,
+        chat: str,
+        message: str,
+        *,
+        sender: str = "ann",  # noqa: ARG002 - as above
+    ) -> None:
+        """Take a message back."""
+        gone = self._chats[chat].pop(message)
+        self._tell(replace(self._event(chat, gone), deletes=message))
+
+    async def repeat(self) -> None:
+        """Deliver the last thing that was said once more."""
+        self._tell(self._events[-1])
+
+    async def shown(self, chat: str) -> Sequence[Shown]:
+        """What is to be seen in a chat now, oldest first."""
+        return [
+            Shown(id=m.id, text=m.text, is_bots=m.sender == BOT, reply_to=m.reply_to)
+            for m in self._chats[chat].values()
+        ]
+
+    async def typed(self, chat: str) -> bool:
+        """Whether typing was shown there."""
+        return chat in self.typing
+
+    def messages(self, chat: str) -> list[Message]:
+        """All that is known of a chat, oldest first."""
+        return [*self._chats[chat].values()]
+
+    # What the platform does to a bot
+
+    async def cut(self) -> None:
+        """Cut the connection."""
+        for cut in self._cuts:
+            cut.set()
+
+    async def refuse_token(self) -> None:
+        """Let the bot in no more."""
+        self._faults.refused = True
+
+    async def lose(self, calls: int = 1, *, taken: bool = False) -> None:
+        """Lose the next posts and edits on their way, or the word that they were taken."""
+        if taken:
+            self._faults.unconfirmed = calls
+        else:
+            self._faults.lost = calls
+
+    async def limit(self, calls: int = 1, *, seconds: float = 0.01) -> None:
+        """Allow the next posts and edits only later."""
+        self._faults.limited, self._faults.limited_seconds = calls, seconds
+
+    async def refuse_formatting(self) -> None:
+        """Take plain text only."""
+        self._faults.formatting = True
+
+    def heal(self) -> None:
+        """Let everything work again."""
+        self._faults = _Faults()
+
+    # What a bot does
+
+    async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
+        """Hand over what was said and not acknowledged, until the connection is cut."""
+        if self._faults.refused:
+            raise Refused("the fake platform refuses the token: get another one")
+        cut = anyio.Event()
+        self._cuts.add(cut)
+        try:
+            connected()
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._deliver, hear, name="deliver")
+                await cut.wait()
+                group.cancel_scope.cancel()
+        finally:
+            self._cuts.discard(cut)
+
+    async def _deliver(self, hear: Hear) -> None:
+        while True:
+            self._news = anyio.Event()
+            batch = self._events[self._acknowledged :]
+            if batch:
+                end = len(self._events)
+                await hear(*batch)
+                self._acknowledged = max(self._acknowledged, end)
+            else:
+                await self._news.wait()
+
+    async def take_post(self, place: Place, text: Text, reply_to: str | None, name: str) -> str:
+        """Show a message of the bot."""
+        await self._fail_first(text)
+        known = self._by_id.get(name) if self._knows_ids else None
+        message = known or self._show(str(place), BOT, text.best, reply_to).id
+        self._by_id[name] = message
+        self._fail_then()
+        return message
+
+    async def take_edit(self, place: Place, message: str, text: Text) -> None:
+        """Show a message of the bot as it says now."""
+        await self._fail_first(text)
+        chat = self._chats[str(place)]
+        if message not in chat:
+            raise MessageGone(message)
+        chat[message] = replace(
+            chat[message],
+            text=text.best,
+            versions=chat[message].versions + 1,
+            formatted=text.formatted is not None,
+        )
+        self._fail_then()
+
+    def take_back(self, place: Place, message: str) -> None:
+        """Show a message no more."""
+        self._chats[str(place)].pop(message, None)
+
+    async def _fail_first(self, text: Text) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.calls += 1
+        faults = self._faults
+        if not self._cuts:
+            raise SendLater("not connected")
+        if faults.limited:
+            faults.limited -= 1
+            raise SendLater("rate limit", seconds=faults.limited_seconds)
+        if faults.lost:
+            faults.lost -= 1
+            raise SendLater("the network failed")
+        if faults.formatting and text.formatted is not None:
+            raise FormatRefused
+        if self.limits.size(text.best) > self.limits.text:
+            raise TooLong
+
+    def _fail_then(self) -> None:
+        if self._faults.unconfirmed:
+            self._faults.unconfirmed -= 1
+            raise SendLater("the network failed")
+
+    # Within
+
+    def _show(self, chat: str, sender: str, text: str, reply_to: str | None) -> Message:
+        name = f"m{next(self._numbers)}"
+        message = Message(id=name, sender=sender, text=text, reply_to=reply_to)
+        self._chats[chat][name] = message
+        return message
+
+    def _text_of(self, chat: str, message: str | None) -> str:
+        found = self._chats[chat].get(message or "")
+        return "" if found is None else found.text
+
+    def _tell(self, heard: Heard) -> None:
+        self._events.append(heard)
+        self._news.set()
+
+    def _event(self, chat: str, message: Message) -> Heard:
+        """Something that befell this message."""
+        is_named = NAMED in message.text
+        answered = self._chats[chat].get(message.reply_to or "")
+        return Heard(
+            chat=chat,
+            id=f"e{next(self._numbers)}",
+            sender=message.sender,
+            name=message.sender.title(),
+            private=not chat.startswith(self.group),
+            addressed=is_named or (answered is not None and answered.sender == BOT),
+            mention=NAMED if is_named else "",
+        )
+
+
+def _file(name: str, data: bytes) -> File:
+    async def fetch() -> bytes:
+        return data
+
+    kind = "image" if name.endswith(".png") else "audio" if name.endswith(".ogg") else "file"
+    return File(kind=kind, name=name, size=len(data), fetch=fetch)  # type: ignore[arg-type]

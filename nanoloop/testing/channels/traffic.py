@@ -14,8 +14,7 @@ from typing import Any
 import anyio
 
 from nanoloop.protocols import OnText, Reply
-from nanoloop.testing.channels.bot import Bot
-from nanoloop.testing.channels.stage import Stage, comes_to
+from nanoloop.testing.channels.stage import Bot, Stage, comes_to
 
 UNANSWERED = 10
 """Messages of a chat that may wait for their answers before it says more."""

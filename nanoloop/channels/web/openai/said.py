@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nanoloop.channels.attachments import SCHEME, mime_type_of
+from nanoloop.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.desk import Desk
 from nanoloop.channels.web.openai.messages import Message, image_bytes, new_parts
 from nanoloop.channels.web.openai.refusing import Unfit, unfit

@@ -1,0 +1,766 @@
+"""Agents that talk through a session, and the hooks that see each of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import partial
+from threading import Lock, Thread, current_thread
+from typing import Any, Self, TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from nanoloop.context import build_messages
+from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
+from nanoloop.events import AgentUnknown, Announce, ResizeFailed, silent
+from nanoloop.protocols import (
+    ChatMessage,
+    OnText,
+    Provider,
+    Reply,
+    Store,
+    Tool,
+    ToolSpec,
+    Usage,
+    vendor_of,
+)
+from nanoloop.session.blocking import blocking
+from nanoloop.session.entry import Entry
+from nanoloop.session.handler import Handler, called, fitting
+from nanoloop.session.history import ChatMessages
+from nanoloop.session.mutex import Mutex
+from nanoloop.session.pairs import open_calls
+from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
+from nanoloop.tools.toolbox import Toolbox, as_text
+from nanoloop.turn import Answer, Turn
+
+
+class AgentHistory:
+    """Passes everything on to the session that holds the history; keeps nothing itself."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        provider: Provider | None,
+        settings: Mapping[str, Any] | None,
+    ) -> None:
+        self.name = name
+        self.provider = provider
+        """Who is asked, also by a session that has no provider of its own."""
+        self.settings: Mapping[str, Any] = {} if settings is None else settings
+        """What the sessions that it makes go by: `session.mode`, `session.limit` …"""
+        self._own = self._made()
+        self._session: Session | None = None
+
+    def _made(self) -> Session:
+        return Session(settings=self.settings, provider=self.provider)
+
+    # The session
+
+    @property
+    def session(self) -> Session | None:
+        """The session attached, if any."""
+        return self._session
+
+    def get_session(self) -> Session | None:
+        """The session attached, if any."""
+        return self._session
+
+    def attach_session(self, session: Session | None = None, *, mode: str | None = None) -> Self:
+        """Let this session, or a new one, hold the history from now on.
+
+        Nothing said before is taken along. `mode` is "lite" or "memo".
+        """
+        session = self._made() if session is None else session
+        if mode is not None:
+            session.configure(mode=mode)
+        self._lend_provider(session)
+        self._session = session
+        return self
+
+    def detach_session(self) -> Self:
+        """Hold the history itself again; the session keeps what it has."""
+        self._session = None
+        return self
+
+    def _lend_provider(self, session: Session) -> None:
+        if session.provider is None:
+            session.provider = self.provider
+
+    # The history
+
+    @property
+    def _history(self) -> Session:
+        return self._own if self._session is None else self._session
+
+    @property
+    def chat_history(self) -> list[dict[str, Any]]:
+        """What the model will see of the conversation."""
+        return self._history.current_chat_history
+
+    def set_chat_history(self, messages: ChatMessages) -> Self:
+        """Begin the history anew with these messages; the memo stays."""
+        self._history.set_chat_history(messages)
+        return self
+
+    def add_chat_history(self, messages: ChatMessages) -> Self:
+        """Append one message or several, then resize the history if it is time."""
+        self._history.add_chat_history(messages).resize()
+        return self
+
+    def reset_chat_history(self) -> Self:
+        """Empty the history; the memo stays."""
+        self._history.reset_chat_history()
+        return self
+
+
+PROMPT = "You are a helpful assistant. Answer briefly and to the point."
+
+
+class Agent(AgentHistory):
+    """A named way to answer. It keeps its own history, unless a session is attached."""
+
+    def __init__(
+        self,
+        name: str = "assistant",
+        *,
+        prompt: str = PROMPT,
+        provider: Provider | None = None,
+        model: str | None = None,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        session: Session | None = None,
+        store: Store | None = None,
+        settings: Mapping[str, Any] | None = None,
+        max_steps: int = 20,
+        tool_timeout_seconds: float = 60,
+        tool_result_chars: int = 16_000,
+        message_buffer_limit: int | None = None,
+        message_buffer_min: int | None = None,
+        record_input: Paths = (),
+        record_output: Paths = (),
+        record_handler: Handler | None = None,
+        request_prefixes: Iterable[Handler] = (),
+        afterwards: Iterable[Handler] = (),
+        announce: Announce = silent,
+    ) -> None:
+        super().__init__(name=name, provider=provider, settings=settings)
+        self.prompt = prompt
+        self.model = model
+        self.max_steps = max_steps
+        self.message_buffer_limit = message_buffer_limit
+        """With more messages the loop cuts the window; None: as the loop does for all."""
+        self.message_buffer_min = message_buffer_min
+        self.toolbox = Toolbox(
+            tuple(tools), timeout_seconds=tool_timeout_seconds, result_chars=tool_result_chars
+        )
+        self.hooks = Hooks(request_prefixes, afterwards)
+        self.recording = Recording(
+            input_paths=record_input, output_paths=record_output, handler=record_handler
+        )
+        self.announce = announce
+        self._sessions = Sessions(store, announce=announce) if store is not None else None
+        self._serial = Serial()
+        if session is not None:
+            self.attach_session(session)
+
+    def set_record_handler(self, handler: Handler | None) -> Self:
+        """Let this say what is recorded: (given, answer) to messages; None or [] records nothing.
+
+        Nothing is recorded then before the answer has come.
+        """
+        self.recording = replace(self.recording, handler=handler)
+        return self
+
+    # Asking
+
+    async def ask(
+        self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
+    ) -> str:
+        """The model's answer; raises `ProviderError`. With `on_text` it comes in pieces too.
+
+        Text and lists of parts go to the model as they are, anything else as JSON. With
+        `session_id` it is asked in that session of the agent's store, a new one if need be.
+        """
+        provider = self._able()
+        session = await self._session_for(session_id)
+        async with self._serial.turn_in(session):
+            store = self._sessions.store if self._sessions and session is not self._own else None
+            request = AgentRequest(self, provider, session, given, store=store, on_text=on_text)
+            text = await request.answered()
+            if session_id is not None:
+                session.release()  # what left the window is in the store
+            return text
+
+    def ask_sync(
+        self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
+    ) -> str:
+        """As `ask`, from code that can't await, inside or outside an event loop."""
+        self._serial.check_may_block(self._history.id if session_id is None else session_id)
+        return from_sync(partial(self.ask, given, session_id=session_id, on_text=on_text))
+
+    def stream(self, given: Any, *, session_id: str | None = None) -> Stream:
+        """As `ask`, in pieces: `async for piece in agent.stream(…)`."""
+        return Stream(lambda hear: self.ask(given, session_id=session_id, on_text=hear))
+
+    def _able(self) -> Provider:
+        if self.provider is None:
+            raise ValueError(f"agent {self.name!r} has no provider: Agent(provider=...)")
+        return self.provider
+
+    async def _session_for(self, session_id: str | None) -> Session:
+        if session_id is None:
+            return self._history
+        if self._sessions is None:
+            raise ValueError(f"agent {self.name!r} has no store: Agent(store=...)")
+        session = await self._sessions.named(session_id, agent=self.name)
+        session.settings.inherit(self.settings)
+        self._lend_provider(session)
+        return session
+
+
+class Agents(Mapping[str, Agent]):
+    """The agents there are, by name, and the one that answers where none was chosen."""
+
+    def __init__(
+        self,
+        default: Agent,
+        named: Mapping[str, Agent] | None = None,
+        *,
+        by_channel: Mapping[str, str] | None = None,
+    ) -> None:
+        """`by_channel` names the agent for new sessions of a channel."""
+        # The user's own come later: one that is named like the default takes its place.
+        self._agents = {default.name: default, **(named or {})}
+        self.default = self._agents[default.name]
+        self._by_channel = dict(by_channel or {})
+
+    def renew(self, agents: Agents) -> None:
+        """From the next turn on these are the agents there are."""
+        self._agents, self.default = agents._agents, agents.default
+        self._by_channel = agents._by_channel
+
+    def __getitem__(self, name: str) -> Agent:
+        return self._agents[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._agents)
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def of(self, session: Session) -> Agent:
+        """The agent that answers in this session."""
+        return self._agents.get(session.agent or "", self.default)
+
+    def choose(
+        self,
+        session: Session,
+        *,
+        wanted: str | None = None,
+        channel: str = "",
+        announce: Announce = silent,
+    ) -> Agent:
+        """The agent for the next prompt here, whose name the session keeps.
+
+        With the first prompt: the one wanted, else the session's, else the channel's, else the
+        default. Later: the session's. One that there is not counts as none, and is told.
+        """
+        is_first = session.last_seq == 0
+        names = [wanted, session.agent] if is_first else [session.agent or wanted]
+        for name in names:
+            if name is not None and name not in self:
+                announce(AgentUnknown(session_id=session.id, agent=name))
+        if is_first:
+            names += [self._by_channel.get(channel), self.default.name]
+        chosen = next((name for name in names if name in self), None)
+        if chosen != session.agent:
+            session.agent = chosen
+        return self.of(session)
+
+    def nearest(self, name: str) -> str | None:
+        """The name that was perhaps meant."""
+        return next(iter(get_close_matches(name, self._agents, n=1)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """What a question came to."""
+
+    given: Any
+    """What was asked, as it was given."""
+    answer: Answer | None = None
+    error: BaseException | None = None
+    """Why there is no answer."""
+
+    @property
+    def text(self) -> str:
+        """The answer, or ""."""
+        return self.answer.text if self.answer else ""
+
+    @property
+    def usage(self) -> Usage:
+        """What the answer took."""
+        return self.answer.usage if self.answer else Usage()
+
+
+class Hooks:
+    """Callables of a user's, sync or async, called in their order."""
+
+    def __init__(
+        self, request_prefixes: Iterable[Handler] = (), afterwards: Iterable[Handler] = ()
+    ) -> None:
+        self.request_prefixes = list(request_prefixes)
+        """Before each request: (messages, agent) to the messages to send instead, or None."""
+        self.afterwards = list(afterwards)
+        """After each question, answered or not: (outcome, agent)."""
+
+    def before(self, provider: Provider, agent: Agent) -> Provider:
+        """The provider, with the prefixes run before it is asked."""
+        return _Prefixed(provider, self, agent) if self.request_prefixes else provider
+
+    async def prefixed(
+        self, messages: Sequence[ChatMessage], agent: Agent
+    ) -> Sequence[ChatMessage]:
+        """The messages as the prefixes leave them."""
+        for hook in self.request_prefixes:
+            said = await called(hook, *fitting(hook, messages, agent))
+            messages = messages if said is None else said
+        return messages
+
+    async def after(self, outcome: RequestOutcome, agent: Agent) -> None:
+        """Tell those who want to know; the first that raises ends it."""
+        for hook in self.afterwards:
+            await called(hook, *fitting(hook, outcome, agent))
+
+
+class _Prefixed:
+    """A provider that is asked what the prefixes made of the request."""
+
+    def __init__(self, provider: Provider, hooks: Hooks, agent: Agent) -> None:
+        self._provider = provider
+        self._hooks = hooks
+        self._agent = agent
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        messages = await self._hooks.prefixed(messages, self._agent)
+        return await self._provider.chat(
+            messages=messages, tools=tools, model=model, on_text=on_text
+        )
+
+    async def close(self) -> None:
+        await self._provider.close()
+
+
+Paths = str | Sequence[str]
+"""One dotted path or several: `question.text`, `items.0.name`."""
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """How questions and answers are kept. Where nothing stands at the paths, the whole is."""
+
+    input_paths: Paths = ()
+    output_paths: Paths = ()
+    """Into the answer, where it is JSON."""
+    handler: Handler | None = None
+    """(given, answer) to the messages to keep instead; None or [] keeps nothing."""
+
+    def question(self, given: Any) -> Entry:
+        """The user's entry as it is kept."""
+        return Entry.message("user", content_of(picked(given, self.input_paths)))
+
+    def answer(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The last entries of a turn as they are kept."""
+        return [self._kept(entry) if entry.role == "assistant" else entry for entry in entries]
+
+    def _kept(self, entry: Entry) -> Entry:
+        text = str(entry.content.get("text"))
+        found = picked(json_in(text), self.output_paths, otherwise=text)
+        content = Entry.message("assistant", content_of(found)).content
+        return entry if found == text else replace(entry, content=content)
+
+    async def by_handler(self, given: Any, text: str) -> Sequence[Mapping[str, Any]]:
+        """The messages to keep, as the handler says."""
+        if self.handler is None:
+            return []
+        said = await called(self.handler, *fitting(self.handler, given, text))
+        return [said] if isinstance(said, Mapping) else list(said or ())
+
+
+def content_of(given: Any) -> Any:
+    """What was given as a message's content: text and parts as they are, anything else as JSON."""
+    is_parts = isinstance(given, list) and all(
+        isinstance(part, Mapping) and "type" in part for part in given
+    )
+    return given if is_parts and given else as_text(given)
+
+
+def picked(value: Any, paths: Paths, *, otherwise: Any = _MISSING) -> Any:
+    """What stands at the path; at several, each by its path; where nothing does, `otherwise`."""
+    names = [paths] if isinstance(paths, str) else list(paths)
+    found = {name: at for name in names if (at := _at(value, name)) is not _MISSING}
+    if not found:
+        return value if otherwise is _MISSING else otherwise
+    return found if len(names) > 1 else found[names[0]]
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return _MISSING
+    return value
+
+
+def json_in(text: str) -> Any:
+    """The JSON object in a text, with or without words around it, or None."""
+    try:
+        return json.loads(text[text.find("{") : text.rfind("}") + 1])
+    except ValueError:
+        return None
+
+
+class AgentRequest:
+    """Recorded as it goes, unless a handler says at the end what is recorded."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        provider: Provider,
+        session: Session,
+        given: Any,
+        *,
+        store: Store | None = None,
+        on_text: OnText | None = None,
+    ) -> None:
+        self._agent = agent
+        self._session = session
+        self._given = given
+        self._store = store
+        self._shown = Entry.message("user", content_of(given))
+        self._asked = 0
+        self._vendor = vendor_of(provider, agent.model)
+        self._held: list[Entry] | None = [] if agent.recording.handler else None
+        """What was said so far, where a handler has still to say what is kept of it."""
+        self._turn = Turn(
+            provider=agent.hooks.before(provider, agent),
+            toolbox=agent.toolbox,
+            model=agent.model,
+            max_steps=agent.max_steps,
+            on_text=on_text,
+            announce=agent.announce,
+            session_id=session.id,
+        )
+
+    async def answered(self) -> str:
+        """The model's answer; raises `ProviderError`, and the user's message is kept then."""
+        # Kept before the model is asked: whatever happens then, the question is not lost.
+        await self._begin()
+        try:
+            answer = await self._turn.run(self)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self._fail(error)
+            raise
+        await self._finish(answer)
+        return answer.text
+
+    async def _begin(self) -> None:
+        if self._session.agent is None:
+            self._session.agent = self._agent.name
+        if self._held is not None:
+            self._held.append(self._shown)
+        else:
+            kept = self._agent.recording.question(self._given)
+            self._asked = self._session.add_entry(kept).seq
+        await self._save()
+
+    async def _finish(self, answer: Answer) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._keep(answer)
+        await self._resize()
+        await self._agent.hooks.after(RequestOutcome(given=self._given, answer=answer), self._agent)
+
+    async def _keep(self, answer: Answer) -> None:
+        if self._held is None:
+            await self.record(self._agent.recording.answer(answer.entries))
+            return
+        try:
+            said = await self._agent.recording.by_handler(self._given, answer.text)
+        except BaseException:
+            self._session.add_entry(self._agent.recording.question(self._given))
+            raise
+        if said:
+            self._session.add_chat_history(said)
+            await self._save()
+
+    async def _fail(self, error: BaseException) -> None:
+        if isinstance(error, EmptyAnswer):
+            self._take_back()
+        elif self._held is not None:
+            self._session.add_entry(self._agent.recording.question(self._given))
+        else:
+            self._keep_what_there_is(error)
+        with suppress(SessionNotFound):  # deleted meanwhile: nothing is revived
+            await self._save()
+        await self._agent.hooks.after(RequestOutcome(given=self._given, error=error), self._agent)
+
+    def _take_back(self) -> None:
+        """Forget a question that came to nothing, unless tools have acted on it."""
+        newest = self._session.newest
+        if newest is not None and newest.seq == self._asked:
+            with suppress(HistoryNotLoaded):
+                self._session.undo()
+
+    def _keep_what_there_is(self, error: BaseException) -> None:
+        for entry in self._turn.finished:
+            self._session.add_entry(entry)
+        for call in open_calls([e for e in self._session.window if e.seq >= self._asked]):
+            why = "the turn ended before it finished"
+            name = call.content.get("tool", "")
+            self._session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
+        if isinstance(error, anyio.get_cancelled_exc_class()) and self._turn.said.strip():
+            said = Entry.message("assistant", self._turn.said, metadata={"stopped": True})
+            self._session.add_entry(said)
+
+    async def _resize(self) -> None:
+        read = partial(self._store.entries, self._session.id) if self._store else None
+        try:
+            await self._session.async_resize(read=read)
+        except ProviderError as error:  # the memo stays as it was; the answer is there all the same
+            name = type(error).__name__
+            self._agent.announce(ResizeFailed(session_id=self._session.id, error=name))
+        await self._save()
+
+    async def _save(self) -> None:
+        if self._store is None:
+            return
+        # One that no store knows yet was made elsewhere and attached.
+        save = self._store.save if self._session.revision else self._store.add
+        await save(self._session)
+
+    # What a turn needs of it
+
+    def request(self) -> list[dict[str, Any]]:
+        """The messages for the model, as of now."""
+        window = [self._shown if e.seq == self._asked else e for e in self._session.window]
+        return build_messages(
+            self._agent.prompt,
+            [*window, *(self._held or ())],
+            summary=self._session.summary,
+            memo=self._session.memo,
+            pins=self._session.pins,
+            ledger=self._session.ledger,
+            vendor=self._vendor,
+        )
+
+    async def record(self, entries: Sequence[Entry]) -> None:
+        """Add these entries; durable when this returns, where there is a store."""
+        if self._held is not None:
+            self._held.extend(entries)
+            return
+        for entry in entries:
+            self._session.add_entry(entry)
+        await self._save()
+
+    def shrink(self) -> int:
+        """Cut the window harder; how many entries are left in it, or 0 if nothing more can go."""
+        return len(self._session.window) if self._session.shrink() else 0
+
+
+Ask = Callable[[OnText], Awaitable[str]]
+"""Asks, and lets each piece be heard."""
+
+
+class _Flow:
+    """What has come and was not read yet."""
+
+    def __init__(self) -> None:
+        self.pieces: deque[str] = deque()
+        self.text: str | None = None
+        self.error: Exception | None = None
+        self.is_over = False
+        self.news = anyio.Event()
+
+    async def run(self, ask: Ask) -> None:
+        try:
+            self.text = await ask(self._hear)
+        except Exception as error:  # noqa: BLE001 - whoever reads gets it
+            self.error = error
+        finally:
+            self.is_over = True
+            self.news.set()
+
+    def _hear(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self.news.set()
+
+
+class Stream:
+    """Asks when the first piece is wanted. Leaving it early stops the answer.
+
+    `async with agent.stream(…) as pieces` waits, on leaving, until it has stopped.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._flow = _Flow()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The whole answer, once it has come to its end."""
+        return self._flow.text
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        flow = self._started()
+        while not flow.pieces:
+            if flow.is_over:
+                return self._end()
+            flow.news = anyio.Event()
+            try:
+                await flow.news.wait()
+            except BaseException:
+                self._stop()
+                raise
+        return flow.pieces.popleft()
+
+    def _started(self) -> _Flow:
+        if self._task is None:
+            # No task group: left half-way, its scope would stay open around whoever reads, and
+            # cancel them. This object owns the task, and ends it when nobody reads any more.
+            work = self._flow.run(self._ask)
+            self._task = asyncio.get_running_loop().create_task(work, name="answer in pieces")
+        return self._flow
+
+    def _end(self) -> str:
+        error, self._flow.error = self._flow.error, None
+        if error is not None:
+            raise error
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Stop the answer where it has not come to its end, and wait until it has stopped."""
+        self._stop()
+        if self._task is not None:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    def _stop(self) -> None:
+        if self._task is not None and not self._flow.is_over:
+            self._task.cancel()
+
+    def __del__(self) -> None:
+        self._stop()
+
+
+class _Turn(Mutex):
+    async def __aenter__(self) -> None:
+        try:
+            await super().__aenter__()
+        except RuntimeError:
+            raise RuntimeError(
+                "a tool or hook can't ask the agent that called it in the same session: "
+                "give it another session"
+            ) from None
+
+    def check_may_block(self) -> None:
+        try:
+            super().check_may_block()
+        except RuntimeError:
+            raise RuntimeError(
+                "this event loop is answering in that session: await ask()"
+            ) from None
+
+
+class Serial:
+    """A lock for each session that is in use, for all event loops and threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._turns: WeakKeyDictionary[Session, _Turn] = WeakKeyDictionary()
+
+    def turn_in(self, session: Session) -> Mutex:
+        """The lock that a question in this session is asked under."""
+        with self._lock:
+            return self._turns.setdefault(session, _Turn())
+
+    def check_may_block(self, session_id: str) -> None:
+        """Raise RuntimeError where waiting for this session would never end."""
+        with self._lock:
+            turns = [turn for session, turn in self._turns.items() if session.id == session_id]
+        for turn in turns:
+            turn.check_may_block()
+
+
+T = TypeVar("T")
+
+_STOP_SECONDS = 1.0
+_lock = Lock()
+_open: dict[int, tuple[asyncio.AbstractEventLoop, Thread]] = {}
+"""By process: a fork has no threads of its parent."""
+
+
+def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What the function comes to. All share one loop, so that connections last."""
+    loop, thread = _running_loop()
+    if thread is current_thread():  # called from within that loop, which must not wait for itself
+        return blocking(function)
+    future = asyncio.run_coroutine_threadsafe(function(), loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()  # as after Ctrl-C: nobody waits for it any more
+        raise
+
+
+def _running_loop() -> tuple[asyncio.AbstractEventLoop, Thread]:
+    with _lock:
+        if os.getpid() not in _open:
+            loop = asyncio.new_event_loop()
+            # A daemon: what it still does must not keep the process from ending.
+            thread = Thread(target=loop.run_forever, name="nanoloop sync", daemon=True)
+            thread.start()
+            atexit.register(_stop, os.getpid())
+            _open[os.getpid()] = loop, thread
+        return _open[os.getpid()]
+
+
+def _stop(process: int) -> None:
+    if process != os.getpid():
+        return
+    loop, thread = _open.pop(process)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(_STOP_SECONDS)
+    if not thread.is_alive():
+        loop.close()

@@ -1,0 +1,499 @@
+"""Files that people send: looked into, kept by owner, and forgotten with their conversation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from struct import (  # noqa: N812 - what it means here
+    error as CutOff,
+)
+from struct import (
+    unpack_from,
+)
+from typing import Any
+
+import anyio
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import AttachmentsFull, PictureRefused, SessionDamaged, SessionNotFound
+from nanoloop.files import make_folder, replace_file
+from nanoloop.protocols import Seal
+from nanoloop.session.changes import WAITING
+from nanoloop.session.entry import Entry
+from nanoloop.session.session import Session
+
+SCHEME = "attachment:"
+"""How a reference to one begins."""
+TEXT_SHOWN = 20_000
+"""Characters of a text file that the model is shown."""
+_ID = re.compile(r"[0-9a-f]{40}")
+_MAGIC = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+)
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """What is known of one file."""
+
+    id: str
+    owner: str
+    """How the sessions of who uploaded it begin."""
+    kind: str
+    name: str
+    mime_type: str
+    size: int
+
+
+def mime_type_of(data: bytes) -> str | None:
+    """What these bytes are, by their own word; None where it is nothing we take."""
+    for magic, mime_type in _MAGIC:
+        if data.startswith(magic):
+            return mime_type
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    if _CONTROL.search(data):
+        return None
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return "text/plain"
+
+
+class Attachments:
+    """Keeps them in a folder, which is made with the first one; sealed where a seal is given."""
+
+    def __init__(self, folder: Path, *, limit_bytes: int, seal: Seal | None = None) -> None:
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._seal = seal
+        self._bytes: int | None = None
+        # One at a time: no other thread waits for one.
+        self._checks = anyio.CapacityLimiter(1)
+
+    async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
+        """Keep a file, durable when this returns; the same one twice is one.
+
+        A picture is checked, and kept as models and people are to see it. Raises
+        `AttachmentsFull` and `PictureRefused`.
+        """
+        if mime_type in TYPES:
+            picture = await checked(data, limiter=self._checks)
+            data, mime_type = picture.data, picture.mime_type
+        # The owner is part of it: nobody learns by an upload what others have.
+        digest = hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()
+        kept = StoredFile(
+            id=digest[:40],
+            owner=owner,
+            kind="image" if mime_type in TYPES else "file",
+            name=name,
+            mime_type=mime_type,
+            size=len(data),
+        )
+        await run_sync(self._write, kept, data)
+        return kept
+
+    async def about(self, attachment_id: str) -> StoredFile | None:
+        """What is known of it, or None where there is no such file."""
+        if not _ID.fullmatch(attachment_id):
+            return None
+        text = await run_sync(self._read, attachment_id, ".json")
+        return None if text is None else StoredFile(**json.loads(text))
+
+    async def data(self, attachment_id: str) -> bytes | None:
+        """The file, or None where there is no such file."""
+        if not _ID.fullmatch(attachment_id):
+            return None
+        return await run_sync(self._read, attachment_id, ".data")
+
+    def _read(self, attachment_id: str, suffix: str) -> bytes | None:
+        try:
+            data = (self._folder / f"{attachment_id}{suffix}").read_bytes()
+        except FileNotFoundError:
+            return None
+        return data if self._seal is None else self._seal.open(data.decode())
+
+    def _write(self, kept: StoredFile, data: bytes) -> None:
+        make_folder(self._folder)
+        if not (self._folder / f"{kept.id}.data").exists():
+            self._take_room(len(data))
+            self._put(f"{kept.id}.data", data)
+        # Last: what is known of a file is known of a whole one.
+        self._put(f"{kept.id}.json", json.dumps(asdict(kept)).encode())
+
+    def _put(self, name: str, data: bytes) -> None:
+        sealed = data if self._seal is None else self._seal.seal(data).encode()
+        beside = self._folder / f".{secrets.token_hex(8)}"
+        try:
+            # For its owner's eyes only, whatever the umask is.
+            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(sealed)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._folder / name)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+    def _take_room(self, size: int) -> None:
+        # Counted anew where there seems to be no room: some may have gone with their messages.
+        if self._bytes is None or self._bytes + size > self._limit_bytes:
+            self._bytes = sum(file.stat().st_size for file in self._folder.glob("*.data"))
+        if self._bytes + size > self._limit_bytes:
+            raise AttachmentsFull(self._limit_bytes)
+        self._bytes += size
+
+
+MOST_PIXELS = 50_000_000
+"""Pixels of a JPEG that is not progressive: it is decoded as small as it is wanted."""
+_SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
+"""Others may have only such a part of these pixels: their decoders take more memory for each."""
+MOST_SIDE = 65_535
+"""Pixels of one side: each line takes memory too."""
+MOST_SCANS = 500_000_000
+"""Pixels of a JPEG times the passes over them that its decoder has to make."""
+READ_SECONDS = 30.0
+SLOW = "it takes too long to read"
+_PARTS = 20_000
+"""Parts of a file that are walked through; one of more is decoded to see what it holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What the beginning of a picture says of it."""
+
+    mime_type: str
+    width: int
+    height: int
+    is_bare: bool
+    """Whether it holds one picture and nothing else: no place, no camera, no second file."""
+    scans: int = 1
+    is_progressive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture that was checked."""
+
+    data: bytes
+    mime_type: str
+
+
+async def checked(data: bytes, *, limiter: anyio.CapacityLimiter) -> Picture:
+    """The picture upright, without what its camera wrote into it; raises `PictureRefused`.
+
+    Without Pillow only its header is looked at, and it stays as it is.
+    """
+    async with limiter:
+        with anyio.move_on_after(READ_SECONDS):
+            # Nobody can stop the thread: what it may have to do is bounded by the header.
+            return await run_sync(_checked, data, abandon_on_cancel=True)
+    raise PictureRefused(SLOW)
+
+
+def _checked(data: bytes) -> Picture:
+    header = header_of(data)
+    try:
+        # Loaded with the first picture, and an extra.
+        from nanoloop.pillow import cleaned  # noqa: PLC0415 - as above
+    except ImportError:
+        return Picture(data=data, mime_type=header.mime_type)
+    return cleaned(data, header)
+
+
+def is_pillow_here() -> bool:
+    """Whether pictures are decoded, or only their headers looked at."""
+    return find_spec("PIL") is not None
+
+
+def header_of(data: bytes) -> Header:
+    """What it says of itself; raises `PictureRefused` for nonsense, and for what is too large."""
+    try:
+        header = next(read(data) for magic, read in _HEADERS.items() if data.startswith(magic))
+    except (CutOff, IndexError, StopIteration):
+        raise PictureRefused("it is damaged") from None
+    bound(header)
+    return header
+
+
+def bound(header: Header) -> None:
+    """Raise `PictureRefused` for one that takes more memory or time than a picture may."""
+    pixels = header.width * header.height
+    share = 2 if header.is_progressive else _SHARE.get(header.mime_type, 1)
+    most = MOST_PIXELS // share
+    if not pixels:
+        raise PictureRefused("it has no pixels")
+    if pixels > most:
+        raise PictureRefused(f"it has {pixels:,} pixels, more than {most:,}")
+    if max(header.width, header.height) > MOST_SIDE:
+        raise PictureRefused(f"a side of it has more than {MOST_SIDE:,} pixels")
+    if pixels * header.scans > MOST_SCANS:
+        raise PictureRefused(SLOW)
+
+
+_PNG_KEPT = frozenset(
+    b"IHDR PLTE IDAT IEND bKGD cHRM cICP gAMA hIST iCCP pHYs sBIT sRGB tRNS".split()
+)
+
+
+def _png(data: bytes) -> Header:
+    width, height = unpack_from(">II", data, 16)
+    return Header(mime_type="image/png", width=width, height=height, is_bare=_is_bare_png(data))
+
+
+def _is_bare_png(data: bytes) -> bool:
+    at = 8
+    for _ in range(_PARTS):
+        if at + 12 > len(data):
+            return False
+        size, name = unpack_from(">I4s", data, at)
+        at += size + 12
+        if name == b"IEND":
+            return bool(at == len(data))
+        if name not in _PNG_KEPT:
+            return False
+    return False
+
+
+_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
+_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_KEPT = _SIZES | {0xC4, 0xDA, 0xDB, 0xDD}
+_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
+
+
+def _jpeg(data: bytes) -> Header:
+    at, scans, is_bare, size = 2, 0, True, None
+    is_progressive = False
+    while found := _MARKER.search(data, at):
+        marker, at = found[1][0], found.end()
+        if marker == 0xD9:  # noqa: PLR2004 - the end
+            break
+        if marker in (0x01, 0xD8):
+            continue
+        (length,) = unpack_from(">H", data, at)
+        if marker in _SIZES:
+            size = size or unpack_from(">HH", data, at + 3)
+            is_progressive |= marker in _PROGRESSIVE
+        scans += marker == 0xDA  # noqa: PLR2004 - the start of one
+        is_bare &= marker in _JPEG_KEPT or _is_harmless(marker, data[at : at + length])
+        at += length
+    height, width = size or unpack_from(">HH", b"")
+    return Header(
+        mime_type="image/jpeg",
+        width=width,
+        height=height,
+        is_bare=is_bare and at == len(data),
+        scans=max(scans, 1),
+        is_progressive=is_progressive,
+    )
+
+
+def _is_harmless(marker: int, segment: bytes) -> bool:
+    """JFIF without a thumbnail, Adobe's colour transform, or a colour profile."""
+    name = segment[2:]
+    return (
+        (marker == 0xE0 and name.startswith(b"JFIF\0") and len(segment) == 16)  # noqa: PLR2004
+        or (marker == 0xEE and name.startswith(b"Adobe"))  # noqa: PLR2004 - APP14
+        or (marker == 0xE2 and name.startswith(b"ICC_PROFILE\0"))  # noqa: PLR2004 - APP2
+    )
+
+
+def _gif(data: bytes) -> Header:
+    width, height, flags = unpack_from("<HHB", data, 6)
+    at, is_bare = 13 + _table(flags), True
+    while data[at] == 0x21:  # noqa: PLR2004 - an extension
+        is_bare &= data[at + 1] == 0xF9  # noqa: PLR2004 - how the next frame is shown
+        at = _behind_blocks(data, at + 2)
+    left, top, wide, high, flags = unpack_from("<HHHHB", data, at + 1)
+    at += 10 + _table(flags) + 1
+    try:
+        at = _behind_blocks(data, at)
+        is_bare &= data[at] == 0x3B and at + 1 == len(data)  # noqa: PLR2004 - the end
+    except (CutOff, IndexError):
+        is_bare = False
+    width, height = max(width, left + wide), max(height, top + high)
+    return Header(mime_type="image/gif", width=width, height=height, is_bare=is_bare)
+
+
+def _table(flags: int) -> int:
+    """Bytes of the table of colours that follows."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _behind_blocks(data: bytes, at: int) -> int:
+    for _ in range(_PARTS):
+        size = data[at]
+        at += size + 1
+        if not size:
+            return at
+    raise IndexError
+
+
+_WEBP_KEPT = frozenset((b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ICCP"))
+
+
+def _webp(data: bytes) -> Header:
+    if data[8:12] != b"WEBP":
+        raise IndexError
+    width, height = _webp_size(data)
+    return Header(mime_type="image/webp", width=width, height=height, is_bare=_is_bare_webp(data))
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    match data[12:16]:
+        case b"VP8 ":
+            width, height = unpack_from("<HH", data, 26)
+            return width & 0x3FFF, height & 0x3FFF
+        case b"VP8L":
+            (bits,) = unpack_from("<I", data, 21)
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8X":
+            wide, high = data[24:27], data[27:30]
+            return int.from_bytes(wide, "little") + 1, int.from_bytes(high, "little") + 1
+    raise IndexError
+
+
+def _is_bare_webp(data: bytes) -> bool:
+    at = 12
+    for _ in range(_PARTS):
+        if at + 8 > len(data):
+            break
+        name, size = unpack_from("<4sI", data, at)
+        if name not in _WEBP_KEPT:
+            return False
+        at += 8 + size + size % 2
+    return at == len(data)
+
+
+_HEADERS: Mapping[bytes, Callable[[bytes], Header]] = {
+    b"\x89PNG\r\n\x1a\n": _png,
+    b"\xff\xd8\xff": _jpeg,
+    b"GIF87a": _gif,
+    b"GIF89a": _gif,
+    b"RIFF": _webp,
+}
+TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
+"""What a model is shown as a picture."""
+
+
+NOTE = ".forgetting"
+"""The file that names those which may have to go, beside them."""
+READ_AT_ONCE = 500
+"""Entries that are looked through at a time."""
+_REFERENCE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
+
+
+class Forgetting:
+    """The store that it is given, which lets go of uploaded files too.
+
+    A file stays as long as any session refers to it; one that can't be read refers to none.
+    """
+
+    def __init__(self, store: Any, folder: Path) -> None:
+        self._store = store
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Erase as the store does, then the files that only these entries referred to."""
+        gone = await self._noted(await self._files_of(session.id, seqs))
+        await self._store.erase(session, seqs)
+        await self._let_go(gone)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete as the store does, then the files that only this session referred to."""
+        gone = await self._noted(await self._files_ever_of(session_id))
+        await self._store.delete(session_id)
+        await self._let_go(gone)
+
+    async def delete_expired(self) -> int:
+        """As the store does; then what was noted and is there still, after a kill say."""
+        removed = int(await self._store.delete_expired())
+        await self._let_go(await self._noted(set()))
+        return removed
+
+    def _has_any(self) -> bool:
+        # In no thread: where nothing is uploaded, nothing waits on the way to the store.
+        return self._folder.is_dir()
+
+    async def _noted(self, gone: set[str]) -> set[str]:
+        """These and what was noted before, on the disk until it is settled."""
+        return await run_sync(self._note, gone) if self._has_any() else gone
+
+    def _note(self, gone: set[str]) -> set[str]:
+        file = self._folder / NOTE
+        known = set(file.read_text().split()) if file.exists() else set()
+        if gone - known:
+            replace_file(file, " ".join(gone | known).encode(), durable=True)
+        return gone | known
+
+    async def _let_go(self, gone: set[str]) -> None:
+        if not gone:
+            return
+        for session_id in [info.id async for info in self._store.list()]:
+            gone -= await self._files_of(session_id)
+            if not gone:
+                break
+        await run_sync(self._remove, gone)
+
+    def _remove(self, gone: Collection[str]) -> None:
+        for name in gone:
+            # What is known of it goes first: a half of it is none.
+            for suffix in (".json", ".data"):
+                (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
+        (self._folder / NOTE).unlink(missing_ok=True)
+
+    async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
+        """The files that a session refers to, or these entries of it."""
+        found: set[str] = set()
+        if not self._has_any():
+            return found
+        with suppress(SessionNotFound, SessionDamaged):
+            if seqs is None:
+                waiting = (await self._store.load(session_id)).waiting
+                found.update(*map(_files_in, waiting))
+            async for entry in self._entries(session_id, seqs):
+                found |= _files_in(entry)
+        return found
+
+    async def _files_ever_of(self, session_id: str) -> set[str]:
+        """The same with those of what was taken back, or stands before a reset."""
+        found: set[str] = set()
+        if self._has_any():
+            with suppress(SessionNotFound, SessionDamaged):
+                snapshot = await self._store.snapshot(session_id)
+                found.update(_REFERENCE.findall(str(snapshot.sections.get(WAITING))))
+                found.update(*map(_files_in, snapshot.entries))
+        return found
+
+    async def _entries(self, session_id: str, seqs: Collection[int] | None) -> AsyncIterator[Entry]:
+        after, upto = (
+            (0, None) if seqs is None else (min(seqs, default=1) - 1, max(seqs, default=0))
+        )
+        part = {"upto": upto, "limit": READ_AT_ONCE}
+        while some := await self._store.entries(session_id, after=after, **part):
+            for entry in some:
+                if seqs is None or entry.seq in seqs:
+                    yield entry
+            after = some[-1].seq
+
+
+def _files_in(entry: Entry) -> set[str]:
+    told = (entry.content.get("parts"), entry.metadata.get("attachments"))
+    return set(_REFERENCE.findall(str(told))) if any(told) else set()

@@ -1,0 +1,249 @@
+"""The bus inside one process: bounded both ways, one slow chat holds up no other."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import uniform
+from typing import Self
+
+import anyio
+
+from nanoloop.errors import BusFull, LaneFull, SendLater, reason_of
+from nanoloop.events import Announce, SendFailed, SendPostponed, TextStreamed, silent
+from nanoloop.lanes import Lanes
+from nanoloop.messages import Delivery, Inbound, Outbound
+from nanoloop.protocols import Channel
+from nanoloop.sentences import ENGLISH
+
+LONGEST_REST_SECONDS = 60.0
+"""How long a chat that can't be reached is left alone at most."""
+SHORTEST_REST_SECONDS = 0.1
+"""How long it is left alone at least, whatever the channel says."""
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedItem:
+    """Something on its way to a chat."""
+
+    says: Outbound | TextStreamed
+    arrived: Callable[[], Awaitable[None]] | None = None
+
+    def is_worth_a_try(self, error: Exception) -> bool:
+        """Whether to send it again; what nobody waits to hear of is not, if it took too long."""
+        is_slow = isinstance(error, TimeoutError) and self.arrived is not None
+        return (isinstance(error, SendLater) or is_slow) and isinstance(self.says, Outbound)
+
+
+@dataclass(slots=True)
+class _Settled:
+    """What came of a message that was handed in."""
+
+    event: anyio.Event = field(default_factory=anyio.Event)
+    is_owed: bool = True
+
+
+class InProcessBus:
+    """Channels on one side, one consumer on the other."""
+
+    def __init__(
+        self,
+        *,
+        inbound_limit: int = 1000,
+        outbound_limit: int = 100,
+        send_timeout_seconds: float = 120,
+        busy: str = ENGLISH["full"],
+        announce: Announce = silent,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self._sleep = sleep
+        self._inbound_limit = inbound_limit
+        self._outbound_limit = outbound_limit
+        self._send_timeout_seconds = send_timeout_seconds
+        self._busy = busy
+        self._announce = announce
+        self._unacknowledged: dict[int, Inbound] = {}
+        self._untaken: deque[int] = deque()
+        self._settled: dict[int, _Settled] = {}
+        self._count = 0
+        self._is_closed = False
+        self._arrived = anyio.Event()
+        self._room = anyio.Event()
+        self._channels: dict[str, Channel] = {}
+        self._held: dict[tuple[str, str], TextStreamed] = {}
+        self._chats: Lanes[tuple[str, str], _QueuedItem] = Lanes(
+            self._send, limit=outbound_limit, name="chat"
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._chats.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        return await self._chats.__aexit__(*exc)
+
+    # In
+
+    def put_nowait(self, message: Inbound) -> None:
+        """Take a message in; where there is no room its chat is told, and `BusFull` raised."""
+        if self._is_closed or len(self._unacknowledged) >= self._inbound_limit:
+            self._refuse(message)
+            raise BusFull(self._inbound_limit)
+        self._count += 1
+        self._unacknowledged[self._count] = message
+        self._untaken.append(self._count)
+        self._arrived.set()
+
+    async def hand_in(self, message: Inbound) -> bool:
+        """Take a message in, and return once it is durable or was refused; as `put_nowait`.
+
+        Whether its chat hears of it; it does not where it was only heard again.
+        """
+        self.put_nowait(message)
+        settled = self._settled[self._count] = _Settled()
+        await settled.event.wait()
+        return settled.is_owed
+
+    def _refuse(self, message: Inbound) -> None:
+        busy = Outbound(
+            channel=message.channel,
+            chat=message.chat,
+            text=self._busy,
+            kind="notice",
+            reply_to=message.message_id,
+        )
+        try:
+            self._chats.put_nowait((message.channel, message.chat), _QueuedItem(busy))
+        except (LaneFull, RuntimeError) as why:  # or nothing is carried any more
+            error = type(why).__name__
+            self._announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
+
+    async def put(self, message: Inbound) -> None:
+        """Take a message in as soon as there is room."""
+        while not self._is_closed and len(self._unacknowledged) >= self._inbound_limit:
+            if self._room.is_set():  # one for all who wait, or all but the last were forgotten
+                self._room = anyio.Event()
+            await self._room.wait()
+        self.put_nowait(message)
+
+    async def deliveries(self) -> AsyncIterator[Delivery]:
+        """Messages to answer; a new consumer is given what the last one did not acknowledge."""
+        self._untaken = deque(self._unacknowledged)
+        while True:
+            while not self._untaken:
+                if self._is_closed:
+                    return
+                self._arrived = anyio.Event()
+                await self._arrived.wait()
+            number = self._untaken.popleft()
+            yield Delivery(
+                message=self._unacknowledged[number], ack=partial(self._acknowledge, number)
+            )
+
+    async def _acknowledge(self, number: int, *, owed: bool = True) -> None:
+        self._unacknowledged.pop(number, None)
+        self._room.set()
+        if (settled := self._settled.pop(number, None)) is not None:
+            settled.is_owed = owed
+            settled.event.set()
+
+    def close(self) -> None:
+        """Take nothing more in."""
+        self._is_closed = True
+        self._arrived.set()
+        self._room.set()
+
+    # Out
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """The names of the channels that are attached."""
+        return tuple(self._channels)
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        """How each attached channel stands, of those that can tell by a `state`."""
+        return {
+            name: str(channel.state)
+            for name, channel in self._channels.items()
+            if hasattr(channel, "state")
+        }
+
+    def attach(self, channel: Channel) -> None:
+        """From now on that channel's chats are served by it."""
+        self._channels[channel.name] = channel
+
+    def streams(self, channel: str) -> bool:
+        """Whether that channel wants pieces."""
+        return channel in self._channels and self._channels[channel].streams
+
+    def confirms(self, channel: str) -> bool:
+        """Whether that channel knows what has arrived."""
+        return bool(getattr(self._channels.get(channel), "confirms", False))
+
+    async def publish(
+        self, message: Outbound, *, arrived: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Send a text to its chat; waits only while that same chat has too many unsent.
+
+        `arrived` is called once it is there, or can never be.
+        """
+        chat = (message.channel, message.chat)
+        if chat in self._held and self._held[chat].reply_to == message.reply_to:
+            del self._held[chat]  # the whole text has what they had
+        await self._chats.put(chat, _QueuedItem(message, arrived))
+
+    def publish_nowait(self, piece: TextStreamed) -> None:
+        """Send a piece of an answer; half of a chat's room is kept for whole texts.
+
+        What has no room goes out with the next piece: a chat misses the end of them or nothing.
+        """
+        chat = (piece.channel, piece.chat)
+        held = self._held.pop(chat, None)
+        if held is not None and held.reply_to == piece.reply_to:
+            piece = replace(piece, text=held.text + piece.text)
+        if self._chats.waiting(chat) < self._outbound_limit // 2:
+            self._chats.put_nowait(chat, _QueuedItem(piece))
+        else:
+            self._held[chat] = piece
+
+    async def flush(self) -> None:
+        """Wait until everything published has been sent or given up."""
+        await self._chats.idle()
+
+    async def _send(self, chat: tuple[str, str], item: _QueuedItem) -> None:
+        error = await self._error_of(item.says)
+        tries = 1
+        while error is not None and item.is_worth_a_try(error):
+            await self._rest(chat, error, tries)
+            error = await self._error_of(item.says)
+            tries += 1
+        if error is not None:
+            why = "no such channel" if isinstance(error, LookupError) else reason_of(error)
+            self._announce(SendFailed(channel=chat[0], chat=chat[1], error=why))
+        if item.arrived is not None:
+            await item.arrived()
+
+    async def _error_of(self, says: Outbound | TextStreamed) -> Exception | None:
+        """None once it is sent, else why it is not."""
+        try:
+            channel = self._channels[says.channel]
+            with anyio.fail_after(self._send_timeout_seconds):
+                await channel.send(says)
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            return error
+        return None
+
+    async def _rest(self, chat: tuple[str, str], error: Exception, tries: int) -> None:
+        known = error.seconds if isinstance(error, SendLater) else None
+        backoff = min(LONGEST_REST_SECONDS, 2.0 ** min(tries - 1, 10)) * uniform(0.5, 1)  # noqa: S311
+        seconds = backoff if known is None else max(SHORTEST_REST_SECONDS, known)
+        reason = error.reason if isinstance(error, SendLater) else "it took too long"
+        self._announce(
+            SendPostponed(
+                channel=chat[0], chat=chat[1], reason=reason, seconds=round(seconds, 3), tries=tries
+            )
+        )
+        await self._sleep(seconds)

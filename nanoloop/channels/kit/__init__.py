@@ -1,0 +1,31 @@
+"""What a chat platform needs to be a channel; the names here are all that one has to import."""
+
+from nanoloop.channels.kit.platform import (
+    File,
+    FormatRefused,
+    Hear,
+    Heard,
+    Limits,
+    MessageGone,
+    Place,
+    Platform,
+    Refused,
+    Text,
+    TooLong,
+    Upload,
+)
+
+__all__ = [
+    "File",
+    "FormatRefused",
+    "Hear",
+    "Heard",
+    "Limits",
+    "MessageGone",
+    "Place",
+    "Platform",
+    "Refused",
+    "Text",
+    "TooLong",
+    "Upload",
+]

@@ -1,0 +1,186 @@
+"""What was said while the bot was away, and what it has heard already."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from nanoloop.channels.kit.platform import Place
+from nanoloop.errors import NanoloopError, SendLater
+from nanoloop.files import make_folder
+
+AT_ONCE = 4
+"""Places that are asked about side by side."""
+E = TypeVar("E")
+REST_SECONDS = 5.0
+Job = Callable[[], Awaitable[None]]
+Put = Callable[[str, Job], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Gap:
+    place: Place
+    last: str
+    tried: anyio.Event = field(default_factory=anyio.Event)
+    rest_seconds: float | None = None
+    """How long to wait before it is tried again, if it has to be."""
+
+
+class Gaps(Generic[E]):
+    """Closes the gaps of one connection, for a platform that can be asked what was said."""
+
+    def __init__(
+        self,
+        seen: SeenMessages,
+        *,
+        since: Callable[[Place, str], Awaitable[Sequence[E]]],
+        take: Callable[[E], Awaitable[None]],
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        """`since` raises `SendLater` to be asked again; what else it raises ends the asking."""
+        self._seen = seen
+        self._since = since
+        self._take = take
+        self._sleep = sleep
+        self._open: set[Place] = set()
+        self._is_cut = False
+        self._limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    def note(self, place: Place, message: str) -> None:
+        """That message has been taken in, and all before it, unless a gap is still open."""
+        if not self._is_cut and place not in self._open:
+            self._seen.note(place, message)
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """While something is taken in; where that is cut short, nothing is noted any more."""
+        try:
+            yield
+        except BaseException:
+            # Tasks that run for a moment longer would note what stands behind it.
+            self._is_cut = True
+            raise
+
+    async def close(self, put: Put, group: TaskGroup) -> None:
+        """Have them closed by tasks of the group.
+
+        `put` brings a job into the order of a chat; when this returns, each stands there already,
+        before what is heard from now on.
+        """
+        places = self._seen.places()
+        self._open = {place for place, _ in places}
+        for place, last in places:
+            gap = _Gap(place, last)
+            await put(place.chat, partial(self._try, gap))
+            group.start_soon(self._end, gap, put, name=f"gap {place}")
+
+    async def _end(self, gap: _Gap, put: Put) -> None:
+        await gap.tried.wait()
+        while gap.rest_seconds is not None:
+            await self._sleep(gap.rest_seconds)
+            gap.tried = anyio.Event()
+            await put(gap.place.chat, partial(self._try, gap))
+            await gap.tried.wait()
+
+    async def _try(self, gap: _Gap) -> None:
+        gap.rest_seconds = None
+        try:
+            async with self._limiter:
+                found = await self._since(gap.place, gap.last)
+            for one in found:
+                await self._take(one)
+        except SendLater as later:
+            gap.rest_seconds = REST_SECONDS if later.seconds is None else later.seconds
+        except NanoloopError:
+            pass  # the bot is not in there any more
+        if gap.rest_seconds is None:
+            self._open.discard(gap.place)
+        gap.tried.set()
+
+
+PLACES = 500
+"""Places that are asked about after a gap: those that were heard last."""
+DAYS = 30
+"""A place that was silent for so long is not asked about any more."""
+_DAY = 86_400.0
+
+_SCHEMA = """
+PRAGMA synchronous = OFF;
+CREATE TABLE IF NOT EXISTS seen (place TEXT PRIMARY KEY, last TEXT, time REAL);
+"""
+_NOTE = """
+INSERT INTO seen VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET last = excluded.last, time = excluded.time
+WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
+"""
+"""Ids that are times or numbers grow, in length too."""
+
+
+class SeenMessages:
+    """Keeps it in a file, where one is given; what a crash takes from it is only heard again."""
+
+    def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._notebook = Notebook(file, _SCHEMA)
+
+    def note(self, place: Place, message: str) -> None:
+        """All in this place up to that message has been taken in; what is older changes nothing."""
+        self._notebook.open().execute(_NOTE, (str(place), message, self._clock()))
+
+    def begin(self, place: Place, before: str) -> None:
+        """Something was heard in a place that may be new, after that message."""
+        self._notebook.open().execute(
+            "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (str(place), before, self._clock())
+        )
+
+    def places(self) -> list[tuple[Place, str]]:
+        """Those to ask about, each with the last message that was taken in there."""
+        rows = self._notebook.open().execute(
+            "SELECT place, last FROM seen WHERE time > ? ORDER BY time DESC LIMIT ?",
+            (self._clock() - DAYS * _DAY, PLACES),
+        )
+        return [(Place.of(place), last) for place, last in rows]
+
+    def close(self) -> None:
+        """Let go of the file; it is opened again when needed."""
+        self._notebook.close()
+
+
+class Notebook:
+    """One file, or memory where none is given; from one thread at a time."""
+
+    def __init__(self, file: Path | None, schema: str) -> None:
+        self._file = file
+        self._schema = schema
+        self._database: sqlite3.Connection | None = None
+
+    def open(self) -> sqlite3.Connection:
+        """Its connection, which begins no transaction by itself."""
+        if self._database is None:
+            if self._file is not None:
+                make_folder(self._file.parent)
+                self._file.touch(mode=0o600)
+            self._database = sqlite3.connect(
+                self._file or ":memory:", timeout=5, isolation_level=None, check_same_thread=False
+            )
+            self._database.executescript(self._schema)
+        return self._database
+
+    def close(self) -> None:
+        """Let go of the file; it is opened again when needed."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def __del__(self) -> None:
+        """Close it with whoever held it."""
+        self.close()

@@ -1,0 +1,453 @@
+"""What people say, on its way to the bus: bursts joined, files fetched, voices transcribed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, Self
+
+import anyio
+
+from nanoloop.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
+from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessControl, Rules, command
+from nanoloop.channels.kit.drafts import Drafts
+from nanoloop.channels.kit.platform import File, Heard, Place
+from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
+from nanoloop.events import Announce, FileLeftOut, HearingFailed, MessageRepeated
+from nanoloop.lanes import Lanes
+from nanoloop.messages import Attachment, Inbound, Outbound
+from nanoloop.protocols import Bus
+from nanoloop.tools.threads import Threads
+
+WAITING = 200
+"""Messages of one chat that may wait to be taken in; the platform then waits."""
+REMEMBERED = 10_000
+"""Messages whose last words are known, so that an edit that changes nothing is known as such."""
+NAME_CHARS = 60
+QUOTE_CHARS = 1000
+WELCOME = "You may talk with me now."
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    heard: Heard
+    taken: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Intake:
+    """Takes in what one platform hears."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        bus: Bus,
+        rules: Callable[[], Rules],
+        agent: str | None,
+        door: AccessControl,
+        drafts: Drafts,
+        files: Files,
+        waits: Callable[[str, str], None],
+        drop: Callable[[str, str], None],
+        announce: Announce,
+    ) -> None:
+        self._name = name
+        self._bus = bus
+        self._rules = rules
+        self._agent = agent
+        self._door = door
+        self._drafts = drafts
+        self._files = files
+        self._waits = waits
+        self._drop = drop
+        self._announce = announce
+        self._overheard = Overheard()
+        self._is_deaf = False
+        self._recent: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._lanes: Lanes[str, _Item] = Lanes(self._take, limit=WAITING, name="heard")
+
+    async def __aenter__(self) -> Self:
+        await self._lanes.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        return await self._lanes.__aexit__(*exc)
+
+    def take_no_more(self) -> None:
+        """Acknowledge nothing from now on: it is delivered again after the next start."""
+        self._is_deaf = True
+
+    async def hear(self, *heard: Heard) -> None:
+        """Return once all of it is durable or was refused."""
+        items = [_Item(one) for one in heard if not one.is_bot]
+        for item in items:
+            await self._lanes.put(item.heard.chat, item)
+        for item in items:
+            await item.taken.wait()
+
+    async def _take(self, _: str, item: _Item) -> None:
+        try:
+            await self._receive(item.heard)
+        except Exception as error:  # noqa: BLE001 - one message's bug must not end the channel
+            about = f"{type(error).__name__} at {place_of(error)}"
+            self._announce(HearingFailed(channel=self._name, chat=item.heard.chat, error=about))
+        item.taken.set()
+
+    async def _receive(self, heard: Heard) -> None:
+        heard = replace(heard, text=_without_mention(heard))
+        if heard.edits or heard.deletes:
+            await self._amend(heard)
+        elif not (heard.text.strip() or heard.files):
+            return  # someone joined, or the like
+        elif not self._door.may_talk(heard):
+            if heard.private or heard.addressed:
+                await self._tell(heard, self._door.refusal(heard))
+        elif self._is_asked(heard):
+            await self._ask(heard)
+        elif self._rules().overheard == "keep":
+            self._overheard.keep(_place(heard), heard)
+
+    def _is_asked(self, heard: Heard) -> bool:
+        """Whether an answer is wanted."""
+        rule = self._rules().groups
+        return heard.private or rule == "always" or (rule == "mention" and heard.addressed)
+
+    async def _ask(self, heard: Heard) -> None:
+        self._drafts.learn(heard.chat, private=heard.private)
+        is_known = self._is_known(heard)
+        is_command = command(heard.text) is not None
+        if is_known and is_command:  # the session remembers messages, but no commands
+            self._announce(MessageRepeated(key=self._key(heard), message_id=heard.id))
+            return
+        if not is_known:
+            is_too_much, words = self._door.excess(heard)
+            if is_too_much:
+                await self._tell(heard, words)
+                return
+        if self._door.is_forbidden(heard):
+            await self._tell(heard, OPERATORS_ONLY)
+        elif command(heard.text) == "pair":
+            await self._pair(heard)
+        else:
+            await self._hand_in(await self._inbound(heard, is_command=is_command))
+
+    async def _hand_in(self, message: Inbound) -> None:
+        if self._is_deaf:
+            await anyio.sleep_forever()
+        question, is_owed = (message.chat, message.message_id or ""), False
+        is_asked = command(message.text) is None and not (message.edits or message.deletes)
+        if is_asked:
+            self._waits(*question)
+        with suppress(BusFull):  # then the chat was told
+            is_owed = await self._bus.hand_in(message)
+        if is_asked and not is_owed:
+            self._drop(*question)
+
+    async def _inbound(self, heard: Heard, *, is_command: bool) -> Inbound:
+        rules = self._rules()
+        return Inbound(
+            channel=self._name,
+            chat=_place(heard),
+            text=heard.text if is_command else self._told(heard),
+            sender=_name(heard),
+            message_id=heard.id,
+            attachments=tuple([await self._files.attachment(file) for file in heard.files]),
+            reply_to=heard.reply_to,
+            group=not heard.private,
+            key=self._key(heard),
+            agent=self._agent,
+            burst_seconds=max(rules.burst_seconds, heard.burst_seconds),
+            steers=rules.steers,
+            time=heard.time,
+        )
+
+    def _told(self, heard: Heard) -> str:
+        """The text with what the model needs to understand it."""
+        before = self._overheard.take(_place(heard))
+        parts = (
+            f"[said in this chat before:\n{before}\n]" if before else "",
+            _quoted(heard.quote),
+            heard.text,
+        )
+        return "\n\n".join(filter(None, parts))
+
+    async def _amend(self, heard: Heard) -> None:
+        """A message was changed or taken back."""
+        place = _place(heard)
+        earlier = heard.edits or heard.deletes or ""
+        if self._overheard.forget(place, earlier) is not None:
+            if heard.edits:
+                await self._receive(replace(heard, id=earlier, edits=None))
+            return
+        if not self._door.may_talk(heard) or (heard.edits and self._says(heard, earlier)):
+            return
+        message = await self._inbound(heard, is_command=True)
+        await self._hand_in(
+            replace(message, edits=heard.edits, deletes=heard.deletes, burst_seconds=0)
+        )
+        # Last: until then pieces of the old answer may come.
+        if heard.edits:
+            self._drafts.begin_anew(place, earlier)
+        else:
+            await self._drafts.take_back(place, earlier)
+
+    def _is_known(self, heard: Heard) -> bool:
+        """Whether it was heard before; it is from now on."""
+        known = (heard.chat, heard.id) in self._recent
+        self._remember(heard, heard.id)
+        return known
+
+    def _says(self, heard: Heard, message: str) -> bool:
+        """Whether that message says so already: platforms tell of edits that change nothing."""
+        said = self._recent.get((heard.chat, message))
+        self._remember(heard, message)
+        return said == heard.text
+
+    def _remember(self, heard: Heard, message: str) -> None:
+        self._recent[heard.chat, message] = heard.text
+        self._recent.move_to_end((heard.chat, message))
+        while len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
+
+    async def _pair(self, heard: Heard) -> None:
+        _, _, code = heard.text.partition(" ")
+        person = self._door.approve(code)
+        if person is None:
+            await self._tell(heard, NO_SUCH_CODE)
+            return
+        await self._tell(heard, f"{person.name or person.id} may talk with me now.")
+        await self._say(person.chat, WELCOME)
+
+    async def _tell(self, heard: Heard, words: str | None) -> None:
+        if words is not None:
+            await self._say(_place(heard), words, reply_to=heard.id)
+
+    async def _say(self, chat: str, words: str, *, reply_to: str | None = None) -> None:
+        said = Outbound(channel=self._name, chat=chat, text=words, kind="notice", reply_to=reply_to)
+        await self._bus.publish(said)
+
+    def _key(self, heard: Heard) -> str:
+        """The session: the thread's own, or that of its chat."""
+        chat = heard.chat if self._rules().threads == "shared" else _place(heard)
+        return f"{self._name}:{chat}"
+
+
+def _place(heard: Heard) -> str:
+    return str(Place(heard.chat, heard.thread))
+
+
+def _name(heard: Heard) -> str:
+    """Who said it, in one line that can't pass for another mark."""
+    name = " ".join((heard.name or heard.sender).split())
+    return name.replace("[", "(").replace("]", ")")[:NAME_CHARS]
+
+
+def _without_mention(heard: Heard) -> str:
+    if not heard.mention:
+        return heard.text
+    text = heard.text.replace(heard.mention, "", 1).strip()
+    # The name alone is a question too.
+    return text.removeprefix(":").removeprefix(",").strip() or heard.text
+
+
+def _quoted(quote: str) -> str:
+    quote = quote.strip()
+    if len(quote) > QUOTE_CHARS:
+        quote = f"{quote[:QUOTE_CHARS]}…"
+    return "\n".join(f"> {line}" for line in quote.splitlines())
+
+
+MESSAGES = 20
+"""How much of it is kept of one chat."""
+CHARS = 500
+"""How much of one message."""
+CHATS = 1000
+
+
+class Overheard:
+    """Keeps the newest of it for each place."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, deque[Heard]] = OrderedDict()
+
+    def keep(self, place: str, heard: Heard) -> None:
+        """Remember what was said."""
+        self.forget(place, heard.id)  # it may be delivered twice
+        self._said.setdefault(place, deque(maxlen=MESSAGES)).append(heard)
+        self._said.move_to_end(place)
+        while len(self._said) > CHATS:
+            self._said.popitem(last=False)
+
+    def forget(self, place: str, message: str) -> Heard | None:
+        """Forget one message, which was changed or taken back; returns it."""
+        said = self._said.get(place, deque())
+        found = next((heard for heard in said if heard.id == message), None)
+        if found is not None:
+            said.remove(found)
+        return found
+
+    def take(self, place: str) -> str:
+        """What was said since the last time, a line each; empty where nothing was."""
+        said = self._said.pop(place, ())
+        return "\n".join(f"{heard.name or heard.sender}: {_short(heard)}" for heard in said)
+
+
+def _short(heard: Heard) -> str:
+    files = "".join(f" [{file.kind}]" for file in heard.files)
+    text = " ".join(heard.text.split())
+    return (text if len(text) <= CHARS else f"{text[:CHARS]}…") + files
+
+
+FETCH_SECONDS = 60.0
+NOT_KEPT = "(it could not be kept)"
+NOT_SHOWN = "(a picture of a kind that can't be shown)"
+NOT_READ = "(this voice message could not be read)"
+
+
+class Keep(Protocol):
+    """Keeps a file that came with a message."""
+
+    async def __call__(self, file: File, data: bytes) -> Attachment:
+        """The attachment that stands for it, durable when this returns; may raise."""
+        ...
+
+
+def kept_in(attachments: Attachments, *, owner: str) -> Keep:
+    """Keeps them where uploads are kept; the model sees images, and reads texts."""
+
+    async def keep(file: File, data: bytes) -> Attachment:
+        known = mime_type_of(data)
+        name, mime_type = (
+            file.name or file.kind,
+            known or file.mime_type or "application/octet-stream",
+        )
+        kept = await attachments.keep(data, owner=owner, name=name, mime_type=mime_type)
+        return Attachment(
+            kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
+            ref=f"{SCHEME}{kept.id}",
+            name=name,
+            mime_type=kept.mime_type,
+            size=kept.size,
+            text=_text_of(data, known, mime_type),
+        )
+
+    return keep
+
+
+def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
+    """What the model reads of it, where it sees nothing."""
+    if known == "text/plain":
+        return data.decode()[:TEXT_SHOWN]
+    return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
+
+
+class Files:
+    """Makes attachments of them; none of their failures costs the message."""
+
+    def __init__(
+        self,
+        *,
+        channel: str,
+        limit_bytes: int,
+        keep: Keep | None = None,
+        transcriber: Transcriber | None = None,
+        announce: Announce,
+    ) -> None:
+        self._channel = channel
+        self._limit_bytes = limit_bytes
+        self._keep = keep
+        self._transcriber = transcriber
+        self._announce = announce
+
+    async def attachment(self, file: File) -> Attachment:
+        """What stands for this file in the conversation."""
+        known = Attachment(
+            kind=file.kind,
+            ref=f"unkept:{file.kind}",
+            name=file.name or None,
+            mime_type=file.mime_type or None,
+            size=file.size,
+        )
+        if self._keep is None and self._transcriber is None:
+            return known
+        try:
+            data = await self._fetched(file)
+        except Exception as error:  # noqa: BLE001 - the message counts more than its file
+            return replace(known, text=self._left_out(error, NOT_KEPT))
+        kept = await self._kept(file, data, known)
+        if file.kind != "audio" or self._transcriber is None:
+            return kept
+        return replace(kept, text=await self._words(self._transcriber, file, data))
+
+    async def _fetched(self, file: File) -> bytes:
+        if file.size is not None and file.size > self._limit_bytes:
+            raise Declined("too large")
+        with anyio.fail_after(FETCH_SECONDS):
+            data = await file.fetch()
+        if len(data) > self._limit_bytes:
+            raise Declined("too large")
+        return data
+
+    async def _kept(self, file: File, data: bytes, known: Attachment) -> Attachment:
+        try:
+            return known if self._keep is None else await self._keep(file, data)
+        except PictureRefused as refused:
+            return replace(known, text=self._left_out(refused, f"({refused})"))
+        except Exception as error:  # noqa: BLE001 - as above
+            return replace(known, text=self._left_out(error, NOT_KEPT))
+
+    async def _words(self, transcriber: Transcriber, file: File, data: bytes) -> str:
+        try:
+            return (await transcriber.words(file, data))[:TEXT_SHOWN]
+        except Exception as error:  # noqa: BLE001 - as above
+            return self._left_out(error, NOT_READ)
+
+    def _left_out(self, error: Exception, words: str) -> str:
+        """What the model reads instead of it."""
+        reason = reason_of(error)
+        self._announce(FileLeftOut(channel=self._channel, reason=reason))
+        return words
+
+
+SECONDS = 60.0
+SIDE_BY_SIDE = 4
+"""Calls of a function that blocks: each has a thread."""
+TRANSCRIPTS_REMEMBERED = 100
+"""Recordings whose words are known, so that they are not asked for again."""
+
+Transcribe = Callable[[File, bytes], Awaitable[str | None] | str | None]
+"""The words of a voice message, of which it is given what is known and its bytes."""
+
+
+class Transcriber:
+    """Calls the function, sync or async."""
+
+    def __init__(self, function: Transcribe, *, seconds: float = SECONDS) -> None:
+        self._function = function
+        self._seconds = seconds
+        self._threads = Threads(SIDE_BY_SIDE)
+        self._told: OrderedDict[bytes, str] = OrderedDict()
+
+    async def words(self, file: File, data: bytes) -> str:
+        """What is said; raises what the function raises, and `TimeoutError`."""
+        # Some platforms deliver again what takes long, and a call may cost money.
+        name = hashlib.sha256(data).digest()
+        if name not in self._told:
+            self._told[name] = await self._ask(file, data)
+            if len(self._told) > TRANSCRIPTS_REMEMBERED:
+                self._told.popitem(last=False)
+        return self._told[name]
+
+    async def _ask(self, file: File, data: bytes) -> str:
+        with anyio.fail_after(self._seconds):
+            # An async one only begins in the thread: what it returns is waited for here.
+            found = await self._threads.run(partial(self._function, file, data))
+            said = await found if inspect.isawaitable(found) else found
+        if not (isinstance(said, str) and said.strip()):
+            raise ValueError("no words")
+        return said

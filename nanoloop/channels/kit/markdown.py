@@ -1,0 +1,312 @@
+"""Markdown in the form that a platform shows, cut into messages that fit."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.tree import SyntaxTreeNode
+
+
+_INFO = re.compile(r"^([\w+#.-]*)\s*(.*)$", re.DOTALL)
+"""What stands behind an opening fence."""
+_OPTIONS = {"html": False, "breaks": True}
+"""A tag that a model writes is text; a line that it begins is a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markup:
+    """How a platform writes things. What a function is given is in that form already, save code."""
+
+    escape: Callable[[str], str]
+    """A text, so that nothing in it is taken for a mark."""
+    bold: Callable[[str], str]
+    italic: Callable[[str], str]
+    strike: Callable[[str], str]
+    code: Callable[[str], str]
+    """Some words of code, as they are."""
+    block: Callable[[str, str], str]
+    """A block of code, as it is, and its language or nothing."""
+    link: Callable[[str, str], str]
+    """What it says, and the address as it is."""
+    quote: Callable[[str], str]
+    heading: Callable[[str, int], str] | None = None
+    """What it says, and its level; left out, it is bold."""
+    bullet: str = "• "
+    rule: str = "———"
+
+
+def render(markdown: str, form: Markup) -> str:
+    """The text in this form; nothing that it says is lost."""
+    from markdown_it.tree import SyntaxTreeNode  # noqa: PLC0415 - only where a platform renders
+
+    tree = SyntaxTreeNode(_parser().parse(markdown))
+    return _Rendering(form).blocks(tree.children)
+
+
+def html(markdown: str) -> str:
+    """The text as HTML, every tag of it closed and none of them the model's own."""
+    return str(_parser().render(markdown)).strip()
+
+
+@cache
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - as above
+
+    # A definition of an address is no text to Markdown; here it has to be read.
+    return (
+        MarkdownIt("commonmark", _OPTIONS).enable(["table", "strikethrough"]).disable("reference")
+    )
+
+
+class _Rendering:
+    """One text on its way into a form."""
+
+    def __init__(self, form: Markup) -> None:
+        self._form = form
+
+    def blocks(self, nodes: Sequence[SyntaxTreeNode], between: str = "\n\n") -> str:
+        return between.join(filter(None, map(self._block, nodes)))
+
+    def _block(self, node: SyntaxTreeNode) -> str:
+        form = self._form
+        match node.type:
+            case "heading":
+                return self._heading(node)
+            case "fence" | "code_block":
+                return self._code(node)
+            case "blockquote":
+                return form.quote(self.blocks(node.children))
+            case "bullet_list" | "ordered_list":
+                return "\n".join(self._items(node))
+            case "table":
+                return form.block(_table(node), "")
+            case _:
+                return self._inline(node)
+
+    def _code(self, node: SyntaxTreeNode) -> str:
+        """What stands beside the language is shown too: it may be the code's first line."""
+        language, beside = _INFO.findall(node.info.strip())[0]
+        code = node.content.removesuffix("\n")
+        return self._form.block(f"{beside}\n{code}" if beside else code, language)
+
+    def _heading(self, node: SyntaxTreeNode) -> str:
+        text, form = self._inline(node), self._form
+        return form.heading(text, int(node.tag[1:])) if form.heading else form.bold(text)
+
+    def _items(self, node: SyntaxTreeNode) -> Iterator[str]:
+        start = int(node.attrs.get("start", 1))
+        for number, item in enumerate(node.children, start):
+            mark = self._form.bullet if node.type == "bullet_list" else f"{number}. "
+            text = self.blocks(item.children, "\n") or ""
+            yield mark + text.replace("\n", "\n" + " " * len(mark))
+
+    def _inline(self, node: SyntaxTreeNode) -> str:
+        if node.type == "text":
+            return self._form.escape(node.content)
+        if not node.children:
+            return self._leaf(node)
+        text = "".join(map(self._inline, node.children))
+        return self._marked(node, text) if text.strip() else text
+
+    def _leaf(self, node: SyntaxTreeNode) -> str:
+        match node.type:
+            case "softbreak" | "hardbreak":
+                return "\n"
+            case "hr":
+                return self._form.rule
+            case "code_inline":
+                return self._form.code(node.content)
+            case "link":
+                return self._form.escape(str(node.attrs.get("href", "")))
+            case "image":
+                return self._link(node, "")
+            case _:
+                return self._form.escape(node.content)
+
+    def _marked(self, node: SyntaxTreeNode, text: str) -> str:
+        form = self._form
+        match node.type:
+            case "strong":
+                return form.bold(text)
+            case "em":
+                return form.italic(text)
+            case "s":
+                return form.strike(text)
+            case "link" | "image":
+                return self._link(node, text)
+            case _:
+                return text
+
+    def _link(self, node: SyntaxTreeNode, text: str) -> str:
+        address = str(node.attrs.get("src" if node.type == "image" else "href", ""))
+        return self._form.link(text or self._form.escape(address), address) if address else text
+
+
+def _table(node: SyntaxTreeNode) -> str:
+    """Columns of the same width each, as no platform knows tables."""
+    rows = [
+        [_words(cell) for cell in row.children] for part in node.children for row in part.children
+    ]
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    lines = [_row(row, widths) for row in rows]
+    lines.insert(1, "-+-".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (
+        cell + " " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)
+    )
+    return " | ".join(padded).rstrip()
+
+
+def _words(node: SyntaxTreeNode) -> str:
+    """What a cell says, without marks."""
+    if not node.children:
+        return "\n" if node.type.endswith("break") else _content(node)
+    return "".join(map(_words, node.children))
+
+
+def _content(node: Any) -> str:
+    return str(node.content)
+
+
+def _width(text: str) -> int:
+    """How wide it is in letters of one width: Chinese ones count twice."""
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+_FENCE = re.compile(r"[ \t]*(?P<mark>`{3,20}|~{3,20})(?P<info>[^\n`]*)")
+_INFO_LIMIT = 40
+"""How much of what stands behind an opening fence is said again where it is reopened."""
+_EARLIEST = 0.3
+"""How full a message has to be at least for a good place to be taken."""
+_SENTENCE = re.compile("[.!?\u2026][\"'\u201d\u2019)\\]]*\\s|[\u3002\uff01\uff1f]")
+"""The end of one, in scripts with spaces and in those without."""
+_JOINED = "\u200d\ufe0f\ufe0e"
+
+
+def utf16(text: str) -> int:
+    """How long a text is as Telegram counts."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def utf8(text: str) -> int:
+    """How many bytes a text has."""
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def split(markdown: str, limit: int, size: Callable[[str], int] = len) -> list[str]:
+    """The text as parts that are each at most `limit` long; of no text there are none."""
+    return [part for part in _parts(markdown.strip("\n"), limit, size) if part.strip()]
+
+
+def closed(markdown: str) -> str:
+    """The text with its open code fence closed: an answer that is still growing."""
+    fence = _fence_at(markdown)
+    return f"{markdown.rstrip()}\n{fence.close}" if fence else markdown
+
+
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """A code fence that is open."""
+
+    begin: int
+    open: str
+    close: str
+
+
+def _parts(rest: str, limit: int, size: Callable[[str], int]) -> Iterator[str]:
+    head = ""
+    while size(head + rest) > limit:
+        text = head + rest
+        # Room for the closing fence, whether it will be needed or not.
+        end = _longest(text, limit - size("\n" + "`" * 20), size)
+        end = max(_good_place(text[:end], after=len(head)), len(head) + 1)
+        fence = _fence_at(text[:end])
+        part, rest = text[:end], text[end:]
+        if fence is None:
+            yield part.rstrip()
+            head, rest = "", rest.lstrip("\n")
+        else:
+            yield f"{part.removesuffix(chr(10))}\n{fence.close}"
+            head = f"{fence.open}\n"
+            rest = rest.removeprefix("\n")
+    yield head + rest
+
+
+def _longest(text: str, limit: int, size: Callable[[str], int]) -> int:
+    """How many characters fit."""
+    low, high = 1, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if size(text[:middle]) <= limit else (low, middle - 1)
+    return low
+
+
+def _good_place(text: str, *, after: int) -> int:
+    """Where to cut at the latest: between paragraphs, lines, sentences, words, characters."""
+    earliest = max(after, int(len(text) * _EARLIEST))
+    fence = _fence_at(text)
+    if fence is not None and fence.begin > earliest:
+        return fence.begin  # it is kept whole, if it fits in one message at all
+    whole = text if fence is None else text[: max(fence.begin, 0)]
+    places = (
+        _last(r"\n\s*\n", whole, earliest),
+        _last(r"\n", text, earliest),
+        _last(_SENTENCE, text, earliest),
+        _last(r"\s", text, earliest),
+    )
+    return next((place for place in places if place), _between_characters(text))
+
+
+def _last(pattern: str | re.Pattern[str], text: str, earliest: int) -> int:
+    """Behind the last match that isn't too early; 0 where there is none."""
+    found = [match.end() for match in re.finditer(pattern, text) if match.end() > earliest]
+    return found[-1] if found else 0
+
+
+def _between_characters(text: str) -> int:
+    """The end, or a little before it: what is one character to a reader stays together."""
+    end = len(text)
+    for place in range(end, max(0, end - 16), -1):
+        if not _continues(text, place):
+            return place
+    return end
+
+
+def _continues(text: str, place: int) -> bool:
+    # The last character can't tell what follows it: it might be the begin of a longer one.
+    before = text[place - 1]
+    return before in _JOINED or (place < len(text) and _is_joined(text[place]))
+
+
+def _is_joined(character: str) -> bool:
+    return character in _JOINED or unicodedata.combining(character) > 0
+
+
+def _fence_at(text: str) -> _Fence | None:
+    """The fence that is open at the end of this text."""
+    fence: _Fence | None = None
+    begin = 0
+    for line in text.split("\n"):
+        match = _FENCE.match(line)
+        if fence is None and match:
+            info = match["info"].strip()[:_INFO_LIMIT]
+            fence = _Fence(begin, f"{match['mark']}{info}", match["mark"])
+        elif fence is not None and _closes(line, fence):
+            fence = None
+        begin += len(line) + 1
+    return fence
+
+
+def _closes(line: str, fence: _Fence) -> bool:
+    line = line.strip()
+    return line.startswith(fence.close) and not line.strip(fence.close[0])

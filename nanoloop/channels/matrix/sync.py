@@ -1,0 +1,247 @@
+"""What is new on the homeserver, in order, and the place up to which it was heard."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import anyio
+
+from nanoloop.channels.kit.platform import Hear, Heard
+from nanoloop.channels.matrix.homeserver import (
+    ENCRYPTED,
+    MEMBER,
+    MESSAGE,
+    REDACTION,
+    STICKER,
+    TOMBSTONE,
+    Event,
+    Homeserver,
+    words,
+)
+from nanoloop.errors import Declined
+from nanoloop.files import make_folder
+from nanoloop.lanes import Lanes
+
+WAIT_SECONDS = 30
+PAGE = 100
+"""Events of one room that come at once."""
+PAGES = 100
+"""How far back a gap is filled in one room, at most."""
+_NOTHING: Mapping[str, Any] = {"types": []}
+_TOLD = {"types": [MESSAGE, STICKER, REDACTION, ENCRYPTED, TOMBSTONE, MEMBER], "limit": PAGE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncNews:
+    """What there is since the last time."""
+
+    since: str
+    """The mark behind it."""
+    rooms: Mapping[str, Sequence[Event]]
+    """What was said, by room, oldest first."""
+    invitations: Mapping[str, Sequence[Event]]
+    """Rooms that the bot is asked into, with what is told of them."""
+
+
+class Timeline:
+    """Reads all rooms."""
+
+    def __init__(self, homeserver: Homeserver) -> None:
+        self._homeserver = homeserver
+
+    async def read(self, since: str | None) -> SyncNews:
+        """Wait for news, for a while; with no mark, only what stands now, and nothing said."""
+        try:
+            answer = await self._sync(since)
+        except Declined:
+            if since is None:
+                raise
+            return await self.read(None)  # a mark that isn't known any more never will be
+        rooms = answer.rooms.join if since else {}
+        return SyncNews(
+            since=answer.next_batch,
+            rooms={room: await self._events(room, rooms[room], since) for room in rooms},
+            invitations={
+                room: _sources(it.invite_state) for room, it in answer.rooms.invite.items()
+            },
+        )
+
+    async def _sync(self, since: str | None) -> Any:
+        client = self._homeserver.client
+        wait = WAIT_SECONDS * 1000 if since else 0
+        return await self._homeserver.ask(
+            client.sync(timeout=wait, since=since, sync_filter=_filter(since))
+        )
+
+    async def _events(self, room: str, info: Any, since: str | None) -> Sequence[Event]:
+        me, timeline = self._homeserver.me, info.timeline
+        events = _sources(timeline.events)
+        start = timeline.prev_batch if timeline.limited else None
+        arrival = _arrival(events, me)
+        for _ in range(PAGES):
+            if start is None or (arrival is not None and _step(events[arrival], me) != "accept"):
+                break
+            # What was said since an invitation is news, also where that is older than the mark.
+            page = await self._page(room, start, since if arrival is None else None)
+            events, start = [*reversed(_sources(page.chunk)), *events], page.end
+            arrival = _arrival(events, me)
+        return events[arrival or 0 :]
+
+    async def _page(self, room: str, start: str, end: str | None) -> Any:
+        client = self._homeserver.client
+        return await self._homeserver.ask(
+            client.room_messages(room, start, end, limit=PAGE, message_filter=_TOLD)
+        )
+
+
+def _filter(since: str | None) -> Mapping[str, Any]:
+    """What to tell: no presence, no receipts, no reactions; at first nothing but a mark."""
+    timeline = _TOLD if since else {**_NOTHING, "limit": 1}
+    state = {"types": [MEMBER]} if since else _NOTHING
+    room = {"timeline": timeline, "state": state, "ephemeral": _NOTHING, "account_data": _NOTHING}
+    return {"presence": _NOTHING, "account_data": _NOTHING, "room": room}
+
+
+def _sources(events: Sequence[Any]) -> list[Event]:
+    return [event.source for event in events]
+
+
+def _arrival(events: Sequence[Event], me: str) -> int | None:
+    """Where the bot's own way into the room begins; None where it was in it all the time."""
+    found = None
+    for place, event in enumerate(events):
+        step = _step(event, me)
+        if step == "accept" and found is not None and _step(events[found], me) == "invite":
+            continue
+        found = place if step else found
+    return found
+
+
+def _step(event: Event, me: str) -> str:
+    """What it is on the bot's own way into the room; empty where it is nothing of that."""
+    if not (event.get("type") == MEMBER and event.get("state_key") == me):
+        return ""
+    before = words(event, "unsigned", "prev_content", "membership")
+    match words(event, "content", "membership"):
+        case "invite":
+            return "invite"
+        case "join" if before == "invite":
+            return "accept"
+        case "join" if before != "join":
+            return "join"
+        case _:
+            return ""
+
+
+LIMIT = 100
+"""Batches that may be on their way: then nothing more is read for now."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    since: str
+    """The mark behind it."""
+    rooms: int
+    """How many of its rooms are not done."""
+
+
+class _Said(NamedTuple):
+    batch: _Batch
+    heard: Sequence[Heard]
+
+
+class Batches:
+    """Hands them over: in order in each room, and no room waits for another one's."""
+
+    def __init__(self, hear: Hear, *, bookmark: Bookmark) -> None:
+        self._hear = hear
+        self._bookmark = bookmark
+        self._open: deque[_Batch] = deque()
+        self._settled = anyio.Event()
+        # No lane is ever full: a room has at most one item of each batch.
+        self._rooms: Lanes[str, _Said] = Lanes(self._hand_over, limit=LIMIT, name="matrix room")
+
+    async def __aenter__(self) -> Self:
+        await self._rooms.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        return await self._rooms.__aexit__(*exc)
+
+    async def put(self, since: str, rooms: Mapping[str, Sequence[Heard]]) -> None:
+        """Hand over what was said up to that mark, as soon as there is room for it."""
+        while len(self._open) >= LIMIT:
+            self._settled = anyio.Event()
+            await self._settled.wait()
+        batch = _Batch(since, len(rooms))
+        self._open.append(batch)
+        for room, heard in rooms.items():
+            self._rooms.put_nowait(room, _Said(batch, heard))
+        self._settle()
+
+    async def _hand_over(self, _: str, said: _Said) -> None:
+        await self._hear(*said.heard)
+        said.batch.rooms -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        """Move the bookmark behind all that is done: who is stopped reads the rest again."""
+        while self._open and not self._open[0].rooms:
+            self._bookmark.move(self._open.popleft().since)
+            self._settled.set()
+
+
+class Bookmark:
+    """The place where the next reading begins."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """With no file it lasts as long as the process."""
+        self._file = file
+        self._user = ""
+        self.since: str | None = None
+        """The homeserver's own mark; None where nothing was read yet."""
+        self.to_join: list[str] = []
+        """Rooms whose invitation was accepted, and that are not joined yet."""
+        self.told: list[str] = []
+        """Rooms that were told that they can't be read."""
+        if file is not None:
+            # One that can't be read is begun anew.
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                self._learn(json.loads(file.read_text(encoding="utf-8")))
+
+    def belongs_to(self, user: str) -> None:
+        """Begin anew if it is another account's."""
+        if self._user not in ("", user):
+            self.since, self.to_join, self.told = None, [], []
+        self._user = user
+
+    def move(self, since: str) -> None:
+        """All before this mark was handed in."""
+        if since != self.since:
+            self.since = since
+            self.save()
+
+    def save(self) -> None:
+        """Make it durable."""
+        if self._file is None:
+            return
+        known = {
+            "user": self._user,
+            "since": self.since,
+            "to_join": self.to_join,
+            "told": self.told,
+        }
+        beside = self._file.with_suffix(".new")
+        make_folder(self._file.parent)
+        beside.write_text(json.dumps(known), encoding="utf-8")
+        beside.replace(self._file)
+
+    def _learn(self, known: dict[str, Any]) -> None:
+        self._user, self.since = known["user"], known["since"]
+        self.to_join, self.told = [*known["to_join"]], [*known["told"]]

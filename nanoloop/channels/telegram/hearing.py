@@ -1,0 +1,224 @@
+"""What people say on Telegram."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from telegram import Bot, Message, MessageEntity, Update, User
+
+from nanoloop.channels.kit.platform import File, Heard
+from nanoloop.channels.telegram.api import answered
+from nanoloop.files import make_folder
+
+KINDS = ("message", "edited_message")
+"""Telegram tells bots nothing of deleted messages."""
+Read = Callable[[Any], Heard | None]
+"""Reads an update, as it came; None where it is nothing to the bot."""
+_NAMING: list[str | None] = [
+    MessageEntity.MENTION,
+    MessageEntity.TEXT_MENTION,
+    MessageEntity.BOT_COMMAND,
+]
+
+
+class Reader:
+    """Reads updates for one bot."""
+
+    def __init__(self, bot: Bot, moves: Moves) -> None:
+        self._bot = bot
+        self._moves = moves
+
+    def __call__(self, update: Any) -> Heard | None:
+        """What it tells; it never raises, as an update that can't be read would come for ever."""
+        try:
+            known = Update.de_json(update, self._bot)
+            message = known.message or known.edited_message
+            return None if message is None else self._heard(known, message)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    def _heard(self, update: Update, message: Message) -> Heard | None:
+        if self._has_moved(message):
+            return None
+        text, kept = words(message), tuple(files(message))
+        naming = _Naming(message, self._bot.bot)
+        if not (text or kept) or naming.is_for_another:
+            return None
+        chat, of = message.chat.id, message.reply_to_message
+        if of is not None and of.forum_topic_created:  # every message of a topic answers that one
+            of = None
+        name = self._moves.message(chat, message.message_id)
+        is_edit = update.edited_message is not None
+        return Heard(
+            chat=self._moves.first(chat),
+            id=f"{name}-{update.update_id}" if is_edit else name,
+            text=text,
+            private=message.chat.type == "private",
+            addressed=naming.is_named or (of is not None and of.from_user == self._bot.bot),
+            mention=naming.mention,
+            thread=str(message.message_thread_id) if message.is_topic_message else "",
+            reply_to=None if of is None else self._moves.message(chat, of.message_id),
+            quote=_quote(message, of),
+            files=kept,
+            edits=name if is_edit else None,
+            burst_seconds=1.0 if message.media_group_id else 0.0,
+            time=message.date,
+            **_sender(message),
+        )
+
+    def _has_moved(self, message: Message) -> bool:
+        """Whether it only tells that the group has become a supergroup."""
+        if message.migrate_to_chat_id:
+            self._moves.learn(message.chat.id, message.migrate_to_chat_id)
+        elif message.migrate_from_chat_id:
+            self._moves.learn(message.migrate_from_chat_id, message.chat.id)
+        else:
+            return False
+        return True
+
+
+class _Naming:
+    """Whom a message names, or commands."""
+
+    def __init__(self, message: Message, bot: User) -> None:
+        self.mention = ""
+        """The very words that name the bot."""
+        self.is_named = False
+        self.is_for_another = False
+        """Whether it is a command for another bot."""
+        own = f"@{bot.username}".lower()
+        for entity, text in _entities(message):
+            command, at, of = text.partition("@")
+            if entity.type == MessageEntity.BOT_COMMAND and entity.offset > 0:
+                continue
+            if entity.type == MessageEntity.TEXT_MENTION:
+                is_own = entity.user is not None and entity.user.id == bot.id
+            else:
+                is_own = not at or f"@{of}".lower() == own
+            if is_own:
+                self.is_named = True
+                self.mention = self.mention or (f"{at}{of}" if command.startswith("/") else text)
+            elif command:
+                self.is_for_another = entity.type == MessageEntity.BOT_COMMAND
+
+
+def _entities(message: Message) -> Iterator[tuple[MessageEntity, str]]:
+    if message.text:
+        yield from message.parse_entities(_NAMING).items()
+    elif message.caption:
+        yield from message.parse_caption_entities(_NAMING).items()
+
+
+def _sender(message: Message) -> dict[str, Any]:
+    """Who said it: a person, a bot, or a group or channel that someone speaks for."""
+    if (chat := message.sender_chat) is not None:
+        return {"sender": str(chat.id), "name": chat.effective_name or ""}
+    user = message.from_user
+    if user is None:
+        return {"sender": ""}
+    return {"sender": str(user.id), "name": user.full_name, "is_bot": user.is_bot}
+
+
+def _quote(message: Message, of: Message | None) -> str:
+    """The words that it answers: those that were picked, else all of them."""
+    if message.quote is not None:
+        return message.quote.text
+    return "" if of is None else words(of)
+
+
+Kind = Literal["image", "audio", "video", "file"]
+
+
+def words(message: Message) -> str:
+    """Its text; of what has none, what can be said of it in a few words."""
+    if text := message.text or message.caption:
+        return text
+    if message.sticker:
+        return message.sticker.emoji or "[sticker]"
+    if place := message.location:
+        name = f"{message.venue.title}, {message.venue.address}: " if message.venue else ""
+        return f"[place: {name}{place.latitude}, {place.longitude}]"
+    if who := message.contact:
+        return f"[contact: {who.first_name} {who.last_name or ''} {who.phone_number}]"
+    if poll := message.poll:
+        return f"[poll: {poll.question} {' / '.join(option.text for option in poll.options)}]"
+    return ""
+
+
+def files(message: Message) -> Iterator[File]:
+    """Its photo, voice note, video, music or document."""
+    if message.photo:
+        yield _file(message.photo[-1], "image", "image/jpeg")  # the largest comes last
+    if found := message.voice or message.audio:
+        yield _file(found, "audio", "audio/ogg")
+    if seen := message.video or message.video_note or message.animation:
+        yield _file(seen, "video", "video/mp4")
+    elif message.document:  # an animation comes as a document too
+        kind = (message.document.mime_type or "").partition("/")[0]
+        yield _file(message.document, _KINDS.get(kind, "file"), "")
+
+
+_KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+
+
+def _file(found: Any, kind: Kind, usual: str) -> File:
+    async def fetch() -> bytes:
+        with answered():
+            whole = await found.get_file()
+            return bytes(await whole.download_as_bytearray())
+
+    return File(
+        kind=kind,
+        fetch=fetch,
+        name=getattr(found, "file_name", None) or "",
+        mime_type=getattr(found, "mime_type", None) or usual,
+        size=found.file_size,
+    )
+
+
+class Moves:
+    """Knows both ids of each, also after a restart where a file is given.
+
+    In a supergroup messages are numbered anew: their ids here hold the chat's, so that none is
+    taken for an older one of the same number.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._new: dict[int, int] = {}
+        if file is not None and file.exists():
+            said = json.loads(file.read_text(encoding="utf-8"))
+            self._new = {int(old): new for old, new in said.items()}
+        self._old = {new: old for old, new in self._new.items()}
+
+    def learn(self, old: int, new: int) -> None:
+        """From now on this group is to be reached under its new id; durable when this returns."""
+        if self._new.get(old) == new:
+            return
+        self._new[old], self._old[new] = new, old
+        if self._file is not None:
+            make_folder(self._file.parent)
+            beside = self._file.with_suffix(".new")
+            beside.write_text(json.dumps(self._new), encoding="utf-8")
+            beside.replace(self._file)
+
+    def first(self, chat: int) -> str:
+        """The id by which a chat is known here."""
+        return str(self._old.get(chat, chat))
+
+    def now(self, chat: str) -> int:
+        """The id by which Telegram knows it."""
+        return self._new.get(int(chat), int(chat))
+
+    def message(self, chat: int, number: int) -> str:
+        """What the message of that number in that chat is called here."""
+        return f"{chat}.{number}" if chat in self._old else str(number)
+
+    def number(self, chat: str, message: str) -> int | None:
+        """The number of a message in its chat; None where the chat has moved away from it."""
+        of, _, number = message.rpartition(".")
+        is_there = int(of) == self.now(chat) if of else int(chat) not in self._new
+        return int(number) if is_there else None

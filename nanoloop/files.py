@@ -1,0 +1,145 @@
+"""Files by hand: written beside and renamed, for their owner only, and locked by one process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from nanoloop.errors import StoreLocked
+from nanoloop.session.entry import rfc3339
+
+
+def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
+    """Put a whole file, or its pieces, in the place of another or of none: never a half of it."""
+    fresh = path.with_name(path.name + ".new")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        for piece in (data,) if isinstance(data, bytes) else data:
+            write_all(fd, piece)
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    fresh.replace(path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte where the file stands."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power loss."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it; what is there stays as it is."""
+    if not folder.is_dir():  # `mkdir` would make those above it as the umask has it
+        make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+_ELSEWHERE = "choose a place that may be written in"
+_NO_FOLDER = "a file is where a folder should be: choose another place"
+_ADVICE: Mapping[int | None, str] = {
+    errno.EROFS: _ELSEWHERE,
+    errno.EACCES: _ELSEWHERE,
+    errno.EPERM: _ELSEWHERE,
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "allow larger files there, or choose another place",
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EEXIST: _NO_FOLDER,
+    errno.EISDIR: "a folder is where a file should be: move it away",
+    errno.ENOENT: "no such folder can be made there: choose another place",
+    errno.EMFILE: "allow more open files, with `ulimit -n`",
+    errno.ENFILE: "allow more open files, with `ulimit -n`",
+}
+
+
+def refusal(error: OSError) -> str:
+    """What the disk said, and the next step."""
+    return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"
+
+
+class ProcessLock:
+    """Held from `take` to `release`, or to the end of the process."""
+
+    def __init__(self, path: Path, *, of: Path, clock: Callable[[], datetime]) -> None:
+        """`path` is the lock's own file, `of` what it stands for."""
+        self._path = path
+        self._of = of
+        self._clock = clock
+        self._guard = Lock()
+        self._fd: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds it."""
+        return self._fd is not None
+
+    def take(self) -> None:
+        """Own it, its folder made where it is missing; raises `StoreLocked` naming who does."""
+        with self._guard:
+            if self._fd is not None:
+                return
+            make_folder(self._path.parent)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                self._lock(fd)
+            except BaseException:
+                os.close(fd)
+                raise
+            self._fd = fd
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreLocked(str(self._of), _owner(os.pread(fd, 4096, 0))) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(self._card()).encode(), 0)
+
+    def _card(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "since": rfc3339(self._clock()),
+            "command": Path(sys.argv[0]).name if sys.argv else "",
+        }
+
+    def release(self) -> None:
+        """Let others have it; without the lock there is nothing to do."""
+        with self._guard:
+            if self._fd is not None:
+                # Emptied, not removed: whoever opened the file already must lock the same one.
+                os.ftruncate(self._fd, 0)
+                os.close(self._fd)
+                self._fd = None
+
+
+def _owner(card: bytes) -> str:
+    try:
+        owner = json.loads(card)
+        text = f"process {owner['pid']} on {owner['host']}, since {owner['since']}"
+    except (ValueError, TypeError, KeyError):
+        return "another process"
+    return f"{text} ({owner['command']})" if owner.get("command") else text

@@ -1,0 +1,239 @@
+"""What people said exactly, such as numbers and names, kept beside the summary word for word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanoloop.session.entry import Entry
+from nanoloop.session.kept import Kept
+
+Item = dict[str, Any]
+
+DECISION = "decision"
+WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
+"""By how many entries an item counts as newer than it is."""
+USER_WORTH = 40
+REPEATED_WORTH = 20
+"""For each time that it was said again, ten times at most."""
+PER_MESSAGE = 12
+"""Items of one message, so that a list of figures doesn't push out all the rest."""
+SPEAKER_LIMIT = 40
+
+
+def found_in(entry: Entry) -> list[Item]:
+    """What must not be paraphrased of what a user or the assistant said, oldest first."""
+    if entry.role not in {"user", "assistant"}:
+        return []
+    who = _speaker(entry)
+    text = str(entry.content.get("text") or "")
+    found = {
+        (exact.kind, exact.text): _item(exact, who, entry.seq)
+        for exact in exact_in(text, by_user=entry.role == "user")
+    }
+    return _best(list(found.values()), PER_MESSAGE)
+
+
+def merged(
+    before: Iterable[Mapping[str, Any]],
+    found: Iterable[Mapping[str, Any]],
+    *,
+    items: int = 60,
+    chars: int = 3000,
+) -> Kept:
+    """The ledger with what was found later, within its bounds; the same thing stands in it once."""
+    known: dict[tuple[str, str], Item] = {}
+    for item in (*before, *found):
+        key = (str(item["kind"]), str(item["text"]).casefold())
+        said = known.pop(key, None)
+        known[key] = {**item, "count": int(item["count"]) + (int(said["count"]) if said else 0)}
+    kept = _best(list(known.values()), items)
+    while kept and sum(_size(item) for item in kept) > chars:
+        kept.remove(min(kept, key=_worth))
+    return tuple(kept)
+
+
+def _item(exact: Exact, who: str, seq: int) -> Item:
+    near = {} if exact.near == exact.text else {"near": exact.near}
+    return {"kind": exact.kind, "text": exact.text, **near, "who": who, "seq": seq, "count": 1}
+
+
+def _speaker(entry: Entry) -> str:
+    told = entry.metadata.get("sender") if entry.metadata.get("group") else None
+    return " ".join(str(told or entry.role).split())[:SPEAKER_LIMIT]
+
+
+def _best(items: Sequence[Item], limit: int) -> list[Item]:
+    """As many as may stay, in the order they have."""
+    if len(items) <= limit:
+        return list(items)
+    ranked = sorted(range(len(items)), key=lambda index: _worth(items[index]), reverse=True)
+    return [items[index] for index in sorted(ranked[:limit])]
+
+
+def _worth(item: Mapping[str, Any]) -> tuple[bool, int]:
+    kind = str(item["kind"])
+    worth = WORTH.get(kind, 0)
+    worth += 0 if item["who"] == "assistant" else USER_WORTH
+    worth += REPEATED_WORTH * min(int(item["count"]) - 1, 10)
+    return kind == DECISION, int(item["seq"]) + worth
+
+
+def _size(item: Mapping[str, Any]) -> int:
+    return len(str(item.get("near") or item["text"])) + len(str(item["who"])) + 20
+
+
+SCANNED = 8000
+"""Characters of a text that are looked through; a longer one is no chat but something pasted."""
+NEAR = 30
+"""Characters told of what stands before and after a find."""
+DECISION_LIMIT = 200
+"""Characters of a marked line that are kept."""
+
+_MARKS = (
+    "remember|decision|decided|agreed|important|merke?|merk dir|entscheidung|entschieden|beschluss"
+    "|wichtig|souviens-toi|retiens|décision|décidé|important|recuerda|decisión|importante|lembre"
+    "|lembra|decisão|ricorda|decisione|onthoud|besluit|belangrijk|kom ihåg|beslut|husk|beslutning"
+    "|muista|päätös|zapamiętaj|decyzja|ważne|pamatuj|rozhodnutí|запомни|помни|решение|важно"
+    "|запам'ятай|рішення|unutma|karar|önemli|تذكر|قرار|مهم|זכור|החלטה|याद रखो|निर्णय"
+    "|ghi nhớ|quyết định|ingat|keputusan|จำไว้|记住|記住|决定|決定|重要"
+    "|覚えて|覚えておいて|기억해|결정|중요"
+)
+_DECISION = re.compile(
+    rf"^[ \t>*-]{{0,8}}(?:{_MARKS})(?: that)?\**[ \t]{{0,2}}"
+    r"[:：][ \t*]*(?=\S)(?P<what>[^\n]+)",  # noqa: RUF001 - Chinese has its own colon
+    re.IGNORECASE | re.MULTILINE,
+)
+
+_MONTH = (
+    r"(?i:jan(?:uary|uar|vier)?|feb(?:ruary|ruar)?|mar(?:ch|s|zo)?|märz|apr(?:il)?|ma[iy]|jun[ei]?"
+    r"|jul[iy]?|aug(?:ust)?|sep(?:t(?:ember|embre)?)?|o[ck]t(?:ober|obre)?|nov(?:ember|embre)?"
+    r"|de[cz](?:ember)?|enero|febrero|abril|mayo|junio|julio|agosto|septiembre|octubre|noviembre"
+    r"|diciembre|février|avril|juin|juillet|août|décembre)\b\.?"
+)
+_UNIT = (
+    r"(?:%|°[CF]?|[kcmµn]?m|km/h|mph|[kmµ]?g|lbs?|oz|[mc]?l|[kMG]?W|kWh|V|A|[kKMGT]i?B|[kMG]?bps"
+    r"|[kMG]?Hz|ms|s|sec(?:onds?)?|min(?:utes?|uten)?|h|hrs?|hours?|stunden?|days?|tagen?|weeks?"
+    r"|wochen?|months?|monate?n?|years?|jahren?|miles?|ft|people|persons?|personen|pages?|px|pcs)"
+)
+_EAST_UNIT = (
+    r"(?:公里|千米|厘米|毫米|平方米|米|公斤|千克|克|斤|升|毫升|度|岁|歳|살|年|个月|個月|个星期|周|天|日"
+    r"|小时|小時|時間|시간|分钟|分鐘|分|秒|人|名|명|个|個|개|次|回|页|頁|台|件|％)"  # noqa: RUF001 - a percent sign as Chinese writes it
+)
+_EAST_MONEY = r"(?:万元|亿元|萬元|元|块钱|块|人民币|美元|欧元|日元|万円|円|만원|원)"
+_CURRENCY = r"(?:USD|EUR|GBP|CHF|JPY|CNY|RMB|INR|AUD|CAD|SEK|PLN|BRL|[€$£¥₹₩₽]|euros?|dollars?)"
+_NUMBER = r"\d{1,15}(?:[.,' ]\d{3}){0,4}(?:[.,]\d{1,6})?"
+_EAST_DIGITS = r"[\d一二三四五六七八九十]{1,3}"
+_EAST_NUMBER = rf"(?:{_NUMBER}|[一二两三四五六七八九十百千万]{{1,9}})"
+_ENDING = (
+    r"(?:pdf|docx?|xlsx?|pptx?|od[tsp]|csv|tsv|json|ya?ml|toml|xml|txt|md|rst|tex|html?|css|jsx?"
+    r"|tsx?|py|ipynb|go|rs|cc?|cpp|h|java|kt|swift|rb|php|sh|sql|log|ini|cfg|conf|env|lock|jpe?g"
+    r"|png|gif|svg|webp|heic|mp[34]|wav|m4a|mov|zip|t?gz|tar|7z|iso|exe|apk|db|sqlite3?)"
+)
+
+_KINDS = {
+    "link": r"\b(?:https?://|www\.)[^\s<>\"'`）」】]{3,300}",  # noqa: RUF001 - where a link ends in Chinese
+    "contact": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,4}"
+    r"|(?<![\w+])(?:\+\d{1,3}[ ./-]?|0|\()\(?\d{1,5}\)?(?:[ ./-]?\d{2,5}){2,5}(?![\w.-]\d)",
+    "date": rf"(?<![\w.-])\d{{4}}-\d{{2}}-\d{{2}}(?:[T ]\d{{2}}:\d{{2}}(?::\d{{2}})?Z?)?(?!\w)"
+    rf"|(?<![\w.])\d{{1,2}}[./]\d{{1,2}}[./]\d{{2,4}}(?![\w])"
+    rf"|\b\d{{1,2}}(?:st|nd|rd|th|\.)?\ (?:of\ |de\ )?{_MONTH}(?:,?\ (?:de\ )?\d{{4}})?\b"
+    rf"|\b{_MONTH}\ \d{{1,2}}(?:st|nd|rd|th)?(?:,?\ \d{{4}})?(?![\w:])"
+    rf"|(?:\d{{2,4}}[年년]\ ?)?{_EAST_DIGITS}[月월]\ ?{_EAST_DIGITS}[日号號일]"
+    r"|\d{4}年\d{1,2}月"
+    r"|(?:[上下]午|[早晚]上|午前|午後|오전|오후)?"
+    rf"\ ?{_EAST_DIGITS}[点點時시](?:\d{{1,2}}分|半)?(?!间|間)"
+    r"|(?<![\w:.])\d{1,2}:\d{2}(?::\d{2})?(?:\ ?(?i:[ap]\.?m)\b\.?)?(?![\w:])"
+    r"|\b\d{1,2}\ ?(?i:[ap]m)\b"
+    r"|\b\d{1,2}(?:[.:]\d{2})?\ Uhr\b",
+    "id": r"\b[A-Z]{2}\d{2}(?:\ ?[A-Z0-9]{4}){3,7}(?:\ ?[A-Z0-9]{1,3})?\b"
+    r"|(?<![\w.])v?\d{1,5}(?:\.\d{1,5}){2,3}(?![\w.]?\d)"
+    r"|(?<![\w-])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![\w-])"
+    r"|(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,9}(?![\w-])|(?<!\w)\#\d{2,9}\b"
+    r"|(?<![\w-])(?=[A-Z0-9]{0,30}\d)(?=[A-Z0-9]{0,30}[A-Z])[A-Z0-9]{6,32}(?![\w-])"
+    r"|(?<![\w-])(?=[0-9a-f]{0,40}\d)(?=[0-9a-f]{0,40}[a-f])[0-9a-f]{7,40}(?![\w-])",
+    "file": rf"(?<![\w./\\-])(?:[A-Z]:\\|~?/|\.{{1,2}}/)?(?:[\w.@-]{{1,64}}[/\\]){{0,12}}"
+    rf"[\w@-][\w.@-]{{0,80}}\.{_ENDING}(?![\w-])"
+    r"|(?<![\w./:~<-])~?/(?:[\w.@-]{1,64}/){1,12}[\w.@-]{0,64}",
+    "money": rf"(?:[$€£¥₹₩₽]|\b(?:USD|EUR|GBP|CHF|RMB)\ )\ ?{_NUMBER}"
+    r"(?:\ ?(?:k|m|bn|mio|million)\b)?"
+    rf"|(?<![\w.,]){_NUMBER}\ ?(?:k\ |m\ |mio\.?\ |million\ )?{_CURRENCY}(?!\w)"
+    rf"|{_EAST_NUMBER}{_EAST_MONEY}",
+    "number": rf"(?<![\w.,]){_NUMBER}\ ?{_UNIT}(?!\w)|{_EAST_NUMBER}\ ?{_EAST_UNIT}"
+    r"|(?<![\w.,:/-])\d{4,15}(?![\w:/-])",
+    "quote": r"[\"“„]\S[^\"“”„\n]{1,78}[\"”“]|«[^»\n]{2,80}»|`[^`\n]{2,80}`"
+    r"|「[^」\n]{2,80}」|『[^』\n]{2,80}』",
+}
+_EXACT = re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()))
+_HINT = re.compile(r"[\d\"“„«`「『@~/\\一二两三四五六七八九十百千万]|[.]\S")
+"""What every find has some of: most lines that people say have none."""
+_SECRET = re.compile(
+    r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|glpat|hf|AKIA|eyJ)[-_A-Za-z0-9]{8,}"
+    r"|(?:passwor[dt]|passwort|token|secret|api[ _-]?key|密码|パスワード|пароль)"
+    r"[ \t\"']{0,3}(?:[:=：]|is\b|lautet\b|是)",  # noqa: RUF001 - Chinese has its own colon
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """Something found, as it stands in the text."""
+
+    kind: str
+    text: str
+    near: str
+    """The same with a few words around it."""
+
+
+def exact_in(text: str, *, by_user: bool = True) -> Iterator[Exact]:
+    """All that must not be paraphrased, in the order it is said; only users mark decisions.
+
+    Lines that seem to hold a password or a key are passed over, and so is the middle of a text that
+    is longer than `SCANNED` characters.
+    """
+    for line in _scanned(text).splitlines():
+        marked = _DECISION.match(line) if by_user else None
+        if not (marked or _HINT.search(line)) or _SECRET.search(line):
+            continue
+        if marked:
+            said = _shortened(marked["what"].strip(" *"))
+            yield Exact(kind="decision", text=said, near=said)
+        else:
+            yield from _found_in(line)
+
+
+def _scanned(text: str) -> str:
+    half = SCANNED // 2
+    return text if len(text) <= SCANNED else f"{text[:half]}\n{text[-half:]}"
+
+
+def _found_in(line: str) -> Iterator[Exact]:
+    for found in _EXACT.finditer(line):
+        kind, text = str(found.lastgroup), found[0].strip()
+        if kind == "quote" and (within := _kind_within(text[1:-1])):
+            kind, text = within, text[1:-1]
+        if kind in {"link", "file"}:
+            text = text.rstrip(".,;:!?)]、。，")  # noqa: RUF001 - Chinese punctuation
+        yield Exact(kind=kind, text=text, near=_near(line, found.start(), found.end()))
+
+
+def _kind_within(quoted: str) -> str | None:
+    whole = _EXACT.fullmatch(quoted)
+    return whole.lastgroup if whole else None
+
+
+def _near(line: str, start: int, end: int) -> str:
+    """The find with whole words around it."""
+    first, last = max(0, start - NEAR), end + NEAR
+    before, after = line[first:start], line[end:last]
+    if first and " " in before:
+        before = before[before.index(" ") + 1 :]
+    if last < len(line) and " " in after:
+        after = after[: after.rindex(" ")]
+    return " ".join(f"{before}{line[start:end]}{after}".split())
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= DECISION_LIMIT else f"{text[:DECISION_LIMIT]}…"

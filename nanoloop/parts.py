@@ -1,0 +1,469 @@
+"""The parts of a program, made from its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from nanoloop.agents import Agent, Agents
+from nanoloop.attachments import Attachments, Forgetting
+from nanoloop.bus import InProcessBus
+from nanoloop.errors import SettingsError, how_to_install, place_of
+from nanoloop.events import Announce, Event, silent
+from nanoloop.loop import AgentLoop
+from nanoloop.memory.index import Index
+from nanoloop.memory.recall import Recall
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.models.part import file_of
+from nanoloop.pictures import Pictures
+from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
+from nanoloop.providers import vendors as plugins
+from nanoloop.providers.models import Models, in_background
+from nanoloop.providers.vendors import VENDORS
+from nanoloop.sentences import Sentences
+from nanoloop.settings import AgentSettings, Settings
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
+from nanoloop.settings.vendors import (
+    ServerSettings,
+    call_timeout_seconds,
+    context_tokens,
+    models_of,
+    no_model,
+    own_of,
+    server_of,
+    unaskable,
+)
+from nanoloop.stores.opening import Opening
+from nanoloop.stores.place import default_url
+from nanoloop.telemetry import Telemetry
+from nanoloop.tools.ready import calculator, clock, make_recall_tool
+
+if TYPE_CHECKING:
+    from nanoloop.app import App
+    from nanoloop.channels.kit.intake import Transcriber
+    from nanoloop.channels.web.callers import Token
+    from nanoloop.channels.web.channel import WebChannel
+
+
+ATTACHMENTS = "attachments"
+"""The folder of uploaded files in that of the data."""
+
+
+def make_store(settings: Settings, telemetry: Telemetry, *, read_only: bool = False) -> Store:
+    """The store that these settings name; what was uploaded goes with what is erased there."""
+    store = open_store(settings, telemetry, read_only=read_only)
+    return cast("Store", Forgetting(store, settings.data / ATTACHMENTS))
+
+
+def open_store(
+    settings: Settings, telemetry: Telemetry, *, url: str | None = None, read_only: bool = False
+) -> Store:
+    """The store that these settings name, or one at another URL with all else as they say."""
+    opening = Opening(
+        data=settings.data,
+        durability=settings.store.durability,
+        seal=make_seal(settings),
+        timeout_seconds=settings.store.timeout_seconds,
+        cached_sessions=settings.store.cached_sessions,
+        read_only=read_only,
+        announce=telemetry,
+    )
+    return opening.open(url or settings.store.url or default_url(settings.data))
+
+
+def make_seal(settings: Settings) -> Seal | None:
+    """What seals the store's files, where these settings have a key for it."""
+    if settings.store.encryption_key is None:
+        return None
+    from nanoloop.stores.encryption import FernetSeal  # noqa: PLC0415 - an extra of its own
+
+    return FernetSeal(settings.store.encryption_key.get_secret_value())
+
+
+def make_attachments(settings: Settings) -> Attachments:
+    """Where uploaded files are kept."""
+    limit = settings.channels.web.uploads_bytes
+    return Attachments(settings.data / ATTACHMENTS, limit_bytes=limit, seal=make_seal(settings))
+
+
+def recall_file(settings: Settings) -> Path:
+    """Where the recall index is, where one is kept."""
+    return settings.data / "recall.sqlite"
+
+
+def spent_file(settings: Settings) -> Path | None:
+    """Where the day's tokens for summaries are counted; None where no limit needs the count."""
+    is_kept = settings.store.url != "memory:" and settings.summary.daily_tokens is not None
+    return settings.data / "spent.json" if is_kept else None
+
+
+def make_provider(settings: Settings, announce: Announce = silent) -> Models:
+    """The provider of all models that these settings name.
+
+    Raises `SettingsError` where one of them can't be asked: before anything is said to it.
+    """
+    check_models(settings)
+    models = make_models(settings, announce)
+    problems = []
+    for key, model in models_of(settings):
+        try:
+            models.provider_of(model)
+        except SettingsError as error:
+            problems.append(no_model(settings, key, model, str(error)))
+    if problems:
+        raise InvalidSettings(problems)
+    return models
+
+
+def check_models(settings: Settings) -> None:
+    """Raise `SettingsError` where a model is named that lacks a key or an address."""
+    if problems := unaskable(settings):
+        raise InvalidSettings(problems)
+
+
+def make_models(settings: Settings, announce: Announce = silent) -> Models:
+    """The same, each made when it is first asked, and not before."""
+    return Models(settings.model, partial(_made, settings, announce))
+
+
+def with_pictures(settings: Settings, provider: Provider, announce: Announce) -> Provider:
+    """The provider, shown the images that came in chats, wherever a chat goes on."""
+    return Pictures(provider, make_attachments(settings), announce=announce)
+
+
+def _made(settings: Settings, announce: Announce, word: str, model: str) -> Provider:
+    if word == "local":
+        return _local(settings, announce, model)
+    if word and word not in VENDORS:
+        return plugins.load(word).make(own_of(settings, word), model)
+    server = server_of(settings, word)
+    if word and server.lacks:
+        raise SettingsError(server.lacks)
+    if server.vendor.speaks == "anthropic":
+        from nanoloop.providers.anthropic import (  # noqa: PLC0415 - if it is used
+            NOT_KNOWN,
+            AnthropicProvider,
+        )
+
+        asked = _asked(settings, server, model)
+        general = {k: v for k, v in settings.provider.options.items() if k not in NOT_KNOWN}
+        asked["options"] = {**general, **own_of(settings, word).options}
+        return AnthropicProvider(**asked)
+    from nanoloop.providers.openai import OpenAIProvider  # noqa: PLC0415 - if it is used
+
+    return OpenAIProvider(
+        quirks=server.vendor.quirks,
+        key_name=server.key_name,
+        **_asked(settings, server, model),
+    )
+
+
+def _asked(settings: Settings, server: ServerSettings, model: str) -> dict[str, Any]:
+    """How a server is asked, whoever's it is."""
+    return {
+        "model": model,
+        "api_key": server.key,
+        "base_url": server.url,
+        "connect_timeout_seconds": settings.provider.connect_timeout_seconds,
+        "first_token_timeout_seconds": settings.provider.first_token_timeout_seconds,
+        "call_timeout_seconds": settings.provider.call_timeout_seconds,
+        "max_retries": settings.provider.max_retries,
+        "options": server.options,
+    }
+
+
+def _local(settings: Settings, announce: Announce, model: str) -> Provider:
+    from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
+
+    return LocalProvider(
+        file_of(model, settings.models),
+        model=model,
+        context_tokens=context_tokens(settings, model),
+        answer_tokens=settings.local.answer_tokens,
+        parallel=settings.local.parallel,
+        threads=settings.local.threads,
+        options=settings.provider.options,
+        call_timeout_seconds=call_timeout_seconds(settings),
+        announce=announce,
+    )
+
+
+def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
+    """What `package.module:function` names there, or None; raises `SettingsError`."""
+    name = attrgetter(key)(settings)
+    if name is None:
+        return None
+    module, _, path = name.partition(":")
+    try:
+        return _called(path, _imported(module))
+    except SettingsError as why:
+        origin = settings.origin(key)
+        text = f"{key} is {shown(name)}, but {why}"
+        where = None if origin.kind == "default" else origin
+        raise InvalidSettings([Problem(text=text, origin=where)]) from why
+
+
+def _imported(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as missing:
+        raise SettingsError(
+            f"there is no module {missing.name}: install it, or add its folder to PYTHONPATH"
+        ) from missing
+    except Exception as error:
+        # Its text may hold anything, a key too.
+        raise SettingsError(
+            f"importing {module} fails ({type(error).__name__} at {place_of(error)}): mend it"
+        ) from error
+
+
+def _called(path: str, module: ModuleType) -> Callable[..., Any]:
+    try:
+        found: Any = attrgetter(path)(module)
+    except AttributeError as missing:
+        raise SettingsError(
+            f"{module.__name__} has no {path}: name a function that is there"
+        ) from missing
+    if not callable(found):
+        raise SettingsError(f"{path} is of type {type(found).__name__}: name a function")
+    function: Callable[..., Any] = found
+    return function
+
+
+TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
+
+
+def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
+    """The agents that these settings describe, the one for all among them."""
+    tools = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
+    terminal = settings.channels.terminal.agent
+    return Agents(
+        make_agent(settings, AgentSettings(), tools=tools),
+        {name: make_agent(settings, own, name, tools) for name, own in settings.agents.items()},
+        by_channel={} if terminal is None else {"terminal": terminal},
+    )
+
+
+def make_agent(
+    settings: Settings,
+    own: AgentSettings,
+    name: str = DEFAULT_AGENT,
+    tools: Mapping[str, Tool] = TOOLS,
+) -> Agent:
+    """An agent; what its own settings leave out is as for all."""
+    return Agent(
+        name,
+        prompt=settings.prompt if own.prompt is None else own.prompt,
+        model=own.model,
+        tools=[
+            _tool(settings, name, tool, tools)
+            for tool in (tools if own.tools is None else own.tools)
+        ],
+        max_steps=own.max_steps or settings.turn.max_steps,
+        tool_timeout_seconds=own.tool_timeout_seconds or settings.tools.timeout_seconds,
+        tool_result_chars=settings.tools.result_chars,
+        message_buffer_limit=own.message_buffer_limit,
+        message_buffer_min=own.message_buffer_min,
+    )
+
+
+def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) -> Tool:
+    if name in tools:
+        return tools[name]
+    key = f"agents.{agent}.tools"
+    near = get_close_matches(name, tools, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(tools)}"
+    raise SettingsError(f"{settings.origin(key)}: {key} names no tool with {name!r}: {advice}")
+
+
+def make_loop(
+    settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
+) -> AgentLoop:
+    """The loop with its bus, its summariser, its recall and its agents."""
+    recall = make_recall(settings, store, telemetry)
+    sentences = Sentences(settings.sentences.model_dump())
+
+    def announce(event: Event) -> None:
+        telemetry(event)
+        if recall is not None:
+            recall.hear(event)
+
+    return AgentLoop(
+        provider=provider,
+        agents=make_agents(settings, recall),
+        store=store,
+        sentences=sentences,
+        bus=InProcessBus(
+            inbound_limit=settings.bus.inbound_limit,
+            outbound_limit=settings.bus.outbound_limit,
+            send_timeout_seconds=settings.bus.send_timeout_seconds,
+            busy=sentences.text("full"),
+            announce=telemetry,
+        ),
+        summarizer=make_summarizer(settings, in_background(provider), store, telemetry),
+        recall=recall,
+        message_buffer_limit=settings.message_buffer_limit,
+        message_buffer_min=settings.message_buffer_min,
+        context_tokens=settings.context_tokens,
+        context_limit=settings.context_limit,
+        handover=settings.handover,
+        handover_limit=settings.handover_limit,
+        max_concurrent_turns=settings.loop.max_concurrent_turns,
+        lane_limit=settings.loop.lane_limit,
+        open_sessions=settings.loop.open_sessions,
+        with_time=settings.include_time,
+        answer_unanswered=settings.loop.on_unanswered == "answer",
+        shutdown_turns_seconds=settings.loop.shutdown_turns_seconds,
+        shutdown_summaries_seconds=settings.loop.shutdown_summaries_seconds,
+        announce=announce,
+    )
+
+
+def make_summarizer(
+    settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
+) -> Summarizer:
+    """The summariser that these settings describe."""
+    return Summarizer(
+        provider,
+        settings.summary_model,
+        store=store,
+        max_words=settings.summary.max_words,
+        timeout_seconds=settings.summary.timeout_seconds,
+        batch_chars=settings.summary.batch_chars,
+        retry_seconds=settings.summary.retry_seconds,
+        retry_limit_seconds=settings.summary.retry_limit_seconds,
+        fallback_model=settings.summary.fallback_model,
+        breaker_seconds=settings.summary.breaker_seconds,
+        daily_tokens=settings.summary.daily_tokens,
+        spent_file=spent_file(settings),
+        idle_seconds=settings.summary.idle_seconds,
+        ledger_items=settings.summary.ledger_items,
+        ledger_chars=settings.summary.ledger_chars,
+        reuse_prefix=settings.summary.reuse_prefix,
+        announce=telemetry,
+    )
+
+
+def make_recall(settings: Settings, store: Store, telemetry: Telemetry) -> Recall | None:
+    """What finds again what was said, where these settings want it."""
+    if not settings.recall.enabled:
+        return None
+    # Sealed files say nothing without their key, and an index of all words would say it for them.
+    is_kept = settings.store.url != "memory:" and settings.store.encryption_key is None
+    index = Index(recall_file(settings) if is_kept else None)
+    return Recall(store, index, announce=telemetry)
+
+
+TOKEN_LENGTH = 16
+"""Characters that a token of the web has at least: nobody guesses it."""
+
+
+def make_web(settings: Settings, app: App) -> WebChannel:
+    """The page and the API, as these settings want them, for `app.add`."""
+    # An extra of its own, and too much to load where nobody serves it.
+    try:
+        from nanoloop.channels.web.channel import Place, WebChannel  # noqa: PLC0415 - as above
+        from nanoloop.channels.web.desk import Limits, Shop  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as missing:
+        raise SettingsError(
+            f"the web needs the package {missing.name}: {how_to_install('web')}"
+        ) from missing
+
+    web, loop = settings.channels.web, app.loop
+    channel = WebChannel(
+        Shop(
+            bus=loop.bus,
+            sessions=loop.sessions,
+            agents=loop.agents,
+            summarizer=loop.summarizer,
+            runner=loop,
+            recall=loop.recall,
+            keep=settings.message_buffer_min,
+            model=settings.model,
+            snapshot=app.telemetry.snapshot,
+            announce=app.telemetry,
+            sentences=loop.sentences,
+            provider=app.provider,
+        ),
+        attachments=make_attachments(settings),
+        place=Place(
+            host=web.host,
+            port=web.port,
+            hosts=web.hosts,
+            origins=web.origins,
+            grace_seconds=settings.loop.shutdown_turns_seconds,
+        ),
+        tokens=make_tokens(settings),
+        limits=Limits(
+            requests_per_minute=web.requests_per_minute,
+            message_bytes=web.message_bytes,
+            upload_bytes=web.upload_bytes,
+            streams=web.streams,
+        ),
+    )
+    app.telemetry.listeners.append(channel.hear)
+    return channel
+
+
+def make_channels(
+    settings: Settings, app: App, *, transcriber: Transcriber | None = None
+) -> list[Channel]:
+    """The chat platforms that these settings want, for `app.add`; raises `SettingsError`.
+
+    `transcriber` tells what voice messages say, in place of what the settings name.
+    """
+    # Only who serves one needs what serves them.
+    from nanoloop.channels.kit.channel import make_channel, wanted  # noqa: PLC0415 - as above
+
+    attachments = make_attachments(settings)
+    transcriber = transcriber or make_transcriber(settings)
+    return [
+        make_channel(
+            name,
+            own,
+            folder=settings.data,
+            attachments=attachments,
+            transcriber=transcriber,
+            announce=app.telemetry,
+        )
+        for name, own in wanted(settings)
+    ]
+
+
+def make_transcriber(settings: Settings) -> Transcriber | None:
+    """What tells the words of voice messages, where there is such; raises `SettingsError`."""
+    from nanoloop.channels.kit.intake import Transcriber  # noqa: PLC0415 - as above
+
+    function = function_of(settings, "channels.transcribe")
+    if function is None:
+        return None
+    return Transcriber(function, seconds=settings.channels.transcribe_timeout_seconds)
+
+
+def make_tokens(settings: Settings) -> list[Token]:
+    """Who may use the web, and which sessions they see; raises `SettingsError`."""
+    from nanoloop.channels.web.callers import Caller, Token  # noqa: PLC0415 - as above
+
+    tokens = []
+    for name, own in settings.channels.web.tokens.items():
+        key = f"channels.web.tokens.{name}"
+        secret = own.token.get_secret_value() if own.token else ""
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            raise SettingsError(f"{key} is no name for a token: use a-z, A-Z, 0-9, _ and -")
+        if len(secret) < TOKEN_LENGTH:
+            less = f"{key}.token has less than {TOKEN_LENGTH} characters"
+            text = f"{less}: `openssl rand -hex 24` makes one"
+            where = settings.origin(f"{key}.token")
+            raise InvalidSettings(
+                [Problem(text=text, origin=where if where.kind != "default" else None)]
+            )
+        caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
+        tokens.append(Token(caller=caller, secret=secret))
+    return tokens

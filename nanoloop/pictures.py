@@ -1,0 +1,231 @@
+"""Images of ours for a model: kept by reference, sent as data, left out where it takes none."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.errors import BadImage, ImagesRefused
+from nanoloop.events import Announce, PictureLeftOut, silent
+from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
+from nanoloop.providers.models import UNSEEN, WithOptions, joined
+
+UNREAD = {"type": "text", "text": "[an image that could not be read]"}
+RETRY_SECONDS = 3600.0
+"""How long a model is taken at its word that it takes no images: servers change models."""
+REMEMBERED = 5000
+"""Pictures of which it is known whether a model can read them."""
+
+
+class Pictures:
+    """A provider that shows its model the images that came in chats."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        attachments: Attachments,
+        *,
+        announce: Announce = silent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._provider = provider
+        self._attachments = attachments
+        self._announce = announce
+        self._known = _Known(clock)
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        """Answer as the provider does; raises as it does."""
+        ask = _Asking(self._provider, tools=tools, model=model, on_text=on_text)
+        ours = list(dict.fromkeys(_ids_in(messages)))
+        if not ours:
+            return await ask(messages)
+        shown = self._known.to_be_shown(model, ours)
+        left_out: Sequence[str] = ()
+        while True:
+            try:
+                reply = await ask(await self._shown(messages, shown, model, left_out))
+            except ImagesRefused as refused:
+                if ask.was_heard or not shown:
+                    raise
+                shown = self._fewer(model, shown, refused.most)
+            except BadImage:
+                if ask.was_heard or not shown:
+                    raise
+                left_out = self._known.suspects(model, shown)
+                shown = [picture for picture in shown if picture not in left_out]
+            else:
+                self._learn(model, shown, left_out)
+                return reply
+
+    def in_background(self) -> Provider:
+        """The provider as work is done that can wait, where it tells the two apart."""
+        apart = getattr(self._provider, "in_background", None)
+        return self if apart is None else self._around(apart())
+
+    @property
+    def with_options(self) -> WithOptions | None:
+        """Makes one whose requests have these options too; None where they can't be had."""
+        apart: WithOptions | None = getattr(self._provider, "with_options", None)
+        return None if apart is None else lambda options: self._around(apart(options))
+
+    def _around(self, provider: Provider) -> Pictures:
+        other = Pictures(provider, self._attachments, announce=self._announce)
+        other._known = self._known  # what one learns, the other knows
+        return other
+
+    def vendor_of(self, model: str | None) -> str:
+        """Whose reasoning the provider takes back for that model."""
+        return vendor_of(self._provider, model)
+
+    async def close(self) -> None:
+        """Let go of the provider's connections."""
+        await self._provider.close()
+
+    def _fewer(self, model: str | None, shown: Sequence[str], most: int | None) -> list[str]:
+        """The newest of them, as many as the model takes."""
+        most = len(shown) // 2 if most is None else most
+        self._known.takes(model, most)
+        kept = min(most, len(shown) - 1)
+        self._tell(model, "refused", len(shown) - kept)
+        return list(shown[len(shown) - kept :])
+
+    def _learn(self, model: str | None, shown: Sequence[str], left_out: Sequence[str]) -> None:
+        """Remember what an answer proves: these can be read, and one alone was what stopped it."""
+        self._known.read(model, shown)
+        if len(left_out) == 1:
+            self._known.unreadable(model, left_out[0])
+            self._tell(model, "unreadable", 1)
+
+    def _tell(self, model: str | None, reason: Any, count: int) -> None:
+        self._announce(PictureLeftOut(model=model or "", reason=reason, count=count))
+
+    async def _shown(
+        self,
+        messages: Sequence[ChatMessage],
+        shown: Collection[str],
+        model: str | None,
+        left_out: Collection[str],
+    ) -> list[ChatMessage]:
+        """The messages with these images of ours as data, and a word in the place of others."""
+
+        async def part_of(part: Any) -> Any:
+            picture = _id_of(part)
+            if picture is None:
+                return part
+            if picture in shown:
+                return await self._as_data(picture)
+            return UNREAD if self._known.is_bad(model, picture) or picture in left_out else UNSEEN
+
+        return [
+            {**message, "content": joined([await part_of(part) for part in message["content"]])}
+            if any(_ids_in([message]))
+            else message
+            for message in messages
+        ]
+
+    async def _as_data(self, attachment_id: str) -> Mapping[str, Any]:
+        kept = await self._attachments.about(attachment_id)
+        data = await self._attachments.data(attachment_id)
+        if kept is None or data is None:
+            return UNSEEN
+        url = f"data:{kept.mime_type};base64,{base64.b64encode(data).decode()}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+
+class _Known:
+    """What models said of pictures: how many they take, which they could read and which not."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._most: dict[str | None, tuple[int, float]] = {}
+        """The most that a model takes at a time, and until when that is believed."""
+        self._is_readable: OrderedDict[tuple[str | None, str], bool] = OrderedDict()
+
+    def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:
+        """Those of the pictures that this model takes: the newest, and none that it can't read."""
+        readable = [picture for picture in pictures if not self.is_bad(model, picture)]
+        most, until = self._most.get(model, (None, 0.0))
+        if most is None or len(readable) <= most:
+            return readable
+        if self._clock() >= until:
+            self.takes(model, most)  # the others wait for how this one fares
+            return readable
+        return readable[len(readable) - most :]
+
+    def takes(self, model: str | None, most: int) -> None:
+        """Hear how many it takes at a time."""
+        self._most[model] = (most, self._clock() + RETRY_SECONDS)
+
+    def suspects(self, model: str | None, shown: Sequence[str]) -> Sequence[str]:
+        """The newer half of those that no answer has shown to be readable; of all, if none is."""
+        new = [one for one in shown if (model, one) not in self._is_readable] or shown
+        return new[len(new) // 2 :]
+
+    def is_bad(self, model: str | None, picture: str) -> bool:
+        """Whether it could not be read."""
+        return self._is_readable.get((model, picture)) is False
+
+    def read(self, model: str | None, pictures: Sequence[str]) -> None:
+        """Hear that it answered with these."""
+        if len(pictures) > self._most.get(model, (len(pictures), 0))[0]:
+            del self._most[model]
+        for picture in pictures:
+            self._remember(model, picture, is_readable=True)
+
+    def unreadable(self, model: str | None, picture: str) -> None:
+        """Hear that it answers without this one, and not with it."""
+        self._remember(model, picture, is_readable=False)
+
+    def _remember(self, model: str | None, picture: str, *, is_readable: bool) -> None:
+        self._is_readable[model, picture] = is_readable
+        self._is_readable.move_to_end((model, picture))
+        if len(self._is_readable) > REMEMBERED:
+            self._is_readable.popitem(last=False)
+
+
+class _Asking:
+    """One question to the provider, asked until it goes through."""
+
+    def __init__(self, provider: Provider, *, on_text: OnText | None, **about: Any) -> None:
+        self._provider = provider
+        self._on_text = on_text
+        self._about = about
+        self.was_heard = False
+
+    async def __call__(self, messages: Sequence[ChatMessage]) -> Reply:
+        """Ask with these messages."""
+        listening: dict[str, Any] = {} if self._on_text is None else {"on_text": self._hear}
+        return await self._provider.chat(messages=messages, **self._about, **listening)
+
+    def _hear(self, piece: str) -> None:
+        self.was_heard = True
+        if self._on_text is not None:
+            self._on_text(piece)
+
+
+def _ids_in(messages: Sequence[ChatMessage]) -> list[str]:
+    """Which images of ours they show, the oldest first."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [picture for part in parts if (picture := _id_of(part)) is not None]
+
+
+def _id_of(part: Any) -> str | None:
+    """The id of an image of ours; None for any other part."""
+    if not isinstance(part, Mapping) or part.get("type") != "image_url":
+        return None
+    url = (part.get("image_url") or {}).get("url")
+    if not isinstance(url, str) or not url.startswith(SCHEME):
+        return None
+    return url.removeprefix(SCHEME)

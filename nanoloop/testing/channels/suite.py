@@ -1,0 +1,573 @@
+"""What every channel has to do, as tests to inherit from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from nanoloop.channels.kit.access import TOO_FAST, Pairing, Rules
+from nanoloop.errors import ProviderError
+from nanoloop.events import ChannelRefused, SenderRefused
+from nanoloop.protocols import OnText, Reply
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
+from nanoloop.testing.channels.stage import (
+    OPEN,
+    Bot,
+    Shown,
+    Stage,
+    answers,
+    check,
+    comes_to,
+    needs,
+    says,
+)
+
+
+class ComingIn:
+    """The first part of the suite."""
+
+    async def test_a_message_is_answered(self, stage: Stage, tmp_path: Path) -> None:
+        """In its chat, and nowhere else."""
+        (chat, ann), (other, _) = await stage.people(2)
+        async with Bot(stage.platform(), tmp_path):
+            await stage.say(chat, "hello", sender=ann)
+            await says(stage, chat, "You said: hello")
+            await says(stage, other)
+
+    async def test_what_was_said_while_it_was_down_is_answered(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """In the order in which it was said."""
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.say(chat, "one", sender=ann)
+            await says(stage, chat, "You said: one")
+        await stage.say(chat, "two", sender=ann)
+        await stage.say(chat, "three", sender=ann)
+        async with Bot(stage.platform(), tmp_path):
+            await says(stage, chat, "You said: one", "You said: two", "You said: three")
+
+    async def test_a_message_that_is_delivered_twice_is_answered_once(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """A further one shows that nothing else was on its way."""
+        needs(stage, "repeat")
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.say(chat, "one", sender=ann)
+            await stage.repeat()
+            await says(stage, chat, "You said: one")
+            await stage.repeat()
+            await stage.say(chat, "two", sender=ann)
+            await says(stage, chat, "You said: one", "You said: two")
+
+    async def test_messages_during_an_answer_wait_in_order(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """None is lost, none comes too early."""
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(held=True)
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            for text in ("one", "two", "three"):
+                await stage.say(chat, text, sender=ann)
+            await provider.asked()
+            provider.release()
+            await says(stage, chat, "You said: one", "You said: two", "You said: three")
+
+    async def test_a_burst_becomes_one_turn(self, stage: Stage, tmp_path: Path) -> None:
+        """With all that was said in it."""
+        chat, ann = (await stage.people(1))[0]
+        rules = Rules(users=OPEN.users, burst_seconds=0.3)
+        provider = ScriptedProvider(otherwise="all at once")
+        async with Bot(stage.platform(), tmp_path, provider=provider, rules=rules):
+            for text in ("one", "two", "three"):
+                await stage.say(chat, text, sender=ann)
+            await says(stage, chat, "all at once")
+        asked = [message["content"] for message in provider.calls[0].messages]
+        check(asked[-3:] == ["one", "two", "three"], f"the model was asked {asked}")
+
+    async def test_an_edit_of_a_waiting_message_changes_what_is_asked(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Only what it says now is answered."""
+        needs(stage, "edit")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(held=True)
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.say(chat, "one", sender=ann)
+            await provider.asked()
+            second = await stage.say(chat, "tow", sender=ann)
+            await waits(bot, chat, 1)
+            await stage.edit(chat, second, "two", sender=ann)
+            await stage.say(chat, "three", sender=ann)
+            await waits(bot, chat, 2)
+            provider.release()
+            await says(stage, chat, "You said: one", "You said: two", "You said: three")
+
+    async def test_an_edit_that_changes_nothing_is_passed_over(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Platforms tell of such, when a link gets its picture for example."""
+        needs(stage, "edit")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider()
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            message = await stage.say(chat, "one", sender=ann)
+            await says(stage, chat, "You said: one")
+            await stage.edit(chat, message, "one", sender=ann)
+            await stage.say(chat, "two", sender=ann)
+            await says(stage, chat, "You said: one", "You said: two")
+        asked = [message["content"] for message in provider.calls[-1].messages]
+        check(not any("changed" in str(text) for text in asked), f"the model was told {asked}")
+
+    async def test_a_message_that_is_taken_back_is_not_answered(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """While it waits, and while its answer is under way."""
+        needs(stage, "delete")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(held=True)
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            first = await stage.say(chat, "one", sender=ann)
+            await provider.asked()
+            second = await stage.say(chat, "two", sender=ann)
+            await stage.say(chat, "three", sender=ann)
+            await waits(bot, chat, 2)
+            await stage.delete(chat, second, sender=ann)
+            await stage.delete(chat, first, sender=ann)
+            await provider.asked(2)
+            provider.release()
+            await says(stage, chat, "You said: three")
+
+    async def test_a_file_is_a_part_of_its_message(self, stage: Stage, tmp_path: Path) -> None:
+        """The model is told of it."""
+        needs(stage, "files")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(otherwise="seen")
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(chat, "look", sender=ann, files={"notes.txt": b"tea"})
+            await says(stage, chat, "seen")
+        asked = str(provider.calls[0].messages[-1]["content"])
+        check("look" in asked, f"the model was asked {asked}")
+        check("notes.txt" in asked, f"the model was asked {asked}")
+
+
+async def waits(bot: Bot, chat: str, count: int) -> None:
+    """Wait until so many messages of a chat wait for their turn."""
+
+    async def look() -> int:
+        return bot.loop.waiting(f"{bot.channel.name}:{chat}")
+
+    await comes_to(look, count)
+
+
+class Growing:
+    """A model that says some words, waits for the test, and then means something else."""
+
+    def __init__(self, words: str, *finals: str | Exception) -> None:
+        self._words = words
+        self._finals = [*finals]
+        self.goes_on = anyio.Event()
+        """Set by the test."""
+
+    async def chat(self, *, on_text: OnText | None = None, **_: Any) -> Reply:
+        """Say the words, then the next final text."""
+        if on_text is not None:
+            on_text(self._words)
+        await self.goes_on.wait()
+        final = self._finals.pop(0)
+        if isinstance(final, Exception):
+            raise final
+        return Reply(text=final)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class GoingOut:
+    """The second part of the suite."""
+
+    async def test_an_answer_grows_in_one_message(self, stage: Stage, tmp_path: Path) -> None:
+        """It begins early, and ends as what was meant in the end."""
+        chat, ann = (await stage.people(1))[0]
+        provider = Growing("a long beginning of words", "the end")
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.say(chat, "go", sender=ann)
+            if bot.channel.streams:
+                await says(stage, chat, "a long beginning of words")
+            provider.goes_on.set()
+            await says(stage, chat, "the end")
+
+    async def test_a_failure_leaves_no_half_answer(self, stage: Stage, tmp_path: Path) -> None:
+        """What was shown of it becomes the apology."""
+        chat, ann = (await stage.people(1))[0]
+        provider = Growing("half an", ProviderError("no more words"))
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.say(chat, "go", sender=ann)
+            if bot.channel.streams:
+                await says(stage, chat, "half an")
+            provider.goes_on.set()
+            told = f"{ENGLISH['model_down']} {ENGLISH['kept']} (incident "
+            await comes_to(
+                lambda: bots(stage, chat),
+                lambda shown: len(shown) == 1 and shown[0].text.startswith(told),
+            )
+
+    async def test_a_long_answer_is_split_and_nothing_of_it_is_lost(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """In order, and each message as long as the platform allows."""
+        chat, ann = (await stage.people(1))[0]
+        limits = stage.platform().limits
+        words = [f"word{number}" for number in range(limits.text // 3)]
+        provider = ScriptedProvider([" ".join(words)], otherwise="done")
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(chat, "go", sender=ann)
+            parts = await comes_to(
+                lambda: bots(stage, chat),
+                lambda parts: " ".join(part.text for part in parts).split() == words,
+            )
+        check(len(parts) > 1, "it is one message")
+        check(all(limits.size(part.text) <= limits.text for part in parts), "one is too long")
+
+    async def test_an_answer_that_grows_beyond_one_message_goes_on_in_the_next(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """And a final text that is short again leaves nothing of them."""
+        chat, ann = (await stage.people(1))[0]
+        size = stage.platform().limits.text
+        provider = Growing("word " * (size // 3), "short")
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.say(chat, "go", sender=ann)
+            if bot.channel.streams:
+                await comes_to(lambda: bots(stage, chat), lambda parts: len(parts) > 1)
+            provider.goes_on.set()
+            await says(stage, chat, "short")
+
+    async def test_a_rate_limit_only_delays(self, stage: Stage, tmp_path: Path) -> None:
+        """All comes, once and in order."""
+        needs(stage, "limit")
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.limit(2, seconds=0.1)
+            await stage.say(chat, "one", sender=ann)
+            await stage.say(chat, "two", sender=ann)
+            await says(stage, chat, "You said: one", "You said: two")
+
+    async def test_a_rate_limit_slows_an_answer_that_grows_and_spoils_nothing(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The whole text is there in the end."""
+        needs(stage, "limit")
+        chat, ann = (await stage.people(1))[0]
+        provider = Growing("a beginning", "the end")
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.limit(1, seconds=0.1)
+            await stage.say(chat, "go", sender=ann)
+            provider.goes_on.set()
+            await says(stage, chat, "the end")
+
+    async def test_what_is_lost_on_the_way_is_sent_again(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Parts that are there already are not sent again."""
+        needs(stage, "lose")
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.lose(2, taken=False)
+            await stage.say(chat, "one", sender=ann)
+            await says(stage, chat, "You said: one")
+
+    async def test_what_was_taken_without_a_word_is_shown_once(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Where the platform knows messages by an id of ours."""
+        needs(stage, "lose", "ids")
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.lose(1, taken=True)
+            await stage.say(chat, "one", sender=ann)
+            await says(stage, chat, "You said: one")
+            await stage.say(chat, "two", sender=ann)
+            await says(stage, chat, "You said: one", "You said: two")
+
+    async def test_a_beginning_that_was_taken_without_a_word_becomes_the_whole(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """What is posted again under its id may be there with older words."""
+        needs(stage, "lose", "ids")
+        chat, ann = (await stage.people(1))[0]
+        provider = Growing("a beginning", "the end")
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.lose(1, taken=True)
+            await stage.say(chat, "go", sender=ann)
+            if bot.channel.streams:
+                await says(stage, chat, "a beginning")
+            provider.goes_on.set()
+            await says(stage, chat, "the end")
+
+    async def test_formatting_that_is_refused_is_left_out(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The text comes plain."""
+        needs(stage, "formatting")
+        chat, ann = (await stage.people(1))[0]
+        await stage.refuse_formatting()
+        provider = ScriptedProvider(["some **bold** words"])
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(chat, "go", sender=ann)
+            await says(stage, chat, "some **bold** words")
+
+    async def test_typing_is_shown(self, stage: Stage, tmp_path: Path) -> None:
+        """Until the answer is there."""
+        needs(stage, "typing")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(held=True)
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(chat, "go", sender=ann)
+            await comes_to(lambda: stage.typed(chat), wanted=True)
+            provider.release()
+            await says(stage, chat, "You said: go")
+
+
+async def bots(stage: Stage, chat: str) -> Sequence[Shown]:
+    """What the bot says in a chat."""
+    return [shown for shown in await stage.shown(chat) if shown.is_bots]
+
+
+class StayingUp:
+    """The last part of the suite."""
+
+    async def test_a_lost_connection_comes_back_and_nothing_is_missed(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """What is said meanwhile is answered too."""
+        needs(stage, "cut")
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.say(chat, "one", sender=ann)
+            await says(stage, chat, "You said: one")
+            await stage.cut()
+            await stage.say(chat, "two", sender=ann)
+            await says(stage, chat, "You said: one", "You said: two")
+
+    async def test_a_connection_lost_during_an_answer_costs_nothing(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """It is sent over the next one."""
+        needs(stage, "cut")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(held=True)
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(chat, "one", sender=ann)
+            await provider.asked()
+            await stage.cut()
+            provider.release()
+            await says(stage, chat, "You said: one")
+
+    async def test_a_bot_that_is_killed_during_an_answer_gives_it_after_its_start(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Once, with nothing half of it left; and what waited behind it too."""
+        chat, ann = (await stage.people(1))[0]
+        first = Growing("half an ans")
+        async with Bot(stage.platform(), tmp_path, provider=first) as bot:
+            await stage.say(chat, "one", sender=ann)
+            if bot.channel.streams:
+                await says(stage, chat, "half an ans")
+            await stage.say(chat, "two", sender=ann)
+            await comes_to(lambda: _waiting(bot, chat), 1)
+        async with Bot(stage.platform(), tmp_path):
+            await says(stage, chat, "You said: one", "You said: two")
+
+    async def test_an_answer_that_could_not_be_sent_is_sent_after_a_restart(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Before what comes then."""
+        needs(stage, "lose")
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider(["the answer"])
+        await stage.lose(10_000, taken=False)
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            await stage.say(chat, "one", sender=ann)
+            await comes_to(lambda: _happened(bot, "send_postponed"), wanted=True)
+        await stage.lose(0, taken=False)
+        await stage.say(chat, "two", sender=ann)
+        async with Bot(stage.platform(), tmp_path):
+            await says(stage, chat, "the answer", "You said: two")
+
+    async def test_a_chat_that_is_limited_holds_up_no_other(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The other is answered while the first one rests."""
+        needs(stage, "limit")
+        (chat, ann), (other, bob) = await stage.people(2)
+        async with Bot(stage.platform(), tmp_path) as bot:
+            await stage.limit(1, seconds=1000)
+            await stage.say(chat, "one", sender=ann)
+            await comes_to(lambda: _happened(bot, "send_postponed"), wanted=True)
+            await stage.say(other, "two", sender=bob)
+            await says(stage, other, "You said: two")
+            await says(stage, chat)
+
+    async def test_a_refused_token_is_told_with_what_to_do(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Once, and the bot goes on with its other channels."""
+        needs(stage, "token")
+        await stage.refuse_token()
+        async with Bot(stage.platform(), tmp_path) as bot:
+            await comes_to(lambda: _happened(bot, "channel_refused"), wanted=True)
+            check(bot.channel.state.name == "refused", f"it is {bot.channel.state}")
+        refusals = [event for event in bot.events if isinstance(event, ChannelRefused)]
+        check(len(refusals) == 1, f"there are {len(refusals)}")
+        check(refusals[0].reason, "it says nothing")
+
+
+async def _waiting(bot: Bot, chat: str) -> int:
+    return bot.loop.waiting(f"{bot.channel.name}:{chat}")
+
+
+async def _happened(bot: Bot, name: str) -> bool:
+    return any(event.name() == name for event in bot.events)
+
+
+class WhoMayTalk:
+    """The third part of the suite."""
+
+    async def test_a_stranger_gets_a_code_and_may_talk_once_it_is_approved(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The model hears nothing before."""
+        chat, ann = (await stage.people(1))[0]
+        provider = ScriptedProvider()
+        async with Bot(stage.platform(), tmp_path, provider=provider, rules=Rules()):
+            await stage.say(chat, "hello", sender=ann)
+            said = (await answers(stage, chat, 1))[0]
+            code = re.search(r"[A-Z2-9]{8}", said)
+            check(code and not provider.count, f"it said {said}")
+            check(Pairing(tmp_path).approve(code[0] if code else ""), "the code is none")
+            await stage.say(chat, "now", sender=ann)
+            await says(stage, chat, said, "You said: now")
+
+    async def test_an_allow_list_lets_in_whom_it_names(self, stage: Stage, tmp_path: Path) -> None:
+        """By the platform's id, and nobody else."""
+        (chat, ann), (other, bob) = await stage.people(2)
+        rules = Rules(users=frozenset({ann}), pairing=False)
+        async with Bot(stage.platform(), tmp_path, rules=rules):
+            await stage.say(other, "hello", sender=bob)
+            refused = await answers(stage, other, 1)
+            check(bob in refused[0], "he isn't told his id")
+            await stage.say(chat, "hello", sender=ann)
+            await says(stage, chat, "You said: hello")
+
+    async def test_who_says_too_much_is_told_once(self, stage: Stage, tmp_path: Path) -> None:
+        """And then left alone."""
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path, rules=replace(OPEN, per_minute=2)) as bot:
+            for text in ("one", "two", "three", "four"):
+                await stage.say(chat, text, sender=ann)
+            await answers(stage, chat, 3)
+            await comes_to(partial(_refused, bot), 2)
+            bot.channel.rules = OPEN
+            await stage.say(chat, "five", sender=ann)
+            said = await answers(stage, chat, 4)
+        wanted = sorted([TOO_FAST, "You said: one", "You said: two", "You said: five"])
+        check(sorted(said) == wanted, f"it said {said}")
+
+    async def test_a_group_is_answered_where_it_names_the_bot(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """The name is taken out, and who said what is known, also of what was said before."""
+        needs(stage, "group")
+        (_, ann), (_, bob) = await stage.people(2)
+        provider = ScriptedProvider(otherwise="yes")
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(stage.group, "it is late", sender=bob)
+            await stage.say(stage.group, stage.naming("is it?"), sender=ann)
+            await says(stage, stage.group, "yes")
+        asked = str(provider.calls[0].messages[-1]["content"])
+        check(provider.count == 1, f"the model was asked {provider.count} times")
+        check(asked.startswith("[") and asked.endswith("is it?"), f"it was asked {asked!r}")
+        check("it is late" in asked, f"it was asked {asked!r}")
+
+    async def test_a_group_is_answered_where_it_answers_the_bot(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Without its name."""
+        needs(stage, "group")
+        (_, ann), _ = await stage.people(2)
+        provider = ScriptedProvider(["yes", "no"])
+        async with Bot(stage.platform(), tmp_path, provider=provider):
+            await stage.say(stage.group, stage.naming("is it?"), sender=ann)
+            await says(stage, stage.group, "yes")
+            answer = (await bots(stage, stage.group))[0].id
+            await stage.say(stage.group, "really?", sender=ann, reply_to=answer)
+            await says(stage, stage.group, "yes", "no")
+
+    async def test_a_group_can_be_answered_always_or_never(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """As the rules say, from one moment to the next."""
+        needs(stage, "group")
+        (chat, ann), _ = await stage.people(2)
+        provider = ScriptedProvider(otherwise="yes")
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            bot.channel.rules = replace(OPEN, groups="never")
+            await stage.say(stage.group, stage.naming("is it?"), sender=ann)
+            await stage.say(chat, "hello", sender=ann)
+            await says(stage, chat, "yes")
+            bot.channel.rules = replace(OPEN, groups="always")
+            await stage.say(stage.group, "is it?", sender=ann)
+            await says(stage, stage.group, "yes")
+
+    async def test_only_an_operator_begins_a_group_anew(self, stage: Stage, tmp_path: Path) -> None:
+        """A command that changes nothing is everyone's."""
+        needs(stage, "group")
+        (_, ann), (_, bob) = await stage.people(2)
+        rules = replace(OPEN, operators=frozenset({ann}), groups="always")
+        async with Bot(stage.platform(), tmp_path, rules=rules):
+            await stage.say(stage.group, "/new", sender=bob)
+            await answers(stage, stage.group, 1)
+            await stage.say(stage.group, "/new", sender=ann)
+            said = await answers(stage, stage.group, 2)
+        check("operator" in said[0], f"Bob was told {said[0]!r}")
+        check("new conversation" in said[1], f"Ann was told {said[1]!r}")
+
+    async def test_a_bot_is_not_answered(self, stage: Stage, tmp_path: Path) -> None:
+        """However it talks."""
+        needs(stage, "bots")
+        chat, ann = (await stage.people(1))[0]
+        async with Bot(stage.platform(), tmp_path):
+            await stage.say(chat, "hello, I am a bot", sender=ann, is_bot=True)
+            await stage.say(chat, "hello", sender=ann)
+            await says(stage, chat, "You said: hello")
+
+    async def test_a_thread_is_a_conversation_of_its_own(
+        self, stage: Stage, tmp_path: Path
+    ) -> None:
+        """Unless the rules say otherwise."""
+        needs(stage, "threads")
+        (_, ann), _ = await stage.people(2)
+        provider = ScriptedProvider(otherwise="yes")
+        async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
+            first = await stage.say(stage.group, stage.naming("apples"), sender=ann)
+            await provider.asked()
+            await stage.say(stage.group, stage.naming("pears"), sender=ann, thread=first)
+            await provider.asked(2)
+            check("apples" not in str(provider.calls[1].messages[1:]), "the thread knows the chat")
+            bot.channel.rules = replace(OPEN, threads="shared")
+            await stage.say(stage.group, stage.naming("plums"), sender=ann, thread=first)
+            await provider.asked(3)
+            check("apples" in str(provider.calls[2].messages[1:]), "the thread knows no chat")
+
+
+async def _refused(bot: Bot) -> int:
+    return sum(isinstance(event, SenderRefused) for event in bot.events)
