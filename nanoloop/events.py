@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from nanoloop.errors import place_of
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -32,6 +35,22 @@ Announce = Callable[[Event], None]
 
 def silent(_: Event) -> None:
     """Hear nothing."""
+
+
+def contained(observer: Announce) -> Announce:
+    """Hears as this observer does, but never raises: instead it hears that it failed."""
+
+    def hear(event: Event) -> None:
+        try:
+            observer(event)
+        except Exception as error:  # noqa: BLE001 - whoever watches must not break what is watched
+            failed = ObserverFailed(
+                heard=event.name(), error=type(error).__name__, where=place_of(error)
+            )
+            with suppress(Exception):
+                observer(failed)
+
+    return hear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,6 +445,16 @@ class ChannelFailed(Event):
     level: ClassVar[Level] = "error"
     channel: str
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverFailed(Event):
+    """What hears of events raised at one; all went on without it."""
+
+    level: ClassVar[Level] = "error"
+    heard: str
+    error: str
+    where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

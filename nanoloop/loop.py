@@ -23,6 +23,7 @@ from nanoloop.events import (
     LoopStopped,
     MessageAccepted,
     MessageRefused,
+    contained,
     silent,
 )
 from nanoloop.exchange import Exchange
@@ -75,6 +76,7 @@ class AgentLoop:
         announce: Announce = silent,
     ) -> None:
         self._provider = provider
+        announce = contained(announce)
         default = agent or Agent(tools=tools)
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.sentences = sentences or Sentences()

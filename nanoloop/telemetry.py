@@ -10,7 +10,8 @@ from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
-from nanoloop.events import Announce, Event, Level
+from nanoloop.errors import place_of
+from nanoloop.events import Announce, Event, Level, ObserverFailed
 
 if TYPE_CHECKING:
     from nanoloop.log_lines import Lines, Style
@@ -54,7 +55,16 @@ class Telemetry:
         if self._stream is not None and event.logged and event.level in self._written:
             self._write(event.level, name, values)
         for hear in self.listeners:
-            hear(event)
+            try:
+                hear(event)
+            except Exception as error:  # noqa: BLE001 - the others have to hear it, and work goes on
+                self._tell_failed(event, error)
+
+    def _tell_failed(self, event: Event, error: Exception) -> None:
+        if isinstance(event, ObserverFailed):
+            return  # it fails at that too
+        about = {"error": type(error).__name__, "where": place_of(error)}
+        self(ObserverFailed(heard=event.name(), **about))
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """How often each event happened, sums such as `turn_finished.tokens_in`, latest values."""

@@ -43,7 +43,7 @@ class Chats:
 @asynccontextmanager
 async def running(provider, **options):
     events = []
-    loop = AgentLoop(provider=provider, announce=events.append, **options)
+    loop = AgentLoop(provider=provider, **{"announce": events.append, **options})
     loop.chats = Chats(loop.bus)
     loop.direct = DirectChannel(loop.bus)
     loop.events = events
@@ -260,6 +260,20 @@ async def test_a_crash_is_an_apology_to_that_chat_and_nothing_else():
     assert failed.error == "RuntimeError"
     assert "secret" not in said + failed.where + failed.said
     assert said.endswith(f"(incident {failed.incident})")
+
+
+async def test_whoever_hears_of_events_and_raises_costs_no_answer():
+    heard = []
+
+    def observer(event):
+        heard.append(event.name())
+        if event.name() != "observer_failed":
+            raise ValueError("no")
+
+    async with running(ScriptedProvider(["hello"]), announce=observer) as loop:
+        put(loop, "hi")
+        assert await loop.chats.until("a", 1) == ["hello"]
+    assert heard[:2] == ["loop_started", "observer_failed"]
 
 
 async def test_the_same_message_twice_is_answered_once_and_equal_texts_are_two_messages():

@@ -133,6 +133,21 @@ def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
     assert SECRET not in stream.getvalue()
 
 
+def test_a_listener_that_raises_is_logged_and_the_others_hear_all_the_same():
+    stream, heard = io.StringIO(), []
+
+    def fails(_):
+        raise ValueError(SECRET)
+
+    telemetry = Telemetry(format="json", stream=stream)
+    telemetry.listeners = [fails, heard.append]
+    telemetry(finished())
+    assert [event.name() for event in heard] == ["observer_failed", "turn_finished"]
+    line = json.loads(stream.getvalue().splitlines()[-1])
+    assert (line["event"], line["error"]) == ("observer_failed", "ValueError")
+    assert SECRET not in stream.getvalue()
+
+
 def test_a_log_that_cannot_be_written_stops_nothing():
     telemetry = Telemetry(stream=Broken())
     telemetry(finished())

@@ -21,6 +21,7 @@ from nanoloop.events import (
     SummaryDropped,
     SummaryFailed,
     SummaryStarted,
+    contained,
     silent,
 )
 from nanoloop.memory.budget import BreakerState, Budget, Spent, local_now
@@ -82,7 +83,7 @@ class Summarizer:
         """
         self._idle_seconds = idle_seconds
         self._reuse_prefix = reuse_prefix
-        self._announce = announce
+        self._announce = announce = contained(announce)
         self._clock = clock
         self._budget = Budget(daily_tokens, kept_in=spent_file, now=now)
         self._writer = SummaryWriter(
