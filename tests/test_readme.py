@@ -1,6 +1,5 @@
 """What the README shows of the code is the code's own: `python -m tests.test_readme` renews it."""
 
-import ast
 import re
 from functools import partial
 from pathlib import Path
@@ -13,17 +12,8 @@ from nanoloop.settings import Settings  # noqa: F401 - loads every event there i
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-
-
-def the_map():
-    """One line a file: its name, and the first sentence of its docstring."""
-    lines = []
-    for path in sorted(ROOT.glob("nanoloop/**/*.py"), key=lambda p: (len(p.parts), p)):
-        promise = ast.get_docstring(ast.parse(path.read_text())) or ""
-        if path.name != "__init__.py" or path.parent.name in {"nanoloop", "cli"}:
-            name = path.relative_to(ROOT / "nanoloop").as_posix()
-            lines.append(f"- `{name}`: {promise.splitlines()[0]}")
-    return "\n".join(lines)
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGES = [README, *ROOT.glob("docs/*.md")]
 
 
 def the_events():
@@ -55,7 +45,6 @@ def the_vendors():
 
 
 PARTS = {
-    "map": the_map,
     "events": the_events,
     "vendors": the_vendors,
     "bot": partial(the_example, "bot.py"),
@@ -74,10 +63,17 @@ def test_the_readme_shows_what_is_there(name):
     assert part(README.read_text(), name) == PARTS[name]()
 
 
-def test_every_file_that_the_readme_links_to_is_there():
-    links = re.findall(r"\]\((?!http|#|attachment:)([^)]+)\)", README.read_text())
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_links_to_is_there(page):
+    links = re.findall(r"\]\((?!http|#|attachment:)([^)]+)\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_architecture_names_each_file_and_folder_on_top_and_no_other():
+    table = re.findall(r"^\| (`.*?`) \|", ARCHITECTURE.read_text(), re.MULTILINE)
+    named = {name.split("/")[0] for cell in table for name in re.findall("`(.*?)`", cell)}
+    files = (path.relative_to(ROOT / "nanoloop") for path in ROOT.glob("nanoloop/**/*.py"))
+    assert named == {file.parts[0] for file in files} - {"__init__.py", "__main__.py"}
 
 
 def renew():
