@@ -6,12 +6,17 @@ import sys
 from statistics import median
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from nanoloop.memory.index import Index
 from tests.servers.postgres import Postgres
 from tests.servers.redis import Redis
 from tests.servers.server import NotInstalled
 from tests.servers.synapse import Synapse
+
+# How fast a machine draws examples, and runs them, says nothing of the code.
+settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any")
 
 SLOW_SECONDS = 1.0
 """A test that takes longer is marked `slow`, so that the others are a matter of minutes."""

@@ -275,7 +275,7 @@ STEP = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), WORDS, STEP)))
 def test_whatever_was_said_makes_a_request_that_the_api_takes(told):
     session = Session()
@@ -292,7 +292,6 @@ def test_whatever_was_said_makes_a_request_that_the_api_takes(told):
 SPOKEN = st.lists(st.tuples(st.sampled_from([user, assistant]), st.text()), min_size=1)
 
 
-@settings(deadline=None)
 @given(SPOKEN, SPOKEN)
 def test_a_request_repeats_the_one_before_it_but_for_its_marks(before, new):
     def blocks(told):

@@ -64,7 +64,7 @@ async def said(store, *texts, name="s"):
 
 class TestExact:
     @pytest.mark.slow
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.lists(st.dictionaries(st.text(), ANY, max_size=4), max_size=30))
     def test_any_json_comes_back_from_jsonb_as_it_was(self, shared_postgres, values):
         values += ODD

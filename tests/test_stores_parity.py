@@ -139,14 +139,14 @@ def seqs(entries):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, max_size=25))
 def test_a_folder_tells_what_memory_tells(steps):
     with tempfile.TemporaryDirectory() as folder:
         told_the_same(steps, lambda clock: JsonlStore(folder, clock=clock, open_files=1))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(STEPS, max_size=25))
 def test_sqlite_tells_what_memory_tells(steps):
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +154,7 @@ def test_sqlite_tells_what_memory_tells(steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(STEPS, max_size=25))
 def test_redis_tells_what_memory_tells(shared_redis, steps):
     url = shared_redis.fresh()
@@ -162,7 +162,7 @@ def test_redis_tells_what_memory_tells(shared_redis, steps):
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(STEPS, max_size=25))
 def test_postgresql_tells_what_memory_tells(shared_postgres, steps):
     schema = f"parity_{next(NUMBERS)}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.input import create_pipe_input
@@ -298,7 +298,6 @@ def test_blocks_are_finished_when_the_next_begins():
     assert "".join(finished) + blocks.settle(MARKDOWN) == MARKDOWN
 
 
-@settings(deadline=None)  # the first example imports the parser
 @given(st.lists(st.text("ab\n`-1.| #>", max_size=12), max_size=12))
 def test_whatever_is_streamed_is_shown_whole_and_once(pieces):
     blocks = Blocks()
@@ -306,7 +305,6 @@ def test_whatever_is_streamed_is_shown_whole_and_once(pieces):
     assert "".join(shown) + blocks.settle() == "".join(pieces)
 
 
-@settings(deadline=None)
 @given(st.text("ab \n", min_size=1, max_size=20), st.integers(0, 20))
 def test_an_answer_whose_end_was_not_streamed_is_completed(answer, cut):
     blocks = Blocks()

@@ -62,7 +62,6 @@ def session(client):
 def test_no_request_is_an_error_of_ours(client, session, operation, mode):
     @settings(
         max_examples=12,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),
