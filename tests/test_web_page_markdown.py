@@ -32,12 +32,15 @@ async def page(chromium, tmp_path_factory):
     ("text", "shown"),
     [
         ("a **b** *c* ~~d~~", "<p>a <strong>b</strong> <em>c</em> <del>d</del></p>"),
-        ("***a***", "<p><strong><em>a</em></strong></p>"),
+        ("***a***", "<p><em><strong>a</strong></em></p>"),
         ("2*3*4 and snake_case_name", "<p>2<em>3</em>4 and snake_case_name</p>"),
         ("**重要。**下", "<p><strong>重要。</strong>下</p>"),
         ("an *open one, and a `tick", "<p>an *open one, and a `tick</p>"),
         ("`a <b>` and ``c ` d``", "<p><code>a &lt;b&gt;</code> and <code>c ` d</code></p>"),
+        ("**Note:**text", "<p><strong>Note:</strong>text</p>"),
         ("one\ntwo", "<p>one<br>two</p>"),
+        ("one<br>two &amp; three", "<p>one<br>two &amp;amp; three</p>"),
+        ("A\n---\nB", "<p>A</p><hr><p>B</p>"),
         ("# A\n## B ##", '<h3 data-level="1">A</h3><h4 data-level="2">B</h4>'),
         ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
         ("---", "<hr>"),
@@ -47,6 +50,15 @@ async def page(chromium, tmp_path_factory):
             "<ul><li>a</li><li>b<ul><li>c<ul><li>d</li></ul></li></ul></li></ul>",
         ),
         ("1. a\n  - b\n2. c", "<ol><li>a<ul><li>b</li></ul></li><li>c</li></ol>"),
+        (
+            "10. a\n  - b\n    - c",
+            '<ol start="10"><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li></ol>',
+        ),
+        ("> 1. a\n>  - b", "<blockquote><ol><li>a</li></ol><ul><li>b</li></ul></blockquote>"),
+        (
+            "> 1. a\n>   - b",
+            "<blockquote><ol><li>a<ul><li>b</li></ul></li></ol></blockquote>",
+        ),
         ("3. a\n\n4. b", '<ol class="loose" start="3"><li>a</li><li>b</li></ol>'),
         ("In\n1984. No list", "<p>In<br>1984. No list</p>"),
         ("so:\n- a", "<p>so:</p><ul><li>a</li></ul>"),
@@ -67,7 +79,10 @@ async def test_it_is_shown_as_it_was_meant(page, text, shown):
         ("<https://x.org>", "https://x.org", "https://x.org/"),
         ("[m](mailto:ada@x.org)", "m", "mailto:ada@x.org"),
         ("[https://x.org](https://x.org)", "https://x.org", "https://x.org/"),
+        ("[](https://x.org)", "https://x.org/", "https://x.org/"),
         ("![a cat](https://x.org/cat.png)", "🖼 a cat", "https://x.org/cat.png"),
+        ("[![a cat](https://x.org/cat.png)](https://x.org)", "🖼 a cat", "https://x.org/"),
+        ("[no]() [none](/api/me) https://x.org", "https://x.org", "https://x.org/"),
     ],
 )
 async def test_a_link_leads_where_it_says(page, text, label, href):
@@ -149,6 +164,23 @@ async def test_no_hostile_text_does_anything(chromium, tmp_path):
         assert all(url.startswith(served.url) for url in asked)
 
 
+async def test_a_finished_block_and_the_begun_code_stay_as_they_were_drawn(page):
+    kept = await page.evaluate(
+        """async () => {
+            const { Growing } = await import("/static/markdown.js");
+            const box = document.createElement("div");
+            const growing = new Growing(box);
+            const grown = (piece) => (growing.add(piece), growing.paint(), [...box.children]);
+            const [first] = grown("# One\\n\\nTwo\\n\\n```js\\nlet a;\\nlet b");
+            const words = box.querySelector("code").firstChild;
+            const [same] = grown(" = 1;");
+            const isSameText = words === box.querySelector("code").firstChild;
+            return [first === same, isSameText, words.data];
+        }"""
+    )
+    assert kept == [True, True, "let a;\nlet b = 1;"]
+
+
 TAGS = """p br strong em del code pre a ul ol li input blockquote hr h3 h4 h5 h6 div span button
     svg path table thead tbody tr th td"""
 ATTRIBUTES = """href rel target class start type disabled checked aria-label aria-hidden data-level
@@ -198,6 +230,29 @@ async def test_any_text_is_harmless_and_the_same_in_whatever_pieces_it_comes(pag
         assert set(seen["tags"]) <= set(TAGS.split()), example
         assert set(seen["attributes"]) <= set(ATTRIBUTES.split()), example
         assert set(seen["schemes"]) <= {"http:", "https:", "mailto:"}, example
+
+
+async def test_markup_would_be_harmless_even_if_parser_and_policy_let_it_through(
+    chromium, tmp_path
+):
+    async with (
+        serving(tmp_path) as served,
+        opened(chromium, served.url, bypass_csp=True) as page,
+    ):
+        found = await page.evaluate(UNGUARDED, HOSTILE)
+        assert await page.evaluate("window.pwned") is None
+    assert {name for name, *_ in found} <= set(TAGS.split())
+    assert {name for _, *names in found for name in names} <= set(ATTRIBUTES.split())
+
+
+UNGUARDED = """async texts => {
+    const { markdown } = await import("/static/dialect.js");
+    const { render } = await import("/static/markdown.js");
+    markdown.set({ html: true });
+    document.body.append(...texts.map(render));
+    const all = texts.flatMap((text) => [...render(text).querySelectorAll("*")]);
+    return all.map((node) => [node.localName, ...node.getAttributeNames()]);
+}"""
 
 
 @pytest.mark.parametrize(

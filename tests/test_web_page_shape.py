@@ -13,6 +13,7 @@ anyio_backend = browser.anyio_backend
 chromium = browser.chromium
 
 STATIC = Path(nanoloop.channels.web.__file__).parent / "static"
+OURS = [file for file in STATIC.iterdir() if file.is_file()]  # what others wrote is in a folder
 PICTURES = Path(__file__).parent / "screenshots"
 SCREENS = {"wide": (1440, 900), "middle": (1024, 768), "phone": (390, 844)}
 TELLING = """Bake it on **Friday evening**: it cuts better after a night.
@@ -57,12 +58,12 @@ async def ask(page, *texts):
         await expect(page.locator("#log > :last-child.answer")).to_have_count(1)
 
 
-def test_all_of_it_is_under_a_hundred_kilobytes():
-    assert sum(file.stat().st_size for file in STATIC.rglob("*") if file.is_file()) < 100_000
+def test_all_that_is_ours_is_under_a_hundred_kilobytes():
+    assert sum(file.stat().st_size for file in OURS) < 100_000
 
 
 def test_nothing_is_asked_of_another_site():
-    for file in STATIC.rglob("*"):
+    for file in OURS:
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert 'src="http' not in text, file
         assert "url(" not in text, file

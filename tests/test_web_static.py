@@ -1,9 +1,21 @@
 """The page's files come from memory, anew only where they changed, and nothing else does."""
 
+import hashlib
+from pathlib import Path
+
 import pytest
 
+import nanoloop.channels.web
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.web_server import serving
+
+VENDOR = Path(nanoloop.channels.web.__file__).parent / "static" / "vendor"
+LISTED = dict(
+    reversed(line.split("  "))
+    for line in (VENDOR / "VERSIONS.txt").read_text().splitlines()
+    if line.endswith(".js") and ", " not in line
+)
+"""Each script that others published, with the checksum that it had then."""
 
 
 @pytest.fixture
@@ -27,3 +39,17 @@ async def test_a_file_is_sent_once_and_then_only_named(site):
 )
 async def test_nothing_else_is_there(site, path):
     assert (await site.client.get(path)).status_code == 404
+
+
+def test_what_others_published_is_unchanged_and_with_its_licence():
+    scripts = {path.relative_to(VENDOR).as_posix(): path for path in VENDOR.rglob("*.js")}
+    found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in scripts.items()}
+    assert found == LISTED
+    assert all((path.parent / "LICENSE").is_file() for path in scripts.values())
+
+
+async def test_what_others_published_is_served_from_here(site):
+    for name in LISTED:
+        sent = await site.client.get(f"/static/vendor/{name}")
+        assert "javascript" in sent.headers["content-type"]
+        assert sent.content == (VENDOR / name).read_bytes()

@@ -41,7 +41,8 @@ class _File:
 
 def page_routes(folder: Path = STATIC) -> list[BaseRoute]:
     """The page, and what it is made of."""
-    files = {path.name: _File.at(path) for path in folder.iterdir() if path.is_file()}
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): _File.at(path) for path in paths}
 
     async def page(request: Request) -> Response:
         return files["index.html"].response(request)
@@ -52,4 +53,4 @@ def page_routes(folder: Path = STATIC) -> list[BaseRoute]:
             return error_response(404, "there is nothing here")
         return file.response(request)
 
-    return [Route("/", page), Route("/static/{name}", part)]
+    return [Route("/", page), Route("/static/{name:path}", part)]

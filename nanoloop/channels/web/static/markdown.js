@@ -1,15 +1,27 @@
 // Markdown as elements, whole or while it is still being written.
 
-import { parse } from "./blocks.js";
 import { copyButton } from "./copy.js";
+import { markdown, safeHref } from "./dialect.js";
 import { el } from "./element.js";
-import { inline } from "./inline.js";
+import "./vendor/dompurify/purify.min.js";
+
+/** Whatever the parser makes of a text: no more than this becomes elements. */
+const TAGS = "p br strong em del code pre a ul ol li blockquote hr h3 h4 h5 h6 table thead tbody tr th td";
+const ATTRIBUTES = ["class", "start", "data-level", "data-align"];
+const { DOMPurify } = globalThis;
+DOMPurify.setConfig({
+	ALLOWED_TAGS: TAGS.split(" "),
+	ALLOWED_ATTR: ["href", ...ATTRIBUTES],
+	ADD_URI_SAFE_ATTR: ATTRIBUTES,
+	ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+	ALLOW_DATA_ATTR: false,
+	ALLOW_ARIA_ATTR: false,
+	RETURN_DOM_FRAGMENT: true,
+});
 
 /** A finished text. */
 export function render(text) {
-	const fragment = document.createDocumentFragment();
-	fragment.append(...parse(text.replaceAll("\r", "").split("\n")).map(element));
-	return fragment;
+	return elements(blocks(text.replaceAll("\r", "")));
 }
 
 /** A text that grows: finished blocks are left alone, only the last one is drawn again. */
@@ -33,8 +45,9 @@ export class Growing {
 	paint() {
 		cancelAnimationFrame(this.#frame);
 		this.#frame = 0;
-		const lines = this.text.slice(this.#done).split("\n");
-		const found = parse(lines);
+		const text = this.text.slice(this.#done);
+		const lines = text.split("\n");
+		const found = blocks(text);
 		// What begins on the last line, or is a table by that line, may yet join the block before.
 		const last = found.findLastIndex((block) => block.line < lines.length - 2);
 		const open = found.slice(Math.max(last, 0));
@@ -43,69 +56,82 @@ export class Growing {
 		this.painted();
 	}
 
-	#finish(blocks, lines, next) {
+	#finish(done, lines, next) {
 		this.#tail?.forEach((node) => node.remove());
 		this.#tail = null;
-		this.node.append(...blocks.map(element));
+		this.node.append(elements(done));
 		this.#done += lines.slice(0, next).join("\n").length + 1;
 	}
 
 	#draw(open) {
 		if (this.#tail?.length === 1 && open.length === 1 && extend(this.#tail[0], open[0])) return;
-		const nodes = open.map(element);
+		const nodes = [...elements(open).childNodes];
 		this.#tail?.forEach((node) => node.remove());
 		this.node.append(...nodes);
 		this.#tail = nodes;
 	}
 }
 
+/** The text's outermost blocks, in order: the line on which each begins, and its tokens. */
+function blocks(text) {
+	const found = [];
+	for (const token of markdown.parse(text, {})) {
+		if (token.level === 0 && token.nesting >= 0) found.push({ line: token.map[0], tokens: [] });
+		found.at(-1).tokens.push(token);
+	}
+	return found;
+}
+
+function elements(found) {
+	const tokens = found.flatMap((block) => block.tokens);
+	const fragment = DOMPurify.sanitize(markdown.renderer.render(tokens, markdown.options, {}));
+	const each = (selector, dress) => fragment.querySelectorAll(selector).forEach(dress);
+	each("a", dressLink);
+	each("table", dressTable);
+	each("pre", dressCode);
+	each("li.task", dressTask);
+	return fragment;
+}
+
 /** Long code grows at its end instead of being drawn anew. */
-function extend(node, block) {
-	const words = block.kind === "code" && node.querySelector(":scope > pre > code")?.firstChild;
-	if (!words?.length || !block.text.startsWith(words.data)) return false;
-	words.appendData(block.text.slice(words.length));
+function extend(node, { tokens: [token] }) {
+	const words = token.type === "fence" && node.querySelector(":scope > pre > code")?.firstChild;
+	const text = withoutEnd(token.content);
+	if (!words?.length || !text.startsWith(words.data)) return false;
+	words.appendData(text.slice(words.length));
 	return true;
 }
 
-const MAKERS = {
-	paragraph: (block) => el("p", {}, inline(block.text)),
-	heading: (block) => el(`h${Math.min(block.level + 2, 6)}`, { "data-level": block.level }, inline(block.text)),
-	rule: () => el("hr"),
-	quote: (block) => el("blockquote", {}, block.blocks.map(element)),
-	list,
-	table,
-	code,
-};
+/** The line that a fence closes is not longer by that. */
+const withoutEnd = (code) => code.replace(/\n$/, "");
 
-function element(block) {
-	return MAKERS[block.kind](block);
+function dressLink(link) {
+	const href = safeHref(link.getAttribute("href"));
+	if (!href) return link.replaceWith(...link.childNodes);
+	link.rel = "noopener noreferrer nofollow";
+	link.target = "_blank";
+	if (!link.hasChildNodes()) link.append(href);
 }
 
-function list({ isOrdered, start, isLoose, items }) {
-	const props = { class: isLoose && "loose", start: isOrdered && start !== 1 && `${start}` };
-	return el(isOrdered ? "ol" : "ul", props, items.map(item));
+function dressTable(table) {
+	const box = el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" });
+	table.replaceWith(box);
+	box.append(table);
 }
 
-function item({ isDone, blocks }) {
-	const [first, ...rest] = blocks;
-	const words = first?.kind === "paragraph" ? inline(first.text) : first && element(first);
-	const label = isDone ? "done" : "to do";
-	const box = isDone !== null && el("input", { type: "checkbox", disabled: true, checked: isDone, "aria-label": label });
-	return el("li", { class: isDone !== null && "task" }, box, words, rest.map(element));
-}
-
-function table({ head, align, rows }) {
-	const row = (tag) => (cells) =>
-		el("tr", {}, cells.map((cell, at) => el(tag, { "data-align": align[at] || null }, inline(cell))));
-	const body = rows.length > 0 && el("tbody", {}, rows.map(row("td")));
-	const whole = el("table", {}, el("thead", {}, row("th")(head)), body);
-	return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" }, whole);
-}
-
-function code({ language, text }) {
+function dressCode(pre) {
+	const { className, textContent } = pre.firstChild;
+	const language = className.replace("language-", "");
 	const words = el("code", {});
-	words.append(text); // a text node also where it is empty: what follows is added to it
+	words.append(withoutEnd(textContent)); // a text node also where it is empty: what follows is added to it
 	const bar = el("div", { class: "bar" }, el("span", {}, language || "text"), copyButton("Copy code", () => words.textContent));
 	const label = language ? `Code, ${language}` : "Code";
-	return el("div", { class: "code" }, bar, el("pre", { tabindex: "0", "aria-label": label, role: "region" }, words));
+	const shown = el("pre", { tabindex: "0", "aria-label": label, role: "region" }, words);
+	pre.replaceWith(el("div", { class: "code" }, bar, shown));
+}
+
+function dressTask(item) {
+	const isDone = item.classList.contains("done");
+	const label = isDone ? "done" : "to do";
+	item.prepend(el("input", { type: "checkbox", disabled: true, checked: isDone, "aria-label": label }));
 }
