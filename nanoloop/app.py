@@ -18,7 +18,7 @@ from nanoloop.protocols import Channel, Provider, Store
 from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import suited
-from nanoloop.stores.sweep import sweep
+from nanoloop.stores.store import sweep
 from nanoloop.telemetry import Telemetry
 
 

@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nanoloop.files import file_name
 from nanoloop.session.ids import checked_id, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
-from nanoloop.stores.jsonl.file_names import file_name
 
 TIMESTAMP = "%Y-%m-%dT%H:%M:%S%z"
 SUFFIX = ".json"

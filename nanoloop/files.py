@@ -1,9 +1,10 @@
-"""Files by hand: written beside and renamed, for their owner only, and locked by one process."""
+"""Files by hand: safe names, whole or not at all, for their owner only, locked by one process."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -13,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any
+from urllib.parse import quote, unquote
 
 from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
@@ -143,3 +145,26 @@ def _owner(card: bytes) -> str:
     except (ValueError, TypeError, KeyError):
         return "another process"
     return f"{text} ({owner['command']})" if owner.get("command") else text
+
+
+NAME_LIMIT = 180
+"""Characters of a name before its suffix; file systems allow 255 bytes with it."""
+_READABLE = 100
+_LONG = "%%"
+"""Marks a shortened name: no percent-encoded name contains it."""
+
+
+def file_name(name: str) -> str:
+    """The safe file name of any text, without a suffix."""
+    encoded = quote(name.encode("utf-8", "surrogatepass"), safe="@").replace("~", "%7E")
+    if encoded.startswith("."):
+        encoded = "%2E" + encoded[1:]
+    if len(encoded) <= NAME_LIMIT:
+        return encoded
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{encoded[:_READABLE].rstrip('%')}{_LONG}{digest}"
+
+
+def name_of(file: str) -> str | None:
+    """The text that a file name stands for; None where it was shortened."""
+    return None if _LONG in file else unquote(file, errors="surrogatepass")

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoloop.errors import StoreError, StoreLocked
+from nanoloop.files import NAME_LIMIT, file_name, name_of
 from nanoloop.stores.jsonl import JsonlStore
-from nanoloop.stores.jsonl.file_names import NAME_LIMIT, file_name, name_of
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from asyncpg import exceptions as errors
 from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
-from nanoloop.stores.postgres import PostgresStore, connections
-from nanoloop.stores.postgres.failures import failure
+from nanoloop.stores import postgres_connections
+from nanoloop.stores.postgres import PostgresStore
+from nanoloop.stores.postgres_connections import failure
 from tests.servers.proxy import faulty
 from tests.test_loop import put, running
 
@@ -26,7 +27,7 @@ async def opened(url, **options):
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    monkeypatch.setattr(connections, "PAUSES_SECONDS", (0.01,))
+    monkeypatch.setattr(postgres_connections, "PAUSES_SECONDS", (0.01,))
 
 
 async def said(store, *texts):

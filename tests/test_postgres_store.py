@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nanoloop.errors import SettingsError, StoreError
 from nanoloop.session.entry import Entry
-from nanoloop.stores.postgres import PostgresStore, migration
-from nanoloop.stores.postgres.exact import EXACT, packed, plain, unpacked, unplain
-from nanoloop.stores.postgres.schema import STEPS
+from nanoloop.stores import postgres_schema
+from nanoloop.stores.postgres import EXACT, PostgresStore, packed, plain, unpacked, unplain
+from nanoloop.stores.postgres_schema import STEPS
 
 ODD = [
     {"z": 1, "a": {"z": [1.0, 1e22, -0.0, 1e-7], "a": None}},
@@ -252,7 +252,7 @@ class TestFormats:
         async with opened(postgres_url) as store:
             await said(store, "one")
         newer = (*STEPS, "CREATE VIEW {schema}.more AS SELECT id FROM {schema}.session")
-        monkeypatch.setattr(migration, "STEPS", newer)
+        monkeypatch.setattr(postgres_schema, "STEPS", newer)
         async with opened(postgres_url) as store:
             assert await store.migrate() == f"format {len(STEPS)} → {len(newer)}"
             assert (await store.get("s")).entry_count == 1
@@ -275,10 +275,10 @@ class TestFormats:
         async with opened(postgres_url) as store:
             await store.migrate()
             broken = (*STEPS, "CREATE TABLE {schema}.half (); SELECT 1 / 0")
-            monkeypatch.setattr(migration, "STEPS", broken)
+            monkeypatch.setattr(postgres_schema, "STEPS", broken)
             with pytest.raises(StoreError, match="DivisionByZeroError"):
                 await store.migrate()
-            monkeypatch.setattr(migration, "STEPS", STEPS)
+            monkeypatch.setattr(postgres_schema, "STEPS", STEPS)
             assert "already" in await store.migrate()
 
     async def test_two_schemas_are_two_stores(self, postgres_url):

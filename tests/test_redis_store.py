@@ -12,9 +12,10 @@ from redis.crc import key_slot
 
 from nanoloop.errors import SessionNotFound, SettingsError, StoreError
 from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores import redis as redis_store
 from nanoloop.stores.copying import copy
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.redis import RedisStore, layout
+from nanoloop.stores.redis import RedisStore
 from tests.certificates import certified
 from tests.servers.proxy import faulty
 from tests.servers.server import free_port
@@ -194,7 +195,7 @@ async def test_one_that_drops_what_expires_is_not_told_what_does(redis_server):
 
 
 async def test_a_newer_format_is_refused(store, redis):
-    await redis.set("nanoloop:format", layout.FORMAT + 1)
+    await redis.set("nanoloop:format", redis_store.FORMAT + 1)
     with pytest.raises(StoreError, match="format 2, and this version knows 1: install a newer"):
         await store.create(id="s")
 
@@ -210,7 +211,7 @@ async def test_an_older_one_is_brought_up_once(redis_url, redis, monkeypatch):
     async def upgrade(server, keys):
         asked.append(await server.ask(("RENAMENX", "nanoloop:old:s", keys.of("s")[0])))
 
-    monkeypatch.setattr(layout, "UPGRADES", {0: upgrade})
+    monkeypatch.setattr(redis_store, "UPGRADES", {0: upgrade})
     for _ in range(2):
         async with opened(redis_url) as store:
             assert (await store.load("s")).entry_count == 3
@@ -271,7 +272,7 @@ async def test_a_line_may_be_encrypted(redis_server, tmp_path):
 
 
 async def test_a_server_that_is_too_old_is_refused(redis_url, monkeypatch):
-    monkeypatch.setattr("nanoloop.stores.redis.server.OLDEST", 99)
+    monkeypatch.setattr("nanoloop.stores.redis_server.OLDEST", 99)
     async with opened(redis_url) as store:
         with pytest.raises(
             StoreError, match=r"is version \d+\.\d+\.\d+: sessions need 99 or newer"
@@ -301,7 +302,7 @@ async def test_ten_thousand_are_listed_the_last_changed_first(store, redis):
 
 
 async def test_what_is_erased_while_a_whole_history_is_read_is_in_no_part_of_it(store, monkeypatch):
-    monkeypatch.setattr("nanoloop.stores.redis.store.ENTRIES", 3)
+    monkeypatch.setattr("nanoloop.stores.redis.ENTRIES", 3)
     session = await grown(store, 20)
     page = store.database._page
     asked = []

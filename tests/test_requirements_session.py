@@ -18,7 +18,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sessions import Sessions
-from nanoloop.stores.sweep import sweep
+from nanoloop.stores.store import sweep
 
 
 class Clock:

@@ -11,7 +11,8 @@ import pytest
 
 from nanoloop.errors import SessionNotFound, StoreError, StoreLocked
 from nanoloop.session.entry import Entry
-from nanoloop.stores.sqlite import SqliteStore, reading, schema
+from nanoloop.stores import sqlite, sqlite_file
+from nanoloop.stores.sqlite import SqliteStore
 
 READERS_AT_ONCE = 50
 
@@ -116,7 +117,7 @@ async def steps_of_a_load(store, name):
     def counted(connection):
         connection.set_progress_handler(lambda: taken.append(1), 1)
         try:
-            return reading.window(connection, name)
+            return sqlite.read_window(connection, name)
         finally:
             connection.set_progress_handler(None, 0)
 
@@ -149,14 +150,14 @@ async def test_a_commit_writes_a_few_small_pages(store, file):
 async def test_a_save_waits_for_no_number_of_long_reads(store, monkeypatch):
     session = await said(store, "hi")
     gate, begun = threading.Event(), threading.Semaphore(0)
-    whole = reading.whole
+    whole = sqlite.read_whole
 
     def held(connection, session_id):
         begun.release()
         assert gate.wait(30)
         return whole(connection, session_id)
 
-    monkeypatch.setattr(reading, "whole", held)
+    monkeypatch.setattr(sqlite, "read_whole", held)
     async with anyio.create_task_group() as group:
         for _ in range(READERS_AT_ONCE):
             group.start_soon(store.get, "s")
@@ -257,7 +258,7 @@ class TestReadOnly:
         await said(store, "one")
         await store.close()
         reader, looks = SqliteStore(file, read_only=True), []
-        head = reading.head
+        head = sqlite.read_head
 
         def during(connection, session_id):
             looks.append(1)
@@ -265,7 +266,7 @@ class TestReadOnly:
                 os.utime(file, ns=(1, 1))
             return head(connection, session_id)
 
-        monkeypatch.setattr(reading, "head", during)
+        monkeypatch.setattr(sqlite, "read_head", during)
         await reader.revision("s")
         assert len(looks) == 2
         await reader.close()
@@ -292,7 +293,7 @@ class TestExclusive:
 
 
 class TestFormats:
-    def make(self, file, version, *, application=schema.APPLICATION):
+    def make(self, file, version, *, application=sqlite_file.APPLICATION):
         file.parent.mkdir()
         with raw(file) as made:
             made.execute(f"PRAGMA application_id = {application}")
@@ -300,12 +301,12 @@ class TestFormats:
 
     async def test_the_file_says_whose_it_is_and_in_which_format(self, store, file):
         await store.create(id="s")
-        assert asked(file, "PRAGMA user_version") == [(len(schema.UPGRADES),)]
-        assert asked(file, "PRAGMA application_id") == [(schema.APPLICATION,)]
+        assert asked(file, "PRAGMA user_version") == [(len(sqlite_file.UPGRADES),)]
+        assert asked(file, "PRAGMA application_id") == [(sqlite_file.APPLICATION,)]
 
     @pytest.mark.parametrize("read_only", [False, True])
     async def test_a_newer_one_is_refused_with_a_sentence(self, file, read_only):
-        self.make(file, len(schema.UPGRADES) + 1)
+        self.make(file, len(sqlite_file.UPGRADES) + 1)
         before = file.read_bytes()
         store = SqliteStore(file, read_only=read_only)
         with pytest.raises(StoreError, match=r"format 2, and .* up to 1: use the newer version"):
@@ -325,7 +326,7 @@ class TestFormats:
         await said(store, "hi")
         await store.close()
         added = ("ALTER TABLE session ADD COLUMN colour TEXT DEFAULT 'blue'",)
-        monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES, added))
+        monkeypatch.setattr(sqlite_file, "UPGRADES", (*sqlite_file.UPGRADES, added))
         with pytest.raises(StoreError, match="older format: open it once for writing"):
             await SqliteStore(file, read_only=True).load("s")
         newer = SqliteStore(file)
@@ -337,7 +338,7 @@ class TestFormats:
         await said(store, "hi")
         await store.close()
         broken = ("ALTER TABLE session ADD COLUMN colour TEXT", "ALTER TABLE missing ADD COLUMN x")
-        monkeypatch.setattr(schema, "UPGRADES", (*schema.UPGRADES, broken))
+        monkeypatch.setattr(sqlite_file, "UPGRADES", (*sqlite_file.UPGRADES, broken))
         with pytest.raises(StoreError, match="no such table"):
             await SqliteStore(file).load("s")
         monkeypatch.undo()

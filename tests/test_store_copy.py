@@ -11,11 +11,9 @@ from redis.asyncio import Redis
 from nanoloop.cli import main
 from nanoloop.errors import SessionDamaged, SessionDiffers, StoreError
 from nanoloop.session.entry import utc_now
-from nanoloop.stores.checking import check
-from nanoloop.stores.copying import Copied, copy, digest
+from nanoloop.stores.copying import Copied, check, copy, digest, problems_of
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl import JsonlStore
-from nanoloop.stores.problems import problems_of
 from nanoloop.stores.sqlite import SqliteStore
 from tests.test_stores import STORES
 

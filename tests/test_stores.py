@@ -21,7 +21,7 @@ from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sqlite import SqliteStore
-from nanoloop.stores.sweep import sweep
+from nanoloop.stores.store import sweep
 
 NUMBERS = count(1)
 SEAL = FernetSeal(Fernet.generate_key().decode())

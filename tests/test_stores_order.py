@@ -15,11 +15,12 @@ import pytest
 from nanoloop import Agent, amending
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
+from nanoloop.stores import sqlite
 from nanoloop.stores.jsonl import JsonlStore
-from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.log_file import LogFile
-from nanoloop.stores.order import Order
-from nanoloop.stores.sqlite import SqliteStore, writing
+from nanoloop.stores.jsonl.store import Journal
+from nanoloop.stores.sqlite import SqliteStore
+from nanoloop.stores.store import WriteOrder
 from nanoloop.testing import Gate
 from tests.test_holds import running, said
 
@@ -63,7 +64,12 @@ class ThreadGate:
         assert self._done.wait(WAIT_SECONDS)
 
 
-OUTSIDE = ((Journal, "commit"), (Journal, "create"), (writing, "commit"), (writing, "insert"))
+OUTSIDE = (
+    (Journal, "commit"),
+    (Journal, "create"),
+    (sqlite, "write_commit"),
+    (sqlite, "write_insert"),
+)
 INSIDE = ((LogFile, "append"), (Journal, "_make"), *OUTSIDE[2:])
 """Where no other thread writes to that file."""
 wherever = pytest.mark.parametrize("gate", [OUTSIDE, INSIDE], indirect=True, ids=["out", "in"])
@@ -122,7 +128,7 @@ class Witness(Session):
 
 
 async def test_they_come_one_after_the_other_and_those_of_others_beside_them():
-    order, gate, done = Order(), Gate(), []
+    order, gate, done = WriteOrder(), Gate(), []
 
     async def write(name):
         await gate.passes()
@@ -138,7 +144,7 @@ async def test_they_come_one_after_the_other_and_those_of_others_beside_them():
 
 
 async def test_what_has_begun_is_finished_and_what_waits_may_be_cancelled():
-    order, gate, done = Order(), Gate(), []
+    order, gate, done = WriteOrder(), Gate(), []
 
     async def write(name):
         await gate.passes()
@@ -156,7 +162,7 @@ async def test_what_has_begun_is_finished_and_what_waits_may_be_cancelled():
 
 
 async def test_one_that_is_cancelled_as_its_turn_comes_passes_it_on():
-    order, gate, done = Order(), Gate(), []
+    order, gate, done = WriteOrder(), Gate(), []
     start = asyncio.get_running_loop().create_task
     first = start(order.write("s", gate.passes))
     await gate.reached()

@@ -18,8 +18,7 @@ from nanoloop.errors import SettingsError
 from nanoloop.parts import open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
-from nanoloop.stores.checking import check
-from nanoloop.stores.copying import Copied, Tell, copy
+from nanoloop.stores.copying import Copied, Tell, check, copy
 from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 

@@ -1,17 +1,17 @@
-"""Moving sessions from one store to another: each verified, and none copied twice."""
+"""Sessions looked at whole, and moved to another store: each verified, and none copied twice."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
-from nanoloop.session.entry import Entry
-from nanoloop.stores.problems import problems_of
-from nanoloop.stores.snapshot import Snapshot
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores.snapshot import StoredSnapshot, window_start
 
 
 class Movable(Protocol):
@@ -21,11 +21,11 @@ class Movable(Protocol):
         """The id of every session, expired or not, whatever it looks like inside."""
         ...
 
-    async def snapshot(self, session_id: str) -> Snapshot:
+    async def snapshot(self, session_id: str) -> StoredSnapshot:
         """All there is of one; raises `SessionNotFound`."""
         ...
 
-    async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
+    async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
         """Have one as another store had it; raises `SessionExists` unless `replace`."""
         ...
 
@@ -99,7 +99,7 @@ async def copy(
     return done
 
 
-async def taken(source: Movable, name: str) -> Snapshot | str:
+async def taken(source: Movable, name: str) -> StoredSnapshot | str:
     """All there is of a session, or why it can't be read; raises where nothing can be any more."""
     try:
         return await source.snapshot(name)
@@ -111,11 +111,11 @@ async def taken(source: Movable, name: str) -> Snapshot | str:
 
 
 async def _copy_one(
-    snapshot: Snapshot, target: Movable, done: Copied, *, may_replace: bool, warn: Warn
+    snapshot: StoredSnapshot, target: Movable, done: Copied, *, may_replace: bool, warn: Warn
 ) -> None:
     name = snapshot.name
     theirs = await _theirs(target, name)
-    if isinstance(theirs, Snapshot) and digest(theirs) == digest(snapshot):
+    if isinstance(theirs, StoredSnapshot) and digest(theirs) == digest(snapshot):
         done.same += 1
     elif theirs is None or may_replace:
         if isinstance(theirs, str):  # what can't be read can't be written over everywhere
@@ -132,7 +132,7 @@ async def _copy_one(
     done.entries += len(snapshot.entries)
 
 
-async def _theirs(target: Movable, name: str) -> Snapshot | str | None:
+async def _theirs(target: Movable, name: str) -> StoredSnapshot | str | None:
     """What the target has under this name, or why that can't be read."""
     try:
         return await taken(target, name)
@@ -140,14 +140,14 @@ async def _theirs(target: Movable, name: str) -> Snapshot | str | None:
         return None
 
 
-def _damage(theirs: Snapshot | str) -> str:
+def _damage(theirs: StoredSnapshot | str) -> str:
     """What is wrong with it; "" where nothing is."""
     problems = [theirs] if isinstance(theirs, str) else list(problems_of(theirs))
     more = f", and {len(problems) - 1} problems more" if problems[1:] else ""
     return f"{problems[0]}{more}" if problems else ""
 
 
-async def _verify(target: Movable, name: str, snapshot: Snapshot) -> None:
+async def _verify(target: Movable, name: str, snapshot: StoredSnapshot) -> None:
     if digest(await target.snapshot(name)) != digest(snapshot):
         raise StoreError(
             f"session {name!r} is not the same after it was copied: is something else writing to "
@@ -162,7 +162,7 @@ async def _copy_keys(source: Movable, target: Movable, done: Copied) -> None:
         done.keys += 1
 
 
-def digest(snapshot: Snapshot) -> str:
+def digest(snapshot: StoredSnapshot) -> str:
     """A short text that two snapshots share when they say the same, wherever they come from."""
     said = hashlib.sha256()
     for part in (snapshot.head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
@@ -173,3 +173,59 @@ def digest(snapshot: Snapshot) -> str:
 
 def _told(entry: Entry) -> list[object]:
     return [entry.seq, entry.to_dict()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """One session, looked at."""
+
+    id: str
+    problems: tuple[str, ...]
+
+
+async def check(store: Movable) -> AsyncIterator[Checked]:
+    """Look at every session whole; nothing is changed."""
+    for name in [name async for name in store.names()]:
+        try:
+            found = await taken(store, name)
+        except SessionNotFound:  # deleted or expired
+            continue
+        problems = (found,) if isinstance(found, str) else tuple(problems_of(found))
+        yield Checked(id=name, problems=problems)
+
+
+def problems_of(snapshot: StoredSnapshot) -> Iterator[str]:
+    """What doesn't fit together in it."""
+    yield from snapshot.unreadable
+    if "updated_at" not in snapshot.head:
+        yield "nothing says where it stands: its head is missing"
+    try:
+        snapshot.to_session(utc_now)
+        # What its values are is settled: now whether they agree.
+        yield from _in_numbers(snapshot)
+        yield from _in_head(snapshot)
+    except SessionDamaged as damaged:
+        yield damaged.what
+
+
+def _in_numbers(snapshot: StoredSnapshot) -> Iterator[str]:
+    numbers = [entry.seq for entry in snapshot.entries]
+    for before, after in pairwise([0, *numbers]):
+        if after <= before:
+            yield f"entry {after} stands behind entry {before}"
+        elif after > before + 1:
+            yield f"entries {before + 1} to {after - 1} are missing"
+    last = int(snapshot.head.get("last", 0))
+    if last > (numbers[-1] if numbers else 0):
+        yield f"the newest entry should be {last}, and is {numbers[-1] if numbers else 'missing'}"
+
+
+def _in_head(snapshot: StoredSnapshot) -> Iterator[str]:
+    head = snapshot.head
+    last = int(head.get("last", 0))
+    if int(head.get("covered", 0)) > last:
+        yield f"the summary stands for entries up to {head['covered']}, and there are {last}"
+    if window_start(head) > last + 1:
+        yield f"the window begins at {window_start(head)}, and there are {last} entries"
+    if int(head.get("awaiting", 0)) > last:
+        yield f"entry {head['awaiting']} awaits an answer, and there are {last}"

@@ -11,9 +11,15 @@ from nanoloop.errors import SessionDamaged
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.seen import SEEN_LIMIT
-from nanoloop.stores.encoding import encoded
-from nanoloop.stores.sense import Decode, head_of, sections_of
-from nanoloop.stores.snapshot import expiry, message_ids, window_start
+from nanoloop.stores.snapshot import (
+    Decode,
+    encoded,
+    expiry,
+    head_of,
+    message_ids,
+    sections_of,
+    window_start,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +87,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredSession:
     """A session as a database has it, expired or not."""
 
     head: Mapping[str, Any]
@@ -95,7 +101,7 @@ class Stored:
     @classmethod
     def glance(
         cls, session_id: str, head: Any, about: Any, size: int, decode: Decode
-    ) -> Stored | SessionDamaged:
+    ) -> StoredSession | SessionDamaged:
         """Who a session is, from its row; one that is damaged stops no list."""
         try:
             return cls(
@@ -132,11 +138,11 @@ class Database(Protocol):
         """Its head, or None."""
         ...
 
-    async def window(self, session_id: str) -> Stored | None:
+    async def window(self, session_id: str) -> StoredSession | None:
         """It with the entries from its window on, and with `seen`; history costs nothing here."""
         ...
 
-    async def whole(self, session_id: str) -> Stored | None:
+    async def whole(self, session_id: str) -> StoredSession | None:
         """It with all entries."""
         ...
 
@@ -154,7 +160,7 @@ class Database(Protocol):
         """Remove those whose time was over before now; returns how many."""
         ...
 
-    def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
+    def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
         """All that have not expired, without entries, the last changed first, a page at a time.
 
         Of the sections only the one that says who they are is needed.

@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, copied, utc_now
-from nanoloop.stores.database import Commit, Stored, newest_seen
+from nanoloop.stores.database import Commit, StoredSession, newest_seen
 from nanoloop.stores.store import DatabaseStore
 
 
@@ -45,10 +45,10 @@ class _Row:
         """Whether its time was over before now."""
         return self.expires_at is not None and self.expires_at < now
 
-    def stored(self, after: int | None) -> Stored:
+    def stored(self, after: int | None) -> StoredSession:
         """It with the entries behind `after`, or with none."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
-        return Stored(
+        return StoredSession(
             head=self.head,
             sections=self.sections,
             entries=entries,
@@ -95,11 +95,11 @@ class _Memory:
         row = self._rows.get(session_id)
         return None if row is None else row.head
 
-    async def window(self, session_id: str) -> Stored | None:
+    async def window(self, session_id: str) -> StoredSession | None:
         row = self._rows.get(session_id)
         return None if row is None else row.stored(row.window - 1)
 
-    async def whole(self, session_id: str) -> Stored | None:
+    async def whole(self, session_id: str) -> StoredSession | None:
         row = self._rows.get(session_id)
         return None if row is None else row.stored(0)
 
@@ -118,7 +118,7 @@ class _Memory:
             del self._rows[name]
         return len(gone)
 
-    async def glances(self, *, now: int) -> AsyncIterator[Stored]:
+    async def glances(self, *, now: int) -> AsyncIterator[StoredSession]:
         rows = sorted(self._rows.values(), key=lambda row: row.updated_at, reverse=True)
         for row in rows:
             if ABOUT in row.sections and not row.has_expired(now):

@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoloop.errors import SessionDamaged
 from nanoloop.session.entry import Entry, copied
-from nanoloop.stores.database import Commit, Database, Stored, newest_seen
+from nanoloop.stores.database import Commit, Database, StoredSession, newest_seen
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 
@@ -20,9 +20,9 @@ class _Layered:
     def __init__(self, behind: Database, *, limit: int) -> None:
         self._behind = behind
         self._limit = limit
-        self._windows: OrderedDict[str, Stored] = OrderedDict()
+        self._windows: OrderedDict[str, StoredSession] = OrderedDict()
 
-    async def window(self, session_id: str) -> Stored | None:
+    async def window(self, session_id: str) -> StoredSession | None:
         kept = self._windows.get(session_id)
         if kept is not None and await self._is_true(session_id, kept):
             self._windows.move_to_end(session_id)
@@ -33,11 +33,11 @@ class _Layered:
             self._keep(session_id, stored)
         return stored
 
-    async def _is_true(self, session_id: str, kept: Stored) -> bool:
+    async def _is_true(self, session_id: str, kept: StoredSession) -> bool:
         head = await self._behind.head(session_id)
         return head is not None and head["rev"] == kept.head["rev"]
 
-    def _keep(self, session_id: str, stored: Stored) -> None:
+    def _keep(self, session_id: str, stored: StoredSession) -> None:
         self._windows[session_id] = stored
         self._windows.move_to_end(session_id)
         if len(self._windows) > self._limit:
@@ -66,7 +66,7 @@ class _Layered:
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         return await self._behind.head(session_id)
 
-    async def whole(self, session_id: str) -> Stored | None:
+    async def whole(self, session_id: str) -> StoredSession | None:
         return await self._behind.whole(session_id)
 
     async def between(
@@ -77,7 +77,7 @@ class _Layered:
     async def delete_expired(self, *, now: int) -> int:
         return await self._behind.delete_expired(now=now)
 
-    def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
+    def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
         return self._behind.glances(now=now)
 
     def names(self) -> AsyncIterator[str]:
@@ -97,7 +97,7 @@ class _Layered:
         await self._behind.close()
 
 
-def _advanced(kept: Stored, commit: Commit) -> Stored | None:
+def _advanced(kept: StoredSession, commit: Commit) -> StoredSession | None:
     """The window after that commit; None where it begins before what is kept, or was erased in."""
     if commit.rewritten or commit.window < window_start(kept.head):
         return None

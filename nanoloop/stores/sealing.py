@@ -15,8 +15,7 @@ from nanoloop.errors import StoreError
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry
-from nanoloop.stores.sense import making_sense
-from nanoloop.stores.snapshot import Snapshot
+from nanoloop.stores.snapshot import StoredSnapshot, decoding
 
 SEALED = "_sealed"
 READABLE = ("id", "key", "created_at")
@@ -60,7 +59,7 @@ class Sealing:
         except (TypeError, ValueError, RecursionError) as error:
             raise StoreError(f"this can't be written as JSON ({error}): change it") from error
 
-    def opened(self, snapshot: Snapshot) -> Snapshot:
+    def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
         """What a store kept, readable again; raises `StoreError` where no key fits."""
         name = snapshot.name
         head = dict(snapshot.head)
@@ -77,7 +76,7 @@ class Sealing:
         """One entry, readable again; raises as `opened`."""
         if SEALED not in entry.content:
             return entry
-        with making_sense(session_id):
+        with decoding(session_id):
             said = self._value(entry.content, session_id)
             return replace(entry, content=said["content"], metadata=said["metadata"])
 

@@ -1,24 +1,26 @@
-"""What a store keeps of a session: its head, its sections and entries, and what they tell."""
+"""What a store keeps of a session: its head, sections and entries, checked where they are read."""
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
-from nanoloop.session.changes import ABOUT, Changes
+from nanoloop.session.changes import ABOUT, HEARD, WAITING, Changes
 from nanoloop.session.conversation import spent_in
 from nanoloop.session.entry import Entry, copied, from_rfc3339
 from nanoloop.session.seen import MESSAGE_ID
 from nanoloop.session.session import Session
-from nanoloop.stores.sense import making_sense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class StoredSnapshot:
     """A session as a store has it, with all entries whose number is above `after`."""
 
     head: Mapping[str, Any]
@@ -32,7 +34,7 @@ class Snapshot:
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
         """A new session object, which shares nothing that changes with any other."""
-        with making_sense(self.name):
+        with decoding(self.name):
             return Session.restored(
                 head=self.head,
                 sections=copied(self.sections),
@@ -131,3 +133,106 @@ def _pending(head: Mapping[str, Any]) -> int:
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
     count: int = last - first + 1 - sum(hidden)
     return max(0, count)
+
+
+_NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_NEEDED = ("rev", "last")
+_NUMBERS = (*_NEEDED, "start", "window", "count", "covered", "awaiting", "waiting", "turns")
+_LISTS = ("hidden", "shown", "unsent", "spent")
+_TIMES = ("updated_at", "expires_at")
+
+Decode = Callable[[Any], Any]
+"""From what a row has to the value that was stored."""
+
+
+def as_it_is(value: Any) -> Any:
+    """Decode nothing: it was done."""
+    return value
+
+
+@contextmanager
+def decoding(session_id: str) -> Iterator[None]:
+    """Raise `SessionDamaged` for whatever goes wrong in here with the values of this session."""
+    try:
+        yield
+    except NanoloopError:  # some of these are KeyErrors too
+        raise
+    except _NONSENSE as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise SessionDamaged(session_id, what) from error
+
+
+def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
+    """A head; raises `SessionDamaged`."""
+    with decoding(session_id):
+        return _checked_head(decode(raw))
+
+
+def _checked_head(head: Any) -> Mapping[str, Any]:
+    _must(isinstance(head, Mapping), "its head is no object")
+    for name in _NUMBERS:
+        is_right = isinstance(head.get(name, 0), int) and (name in head or name not in _NEEDED)
+        _must(is_right, f"its head has no number {name}")
+    for name in _LISTS:
+        _must(isinstance(head.get(name) or [], (list, tuple)), f"its head has no list {name}")
+    for pair in head.get("hidden") or ():
+        _must(_is_range(pair), "its head has a range of entries that is none")
+    for name in _TIMES:
+        _must(_is_time(head.get(name)), f"its head has no time {name}")
+    return dict(head)
+
+
+def _is_range(pair: Any) -> bool:
+    return isinstance(pair, (list, tuple)) and [type(n) for n in pair] == [int, int]
+
+
+def _is_time(text: Any) -> bool:
+    try:
+        from_rfc3339(text)
+    except ValueError:
+        return False
+    return True
+
+
+def sections_of(
+    session_id: str, pairs: Iterable[tuple[str, Any]], decode: Decode
+) -> dict[str, Any]:
+    """Sections, that of who it is among them; raises `SessionDamaged`."""
+    with decoding(session_id):
+        sections = {name: decode(raw) for name, raw in pairs}
+        _must(ABOUT in sections, "it doesn't say who it is")
+        for name, value in sections.items():
+            kinds = (Mapping, list) if name in {WAITING, HEARD} else Mapping
+            _must(value is None or isinstance(value, kinds), f"its section {name!r} is none")
+        _must(sections[ABOUT].get("id") == session_id, "it says it is another session")
+        return sections
+
+
+def entries_of(session_id: str, pairs: Iterable[tuple[int, Any]], decode: Decode) -> list[Entry]:
+    """Entries with their numbers; raises `SessionDamaged`."""
+    entries = []
+    for seq, raw in pairs:
+        try:
+            entries.append(Entry.from_dict(decode(raw), seq=int(seq)))
+        except _NONSENSE as error:
+            raise SessionDamaged(session_id, f"entry {seq}: {error}") from error
+    return entries
+
+
+def _must(holds: bool, what: str) -> None:
+    if not holds:
+        raise ValueError(what)
+
+
+def encoded(value: Any, *, kind: str = "record") -> bytes:
+    """A value as one line of JSON; raises `StoreError` where it can't be."""
+    try:
+        return _as_json(value, ascii_only=False).encode()
+    except UnicodeEncodeError:  # half a surrogate pair: only an escape can carry it
+        return _as_json(value, ascii_only=True).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"this {kind} can't be written as JSON ({error}): change it") from error
+
+
+def _as_json(value: Any, *, ascii_only: bool) -> str:
+    return json.dumps(value, ensure_ascii=ascii_only, default=str, separators=(",", ":"))

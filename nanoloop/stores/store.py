@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+import asyncio
+import json
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace as changed
-from datetime import datetime
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
 from aiofiles.os import wrap
@@ -16,25 +24,64 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
-from nanoloop.events import Announce, SessionUnreadable, silent
+from nanoloop.events import Announce, SessionsCounted, SessionUnreadable, silent
 from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
-from nanoloop.stores.creation import Creation, first_changes
-from nanoloop.stores.database import Commit, Database, Stored, micros, size_of
-from nanoloop.stores.doubts import Doubts
-from nanoloop.stores.order import Order
+from nanoloop.stores.database import Commit, Database, StoredSession, micros, size_of
 from nanoloop.stores.sealing import Sealing
-from nanoloop.stores.sense import making_sense
 from nanoloop.stores.snapshot import (
-    Snapshot,
+    StoredSnapshot,
+    decoding,
+    encoded,
     first_revision,
     has_expired,
     info_of,
     is_visible,
     window_start,
 )
+
+
+class _Adding(Protocol):
+    clock: Callable[[], datetime]
+
+    async def add(self, session: Session, *, replace: bool = False) -> None: ...
+
+
+class Creation:
+    """For a store that can add a session: creates one too."""
+
+    async def create(
+        self: _Adding,
+        *,
+        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        key: str | None = None,
+        ttl: float | timedelta | None = None,
+        sliding: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        replace: bool = False,
+    ) -> Session:
+        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
+        session = Session(
+            id=id,
+            key=key,
+            ttl=ttl,
+            sliding=sliding,
+            metadata=metadata,
+            agent=agent,
+            clock=self.clock,
+        )
+        await self.add(session, replace=replace)
+        return session
+
+
+def first_changes(session: Session, changes: Changes | None) -> Changes:
+    """All there is of a session that no store has yet; raises `StoreError` where one has it."""
+    if changes is None or ABOUT not in changes.sections or changes.revision:
+        raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
+    return changes
 
 
 class DatabaseStore(Creation):
@@ -54,7 +101,7 @@ class DatabaseStore(Creation):
         self.clock = clock
         self.announce = announce
         self.sealing = sealing or Sealing(seal)
-        self._order = Order()
+        self._order = WriteOrder()
         self._doubts = Doubts()
         self._closed = anyio.Event()
 
@@ -94,8 +141,8 @@ class DatabaseStore(Creation):
         after = window_start(stored.head) - 1
         return self._snapshot(stored, after=after).to_session(self.clock)
 
-    def _snapshot(self, stored: Stored, *, after: int) -> Snapshot:
-        snapshot = Snapshot(
+    def _snapshot(self, stored: StoredSession, *, after: int) -> StoredSnapshot:
+        snapshot = StoredSnapshot(
             head=stored.head,
             sections=stored.sections,
             entries=stored.entries,
@@ -208,17 +255,17 @@ class DatabaseStore(Creation):
         """Remove it for good; a missing one is fine."""
         await self._order.write(session_id, lambda: self._open.delete(session_id))
 
-    async def snapshot(self, session_id: str) -> Snapshot:
+    async def snapshot(self, session_id: str) -> StoredSnapshot:
         """All there is of it, for another store; raises as `get`."""
         stored = self._living(session_id, await self._open.whole(session_id))
         return await wrap(self._snapshot)(stored, after=0)
 
-    async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
+    async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
         name = snapshot.name
         await self._order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
-    async def _restore(self, name: str, snapshot: Snapshot, *, may_replace: bool) -> None:
+    async def _restore(self, name: str, snapshot: StoredSnapshot, *, may_replace: bool) -> None:
         commit = self._commit_of(name, snapshot.to_changes())
         while True:
             old = await self._open.head(name)
@@ -239,11 +286,11 @@ class DatabaseStore(Creation):
             else:
                 yield info
 
-    def _info(self, stored: Stored | SessionDamaged) -> SessionInfo:
+    def _info(self, stored: StoredSession | SessionDamaged) -> SessionInfo:
         if isinstance(stored, SessionDamaged):
             raise stored
         about = stored.sections[ABOUT]
-        with making_sense(about["id"]):
+        with decoding(about["id"]):
             return info_of(stored.head, self.sealing.glance(about), size=stored.size)
 
     async def names(self) -> AsyncIterator[str]:
@@ -295,7 +342,169 @@ class DatabaseStore(Creation):
     def _now(self) -> int:
         return micros(self.clock())
 
-    def _living(self, session_id: str, stored: Stored | None) -> Stored:
+    def _living(self, session_id: str, stored: StoredSession | None) -> StoredSession:
         if stored is None or has_expired(stored.head, self.clock()):
             raise SessionNotFound(session_id)
         return stored
+
+
+T = TypeVar("T")
+Place = tuple[AbstractEventLoop, str]
+
+
+class WriteOrder:
+    """First come, first served, for each session in each event loop.
+
+    No event loop waits for another, which may be waiting for it; nor is a write waited for whose
+    task asyncio cancelled. A store tells by the revision what was taken for a write before such.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Place, deque[anyio.Event]] = {}
+        """Who waits behind a write, where one goes on."""
+
+    async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do this when its turn has come; from then on it is finished, and heard of."""
+        place = asyncio.get_running_loop(), session_id
+        if place in self._waiting:
+            await self._turn(place)
+        else:
+            self._waiting[place] = deque()
+        try:
+            with anyio.CancelScope(shield=True):
+                result = await work()
+        finally:
+            self._pass_on(place)
+        return result
+
+    async def _turn(self, place: Place) -> None:
+        mine = anyio.Event()
+        self._waiting[place].append(mine)
+        try:
+            await mine.wait()
+        except BaseException:
+            if mine.is_set():
+                self._pass_on(place)
+            else:
+                self._waiting[place].remove(mine)
+            raise
+
+    def _pass_on(self, place: Place) -> None:
+        waiting = self._waiting[place]
+        if waiting:
+            waiting.popleft().set()
+        else:
+            del self._waiting[place]
+
+
+LIMIT = 8
+"""Commits in a row that are remembered, should none of them get an answer."""
+
+
+class Doubts:
+    """What each session object tried to commit, as long as it doesn't know what came of it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._tried: WeakKeyDictionary[Session, deque[tuple[Changes, Commit]]] = WeakKeyDictionary()
+
+    def note(self, session: Session, changes: Changes, commit: Commit) -> None:
+        """This is tried, and may be written whatever is heard of it."""
+        with self._lock:
+            self._tried.setdefault(session, deque(maxlen=LIMIT)).append((changes, commit))
+
+    def forget(self, session: Session, *, upto: Changes) -> None:
+        """What was tried before these or with them doesn't matter any more."""
+        with self._lock:
+            tried = self._tried.pop(session, ())
+            later = [each for each in tried if each[0].revision > upto.revision]
+            if later:  # of another event loop
+                self._tried[session] = deque(later, maxlen=LIMIT)
+
+    async def settle(
+        self, session: Session, database: Database, *, refused: Changes | None = None
+    ) -> bool:
+        """Tell the session what was written after all; False where that was someone else's."""
+        revision = refused.revision if refused else session.revision
+        for changes, commit in self._tried_by(session):
+            if changes is not refused and await _is_stored(commit, database):
+                session.committed(changes)
+                break
+        # Forgotten only now: where the database can't be asked, it may be at the next try.
+        if refused:
+            self.forget(session, upto=refused)
+        return session.revision != revision
+
+    def _tried_by(self, session: Session) -> tuple[tuple[Changes, Commit], ...]:
+        with self._lock:
+            return tuple(self._tried.get(session, ()))
+
+
+async def _is_stored(commit: Commit, database: Database) -> bool:
+    """Whether the last thing that was written to the session says what this commit says."""
+    stored = await database.window(commit.id)
+    if stored is None or stored.head != _as_stored(commit.head):
+        return False
+    if any(stored.sections.get(name) != _as_stored(v) for name, v in commit.sections.items()):
+        return False
+    if not commit.entries:
+        return True
+    last = commit.entries[-1]
+    found = await database.between(commit.id, after=last.seq - 1, upto=last.seq, limit=1)
+    return [entry.id for entry in found] == [last.id]
+
+
+def _as_stored(value: Any) -> Any:
+    return json.loads(encoded(value))
+
+
+class Sweepable(Protocol):
+    """A store whose sessions may expire."""
+
+    async def delete_expired(self) -> int:
+        """Remove what expired; returns how many."""
+        ...
+
+    def list(self) -> AsyncIterator[SessionInfo]:
+        """Every session that has not expired."""
+        ...
+
+
+async def sweep(
+    store: Sweepable,
+    *,
+    every_seconds: float = 300,
+    expired: int = 0,
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    announce: Announce = silent,
+) -> None:
+    """Remove what expired every few minutes, and tell what is left, at once for the first time.
+
+    `expired` were removed just before. It returns when the store is closed; a store without
+    `wait_closed` is swept until this is cancelled.
+    """
+
+    async def sweeps() -> None:
+        removed = expired
+        while True:
+            with suppress(StoreError):  # a full disk, or closed: the next round, or none, will tell
+                announce(await _counted(store, removed))
+            await sleep(every_seconds)
+            removed = 0
+            with suppress(StoreError):
+                removed = await store.delete_expired()
+
+    wait_closed = getattr(store, "wait_closed", anyio.sleep_forever)
+    async with anyio.create_task_group() as group:
+        group.start_soon(sweeps)
+        await wait_closed()
+        group.cancel_scope.cancel()
+
+
+async def _counted(store: Sweepable, expired: int) -> SessionsCounted:
+    sessions = entries = pending = 0
+    async for info in store.list():
+        sessions += 1
+        entries += info.entries
+        pending += info.pending
+    return SessionsCounted(sessions=sessions, entries=entries, pending=pending, expired=expired)

@@ -9,8 +9,8 @@ from contextlib import suppress
 import anyio
 
 from nanoloop.session.entry import utc_now
+from nanoloop.stores.copying import problems_of
 from nanoloop.stores.opening import Opening
-from nanoloop.stores.problems import problems_of
 from tests.proof.drive import Broken
 from tests.proof.victims import ROOT, a_victim
 

@@ -12,7 +12,7 @@ import anyio
 
 from nanoloop.session.ids import id_for_key
 from nanoloop.stores.opening import Opening
-from nanoloop.testing import coverage
+from nanoloop.testing.trial import coverage
 from tests.openai_server import Answer, OpenAIServer
 from tests.proof.drive import Broken
 from tests.proof.marks import marks_in, marks_of, newest_mark

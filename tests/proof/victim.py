@@ -18,9 +18,9 @@ from nanoloop.errors import SessionNotFound
 from nanoloop.messages import Delivery
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.session.changes import SUMMARY
-from nanoloop.stores.encoding import encoded
 from nanoloop.stores.opening import Opening
-from nanoloop.stores.sqlite.opening import Opening as SqliteOpening
+from nanoloop.stores.snapshot import encoded
+from nanoloop.stores.sqlite_file import SqliteConnector
 from nanoloop.stores.store import DatabaseStore
 from tests.proof.commits import parts_of
 
@@ -113,7 +113,7 @@ class Watched:
         return await self._death.commit(self._database, commit, now)
 
 
-prepared = SqliteOpening._prepared
+prepared = SqliteConnector._prepared
 
 
 def held_in(data):
@@ -190,7 +190,7 @@ class Digester:
 
 def store_at(url, death):
     os.write = death.write
-    SqliteOpening._prepared = lambda opening: death.prepared(opening)  # noqa: PLW0108 - for a self
+    SqliteConnector._prepared = lambda opening: death.prepared(opening)  # noqa: PLW0108 - for a self
     store = Opening(data=Path()).open(url)
     if isinstance(store, DatabaseStore):
         store.database = Watched(store.database, death)

@@ -1,4 +1,4 @@
-"""One line of a session's file: what it says, and where it stands."""
+"""The lines of a session's file: what each says, and where it stands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoloop.session.entry import Entry
-from nanoloop.stores import encoding
+from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
 UNREADABLE = ""
@@ -16,7 +16,7 @@ UNREADABLE = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogLine:
     """A line as it was read."""
 
     offset: int
@@ -29,45 +29,47 @@ class Line:
     """Which section."""
 
 
-def encoded(record: Mapping[str, Any]) -> bytes:
+def encoded_line(record: Mapping[str, Any]) -> bytes:
     """A record as one line; raises `StoreError` where it can't be JSON."""
-    return encoding.encoded(record, kind=record.get("_type", "record")) + b"\n"
+    return encoded(record, kind=record.get("_type", "record")) + b"\n"
 
 
 def entry_line(entry: Entry) -> bytes:
     """The line of one entry."""
-    return encoded({"_type": ENTRY, "seq": entry.seq, **entry.to_dict()})
+    return encoded_line({"_type": ENTRY, "seq": entry.seq, **entry.to_dict()})
 
 
 def section_line(name: str, value: Any) -> bytes:
     """The line of one section's newest value."""
-    return encoded({"_type": SECTION, "name": name, "value": value})
+    return encoded_line({"_type": SECTION, "name": name, "value": value})
 
 
 def head_line(head: Mapping[str, Any], at: Mapping[str, int]) -> bytes:
     """The line that ends a commit: where everything stands, and at which byte."""
-    return encoded({"_type": HEAD, **head, "at": at})
+    return encoded_line({"_type": HEAD, **head, "at": at})
 
 
-def decoded(data: bytes, offset: int, end: int) -> Line:
+def decoded(data: bytes, offset: int, end: int) -> LogLine:
     """What a line says; an unreadable one keeps its bytes."""
     try:
         record = json.loads(data.decode())
         return _read(record, offset, end)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        return Line(offset=offset, end=end, kind=UNREADABLE, value=data)
+        return LogLine(offset=offset, end=end, kind=UNREADABLE, value=data)
 
 
-def _read(record: dict[str, Any], offset: int, end: int) -> Line:
+def _read(record: dict[str, Any], offset: int, end: int) -> LogLine:
     kind = record["_type"]
     if kind == ENTRY:
         entry = Entry.from_dict(record, seq=int(record["seq"]))
-        return Line(offset=offset, end=end, kind=kind, value=entry)
+        return LogLine(offset=offset, end=end, kind=kind, value=entry)
     if kind == SECTION:
-        return Line(offset=offset, end=end, kind=kind, value=record["value"], name=record["name"])
+        return LogLine(
+            offset=offset, end=end, kind=kind, value=record["value"], name=record["name"]
+        )
     if kind == HEAD:
         _check_head(record)
-    return Line(offset=offset, end=end, kind=str(kind), value=record)
+    return LogLine(offset=offset, end=end, kind=str(kind), value=record)
 
 
 def _check_head(record: dict[str, Any]) -> None:
@@ -78,7 +80,7 @@ def _check_head(record: dict[str, Any]) -> None:
         int(offset)
 
 
-def lines_in(data: bytes, offset: int) -> Iterator[Line]:
+def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
     """The lines of a piece of a file that begins at `offset`; blank ones are passed over."""
     start = 0
     while start < len(data):
@@ -88,3 +90,61 @@ def lines_in(data: bytes, offset: int) -> Iterator[Line]:
         if data[start:stop].strip():
             yield decoded(data[start:stop], offset + start, offset + end)
         start = end
+
+
+ROOM = 4096
+"""Bytes of the first line, its newline included; more only when it is created large."""
+FORMAT = 1
+
+
+def first_line(about: Mapping[str, Any], summary: str) -> bytes:
+    """The line of a new file, padded."""
+    record = _record(about, summary)
+    needed = len(encoded_line(_record(about, ""))) + 1024
+    return _padded(record, max(ROOM, needed))
+
+
+def renewed(
+    line: Mapping[str, Any], room: int, *, about: Mapping[str, Any] | None, summary: str | None
+) -> bytes:
+    """The same line with what changed, in exactly as much room."""
+    about = about_in(line) if about is None else about
+    summary = str(line.get("summary") or "") if summary is None else summary
+    return _padded(_record(about, summary), room)
+
+
+def about_in(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What the line says about the session."""
+    return {k: v for k, v in line.items() if k not in {"_type", "format", "summary"}}
+
+
+def _record(about: Mapping[str, Any], summary: str) -> dict[str, Any]:
+    return {"_type": METADATA, "format": FORMAT, **about, "summary": summary}
+
+
+def _padded(record: Mapping[str, Any], room: int) -> bytes:
+    line = _fitting(record, room)
+    return line[:-1] + b" " * (room - len(line)) + b"\n"
+
+
+def _fitting(record: Mapping[str, Any], room: int) -> bytes:
+    """The record, with less and less of what is only a copy."""
+    whole = encoded_line(record)
+    if len(whole) <= room:
+        return whole
+    bare = encoded_line({**record, "summary": ""})
+    if len(bare) > room:
+        kept = {"_type", "format", "id", "created_at"}
+        record = {**{k: v for k, v in record.items() if k in kept}, "summary": ""}
+        return encoded_line(record)
+    return _with_shorter_summary(record, room, room - len(bare))
+
+
+def _with_shorter_summary(record: Mapping[str, Any], room: int, characters: int) -> bytes:
+    while True:
+        line = encoded_line({**record, "summary": record["summary"][:characters] + "…"})
+        if len(line) <= room:
+            return line
+        if characters == 0:
+            return encoded_line({**record, "summary": ""})
+        characters = characters * 3 // 4

@@ -1,24 +1,48 @@
-"""One open file of a session: where it stands, and bytes at its end or none at all."""
+"""One open file of a session: added to at its end, repaired, and written anew to erase."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nanoloop.errors import SessionNotFound, StoreError
-from nanoloop.events import Event, LogRepaired
-from nanoloop.files import write_all
-from nanoloop.session.changes import ABOUT, Changes
-from nanoloop.stores.jsonl.commit import Commit, commit_of, summary_text
-from nanoloop.stores.jsonl.first_line import FORMAT, renewed
-from nanoloop.stores.jsonl.history import about_of
-from nanoloop.stores.jsonl.lines import METADATA
-from nanoloop.stores.jsonl.marks import Marks
-from nanoloop.stores.jsonl.reading import PROBE, line_at, read_tail
-from nanoloop.stores.jsonl.standing import PENDING, WINDOW, Standing, standing_of
-from nanoloop.stores.sense import as_it_is, head_of, making_sense
+from nanoloop.events import Event, LineSetAside, LogRepaired
+from nanoloop.files import replace_file, write_all
+from nanoloop.session.changes import ABOUT, SUMMARY, Changes
+from nanoloop.session.entry import Entry
+from nanoloop.stores.jsonl.lines import (
+    ENTRY,
+    FORMAT,
+    HEAD,
+    METADATA,
+    SECTION,
+    UNREADABLE,
+    LogLine,
+    entry_line,
+    first_line,
+    head_line,
+    renewed,
+    section_line,
+)
+from nanoloop.stores.jsonl.reading import (
+    CHUNK,
+    PENDING,
+    PROBE,
+    WINDOW,
+    FileState,
+    Marks,
+    about_of,
+    line_at,
+    lines_from,
+    read_span,
+    read_tail,
+    state_of,
+)
+from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start, window_start
 
 
 class LogFile:
@@ -35,7 +59,7 @@ class LogFile:
         except FileNotFoundError:
             raise SessionNotFound(session_id) from None
         try:
-            with making_sense(session_id):
+            with decoding(session_id):
                 self._look()
                 self._check_format()
                 self._check_id()
@@ -56,12 +80,12 @@ class LogFile:
         """See what others added; what this one failed to write is no addition."""
         known = self.standing.size + self.standing.torn
         if not self.is_dirty and os.fstat(self.fd).st_size != known:
-            with making_sense(self._id):
+            with decoding(self._id):
                 self._look()
 
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
-        self.standing: Standing = standing_of(tail)
+        self.standing: FileState = state_of(tail)
         head, at = head_of(self._id, self.standing.head, as_it_is), self.standing.at
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
@@ -84,7 +108,7 @@ class LogFile:
                 "both names for one, choose another id"
             )
 
-    def commit_of(self, changes: Changes) -> Commit:
+    def commit_of(self, changes: Changes) -> WrittenCommit:
         """The bytes of these changes, for this place."""
         size = self.standing.size
         try:
@@ -95,7 +119,7 @@ class LogFile:
             self.marks.forget_from(size)
             raise
 
-    def append(self, commit: Commit) -> None:
+    def append(self, commit: WrittenCommit) -> None:
         """Write the whole commit, or raise and leave nothing of it."""
         try:
             os.lseek(self.fd, self.standing.size, os.SEEK_SET)
@@ -138,3 +162,177 @@ class LogFile:
             data = renewed(line.value, line.end, about=about, summary=summary)
             if len(data) == line.end:
                 os.pwrite(self.fd, data, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenCommit:
+    """What is written, and where the file stands once it is."""
+
+    data: bytes
+    standing: FileState
+
+
+def commit_of(
+    changes: Changes, *, head: Mapping[str, Any], at: Mapping[str, int], base: int, marks: Marks
+) -> WrittenCommit:
+    """The bytes of these changes, to be written at `base`."""
+    data = bytearray()
+    for entry in changes.entries:
+        marks.add(entry.seq, base + len(data))
+        data += entry_line(entry)
+    places = dict(at)
+    for name, value in changes.sections.items():
+        places[name] = base + len(data)
+        data += section_line(name, value)
+    places[WINDOW] = marks.before(window_start(head))
+    places[PENDING] = marks.before(pending_start(head))
+    data += head_line(head, places)
+    standing = FileState(head=dict(head), at=places, size=base + len(data))
+    return WrittenCommit(data=bytes(data), standing=standing)
+
+
+def new_file(changes: Changes, *, head: Mapping[str, Any], marks: Marks) -> WrittenCommit:
+    """The bytes of a file that begins with these changes."""
+    first = first_line(changes.sections[ABOUT], summary_text(changes.sections) or "")
+    rest = commit_of(changes, head=head, at={}, base=len(first), marks=marks)
+    return WrittenCommit(data=first + rest.data, standing=rest.standing)
+
+
+def summary_text(sections: Mapping[str, Any]) -> str | None:
+    """The summary's words, where it is among these sections; "" where they are sealed."""
+    value = sections.get(SUMMARY)
+    if isinstance(value, Mapping):
+        value = value.get("value", "")
+    return None if value is None else str(value)
+
+
+class SetAside:
+    """The unreadable lines of one file."""
+
+    def __init__(self, path: Path, *, session_id: str, read_only: bool) -> None:
+        self._copy = copy_of(path)
+        self._id = session_id
+        self._read_only = read_only
+        self._told: set[int] = set()
+
+    def settle(self, fd: int, lines: Iterable[LogLine]) -> list[Event]:
+        """Copy those that are new; returns what there is to tell."""
+        met = {line.offset: line for line in lines if line.offset not in self._told}
+        self._told.update(met)
+        fresh = list(met.values())
+        if fresh and not self._read_only:
+            fresh = self._copied(fresh)
+        return [
+            LineSetAside(session_id=self._id, line=_number(fd, line.offset), file=self._copy.name)
+            for line in fresh
+        ]
+
+    def _copied(self, lines: list[LogLine]) -> list[LogLine]:
+        """Those that were not there from an earlier time."""
+        old = self._copy.read_bytes() if self._copy.exists() else b""
+        known = set(old.split(b"\n"))
+        fresh = [line for line in lines if line.value not in known]
+        with self._copy.open("ab") as file:
+            file.writelines(line.value + b"\n" for line in fresh)
+        return fresh
+
+
+def _number(fd: int, offset: int) -> int:
+    """Which line of the file begins there, from 1."""
+    number = 1
+    for start in range(0, offset, CHUNK):
+        number += read_span(fd, start, min(offset, start + CHUNK)).count(b"\n")
+    return number
+
+
+def removed_copy(path: Path) -> None:
+    """Remove the copies with the file they came from."""
+    copy_of(path).unlink(missing_ok=True)
+
+
+def copy_of(path: Path) -> Path:
+    """Where the copies of a file's lines are."""
+    return path.with_name(path.name + ".corrupt")
+
+
+_RENEWED = {SECTION, HEAD, METADATA}
+"""Lines of which only the newest is written, behind the entries."""
+_DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA))
+"""What tells that a line which can't be read may tell of any entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """What goes, and what of the file has to be known to write it anew."""
+
+    standing: FileState
+    """Where the file stood."""
+    gone: frozenset[int]
+    entries: tuple[Entry, ...]
+    """Those that go, readable."""
+    sections: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        fd: int,
+        standing: FileState,
+        gone: Collection[int],
+        *,
+        opened: Callable[[Entry], Entry],
+    ) -> Erasure:
+        """Look through the file."""
+        sections: dict[str, Any] = {}
+        entries: list[Entry] = []
+        for line in lines_from(fd, 0, standing.size):
+            if line.kind == SECTION:
+                sections[line.name] = line.value
+            elif line.kind == ENTRY and line.value.seq in gone:
+                entries.append(opened(line.value))
+        return cls(
+            standing=standing, gone=frozenset(gone), entries=tuple(entries), sections=sections
+        )
+
+    @property
+    def traces(self) -> tuple[bytes, ...]:
+        """What tells that a line which can't be read was one of them."""
+        ids = (entry.id.encode() for entry in self.entries)
+        return (*_DIGESTS, *ids, *(b'"seq":%d,' % seq for seq in self.gone))
+
+    def file(self, fd: int, changes: Changes) -> Iterator[bytes]:
+        """The new file, piece by piece, these changes in it; the old one stands as it stood."""
+        sections = {**self.sections, **changes.sections}
+        first = first_line(sections[ABOUT], summary_text(sections) or "")
+        yield first
+        marks, base = Marks(), len(first)
+        for line in lines_from(fd, 0, self.standing.size):
+            data = self._kept(fd, line)
+            if line.kind == ENTRY:
+                marks.add(line.value.seq, base)
+            base += len(data)
+            yield data
+        changes = replace(changes, sections=sections)
+        yield commit_of(changes, head=changes.head, at={}, base=base, marks=marks).data
+
+    def _kept(self, fd: int, line: LogLine) -> bytes:
+        if line.kind in _RENEWED:
+            return b""
+        if line.kind == ENTRY and line.value.seq in self.gone:
+            return entry_line(line.value.erased())
+        data = read_span(fd, line.offset, line.end)
+        if line.kind == UNREADABLE and _tells(data, self.traces):
+            return b""
+        return data if data.endswith(b"\n") else data + b"\n"
+
+
+def erase_in_copies(path: Path, traces: Collection[bytes]) -> None:
+    """Leave nothing of them in the copies of lines that could not be read."""
+    copy = copy_of(path)
+    if copy.exists():
+        lines = copy.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if not _tells(line, traces)]
+        replace_file(copy, b"".join(kept), durable=True)
+
+
+def _tells(data: bytes, traces: Iterable[bytes]) -> bool:
+    return any(trace in data for trace in traces)

@@ -1,13 +1,201 @@
-"""Reading a session's file: forward from a place, backward from its end, and by search."""
+"""Reading a session's file: from a place, from its end, and by search; and what its lines tell."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
-from nanoloop.stores.jsonl.lines import ENTRY, HEAD, UNREADABLE, Line, decoded, lines_in
+from nanoloop.protocols import SessionInfo
+from nanoloop.session.changes import ABOUT, WAITING
+from nanoloop.session.entry import Entry, rfc3339
+from nanoloop.stores.jsonl.lines import (
+    ENTRY,
+    HEAD,
+    METADATA,
+    SECTION,
+    UNREADABLE,
+    LogLine,
+    about_in,
+    decoded,
+    lines_in,
+)
+from nanoloop.stores.sealing import Sealing
+from nanoloop.stores.snapshot import (
+    StoredSnapshot,
+    as_it_is,
+    info_of,
+    is_visible,
+    message_ids,
+    sections_of,
+    window_start,
+)
+
+Report = Callable[[LogLine], None]
+"""Hears of lines that can't be read."""
+
+
+class SessionReader:
+    """One open file, up to where it stood when it was opened."""
+
+    def __init__(
+        self,
+        fd: int,
+        standing: FileState,
+        *,
+        session_id: str,
+        marks: Marks,
+        report: Report,
+        sealing: Sealing,
+    ) -> None:
+        self._fd = fd
+        self._standing = standing
+        self._id = session_id
+        self._marks = marks
+        self._report = report
+        self._sealing = sealing
+
+    def window(self) -> StoredSnapshot:
+        """The session with its window only, from the end of the file."""
+        standing = self._standing
+        tail = read_tail(self._fd, standing.size)
+        known = {line.offset: line for line in self._told(tail.lines)}
+        sections = self._sections(standing, known)
+        after = window_start(standing.head) - 1
+        shown = self._window_entries(standing, tail, after)
+        if sections is None or shown is None:  # the places don't hold: the file was edited
+            return _cut(self.whole(), after)
+        entries = (line.value for line in tail.lines if line.kind == ENTRY)
+        before = (self._sealing.entry(e, self._id) for e in entries if e.seq <= after)
+        return self._sealing.opened(
+            StoredSnapshot(
+                head=standing.head,
+                sections=sections,
+                entries=shown,
+                after=after,
+                seen=message_ids(before),
+            )
+        )
+
+    def _sections(self, standing: FileState, known: Mapping[int, LogLine]) -> dict[str, Any] | None:
+        """The newest value of each section; None where one isn't where it should be."""
+        sections = {}
+        for name, offset in standing.at.items():
+            if name in {WINDOW, PENDING}:
+                continue
+            line = known.get(offset) or line_at(self._fd, offset, standing.size)
+            if line is None or line.kind != SECTION or line.name != name:
+                return None
+            sections[name] = line.value
+        return sections if ABOUT in sections else None
+
+    def _window_entries(self, standing: FileState, tail: Tail, after: int) -> list[Entry] | None:
+        """The entries above `after`; None where they aren't where they should be."""
+        offset = standing.at.get(WINDOW, 0)
+        if offset > standing.size or not begins_line(self._fd, offset):
+            return None
+        before = self._told(lines_from(self._fd, offset, max(offset, tail.start)))
+        lines = [*before, *(line for line in tail.lines if line.offset >= offset)]
+        entries = [line.value for line in self._marked(lines) if line.kind == ENTRY]
+        if offset > 0 and entries and entries[0].seq > after + 1:
+            return None
+        return [entry for entry in entries if entry.seq > after]
+
+    def whole(self) -> StoredSnapshot:
+        """The session with all its entries."""
+        first: Mapping[str, Any] = {}
+        sections: dict[str, Any] = {}
+        entries: list[Entry] = []
+        unreadable = []
+        for line in self._told(self._marked(lines_from(self._fd, 0, self._standing.size))):
+            if line.kind == ENTRY:
+                entries.append(line.value)
+            elif line.kind == SECTION:
+                sections[line.name] = line.value
+            elif line.kind == METADATA and not first:
+                first = line.value
+            elif line.kind == UNREADABLE:
+                unreadable.append(f"the line at byte {line.offset} of its file can't be read")
+        sections.setdefault(ABOUT, _salvaged(first, self._id, entries))
+        return self._sealing.opened(
+            StoredSnapshot(
+                head=self._standing.head,
+                sections=sections_of(self._id, sections.items(), as_it_is),
+                entries=entries,
+                unreadable=unreadable,
+            )
+        )
+
+    def between(self, after: int, upto: int | None, limit: int | None) -> list[Entry]:
+        """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
+        head = self._standing.head
+        found: list[Entry] = []
+        for line in self._told(lines_from(self._fd, self._start(after), self._standing.size)):
+            if line.kind != ENTRY or line.value.seq <= after:
+                continue
+            if (upto is not None and line.value.seq > upto) or len(found) == limit:
+                self._marks.add(line.value.seq, line.offset)
+                break
+            if is_visible(head, line.value.seq):
+                found.append(self._sealing.entry(line.value, self._id))
+        return found
+
+    def _start(self, after: int) -> int:
+        """A byte not far before the entry behind `after`."""
+        size = self._standing.size
+        start = search(self._fd, after + 1, self._marks.before(after + 1), size)
+        lines = lines_from(self._fd, start, size, PROBE)
+        first = next((line.value.seq for line in lines if line.kind == ENTRY), None)
+        if start == 0 or after >= self._standing.last or (first or after + 2) <= after + 1:
+            return start
+        return search(self._fd, after + 1, 0, size)  # the file was edited: no known place holds
+
+    def _told(self, lines: Iterator[LogLine] | tuple[LogLine, ...]) -> Iterator[LogLine]:
+        for line in lines:
+            if line.kind == UNREADABLE:
+                self._report(line)
+            yield line
+
+    def _marked(self, lines: Iterator[LogLine] | list[LogLine]) -> Iterator[LogLine]:
+        for line in lines:
+            if line.kind == ENTRY:
+                self._marks.add(line.value.seq, line.offset)
+            yield line
+
+
+def glance(fd: int, size: int, *, session_id: str, sealing: Sealing) -> SessionInfo:
+    """The session at a glance, from both ends of its file."""
+    tail = read_tail(fd, size, PROBE)
+    standing = state_of(tail)
+    about = sealing.glance(about_of(fd, standing, session_id=session_id))
+    return info_of(standing.head, about, size=size, newer=standing.newer)
+
+
+def about_of(fd: int, standing: FileState, *, session_id: str) -> Mapping[str, Any]:
+    """Who the file says it is: by its newest section, else by its first line, else by its name."""
+    line = line_at(fd, standing.at.get(ABOUT, -1), standing.size)
+    if line is not None and line.name == ABOUT and isinstance(line.value, dict):
+        return {"id": session_id, **line.value}
+    line = line_at(fd, 0, standing.size)
+    if line is not None and line.kind == METADATA and line.value.get("id"):
+        return about_in(line.value)
+    return {"id": session_id}
+
+
+def _salvaged(first: Mapping[str, Any], session_id: str, entries: list[Entry]) -> dict[str, Any]:
+    born = {"created_at": rfc3339(entries[0].timestamp)} if entries else {}
+    return {**born, **about_in(first), "id": session_id}
+
+
+def _cut(whole: StoredSnapshot, after: int) -> StoredSnapshot:
+    after = min(after, window_start(whole.head) - 1)
+    kept = [entry for entry in whole.entries if entry.seq > after]
+    return StoredSnapshot(head=whole.head, sections=whole.sections, entries=kept, after=after)
+
 
 CHUNK = 64 * 1024
 """Bytes that are read at once."""
@@ -21,7 +209,7 @@ BREATH = 32
 class Tail:
     """The last lines of a file."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[LogLine, ...]
     start: int
     """Where they begin."""
     size: int
@@ -84,7 +272,7 @@ def _tail_of(data: bytes, start: int) -> Tail:
     )
 
 
-def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[Line]:
+def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[LogLine]:
     """The lines from `start`, where one begins, to `stop`, where one ends."""
     rest, place, grown = b"", start, chunk
     while place < stop:
@@ -102,7 +290,7 @@ def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[L
         grown = chunk if whole else grown * 2  # a line longer than this: read it in few steps
 
 
-def line_at(fd: int, offset: int, size: int) -> Line | None:
+def line_at(fd: int, offset: int, size: int) -> LogLine | None:
     """The line that begins at this byte; None where none does."""
     if not 0 <= offset < size or not begins_line(fd, offset):
         return None
@@ -142,7 +330,7 @@ def _halved(fd: int, seq: int, low: int, high: int) -> int:
     return low
 
 
-def _entry_near(fd: int, offset: int, stop: int) -> Line | None:
+def _entry_near(fd: int, offset: int, stop: int) -> LogLine | None:
     """The first entry that begins after this byte and before `stop`."""
     start = _next_line(fd, offset, stop)
     if start is None:
@@ -161,3 +349,113 @@ def _next_line(fd: int, offset: int, stop: int) -> int | None:
             return offset + found + 1
         offset += max(1, len(data))
     return None
+
+
+WINDOW, PENDING = "window", "pending"
+"""The places of entries; every other name in `at` is a section's."""
+NO_HEAD: Mapping[str, Any] = {"rev": 0, "start": 1, "last": 0, "window": 1, "count": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileState:
+    """What the end of a file says."""
+
+    head: Mapping[str, Any]
+    at: Mapping[str, int]
+    size: int
+    """Where the next line goes."""
+    torn: int = 0
+    """Bytes behind that, of a line that was never finished."""
+    open_ended: bool = False
+    """Whether the last line lacks its newline."""
+    newer: int = 0
+    """Entries behind the head: written, but their head was lost with the process."""
+
+    @property
+    def revision(self) -> int:
+        """How many commits were made."""
+        return int(self.head["rev"])
+
+    @property
+    def last(self) -> int:
+        """The newest number, as the head has it."""
+        return int(self.head["last"])
+
+
+def state_of(tail: Tail) -> FileState:
+    """What these last lines say; whole lines behind the head are taken in."""
+    index = tail.head_index
+    head, at = head_and_places(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
+    newer = tail.lines[index + 1 :]
+    at |= {line.name: line.offset for line in newer if line.kind == SECTION}
+    head |= _owed([line.value for line in newer if line.kind == ENTRY])
+    waiting = [line.value for line in newer if line.name == WAITING]
+    head |= {WAITING: len(waiting[-1])} if waiting else {}
+    return FileState(
+        head=head,
+        at=at,
+        size=tail.size,
+        torn=tail.torn,
+        open_ended=tail.open_ended,
+        newer=sum(1 for line in newer if line.kind == ENTRY),
+    )
+
+
+def _owed(newer: Sequence[Entry]) -> dict[str, Any]:
+    """What the lost head would have said: of an answer that is owed, or was never sent."""
+    last = newer[-1] if newer else None
+    if last is None or last.role not in {"user", "assistant"}:
+        return {}
+    return {"awaiting": last.seq} if last.role == "user" else {"awaiting": 0, "unsent": [last.seq]}
+
+
+def head_and_places(line: LogLine) -> tuple[dict[str, Any], dict[str, int]]:
+    """A head and its places."""
+    head = {name: value for name, value in line.value.items() if name not in {"_type", "at"}}
+    return head, dict(line.value["at"])
+
+
+SPACING = 4096
+"""Bytes between two marks, at least."""
+LIMIT = 1024
+"""Marks kept for one file; beyond it the older ones get thinner."""
+
+
+class Marks:
+    """Pairs of a number and a byte: every entry from that number on begins there or later."""
+
+    def __init__(self) -> None:
+        self._seqs = [0]
+        self._offsets = [0]
+        self._lock = Lock()
+
+    def add(self, seq: int, offset: int) -> None:
+        """Note a place, unless one close by is known."""
+        with self._lock:
+            index = bisect_left(self._seqs, seq)
+            near = index > 0 and offset - self._offsets[index - 1] < SPACING
+            known = index < len(self._seqs) and self._offsets[index] - offset < SPACING
+            if near or known:
+                return
+            self._seqs.insert(index, seq)
+            self._offsets.insert(index, offset)
+            if len(self._seqs) > LIMIT:
+                self._thin()
+
+    def _thin(self) -> None:
+        """Drop every other mark of the older half, never the first."""
+        older = slice(1, LIMIT // 2, 2)
+        del self._seqs[older]
+        del self._offsets[older]
+
+    def before(self, seq: int) -> int:
+        """A byte before which no entry from this number on begins, as close as is known."""
+        with self._lock:
+            return self._offsets[bisect_right(self._seqs, seq) - 1]
+
+    def forget_from(self, offset: int) -> None:
+        """Drop the marks of what was not written after all."""
+        with self._lock:
+            index = max(1, bisect_left(self._offsets, offset))
+            del self._seqs[index:]
+            del self._offsets[index:]

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 from aiofiles.os import wrap
 
-from nanoloop.errors import SessionNotFound, StoreError
-from nanoloop.events import Announce, silent
-from nanoloop.files import ProcessLock, refusal
+from nanoloop.errors import (
+    SessionDamaged,
+    SessionExists,
+    SessionNotFound,
+    StoreConflict,
+    StoreError,
+)
+from nanoloop.events import Announce, Event, FileUnreadable, silent
+from nanoloop.files import (
+    ProcessLock,
+    file_name,
+    make_folder,
+    name_of,
+    refusal,
+    replace_file,
+    sync_folder,
+)
 from nanoloop.protocols import Seal, SessionInfo
+from nanoloop.session.changes import Changes
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
-from nanoloop.stores.creation import Creation
-from nanoloop.stores.jsonl.bindings import Bindings
-from nanoloop.stores.jsonl.file_names import file_name
-from nanoloop.stores.jsonl.journal import Journal
-from nanoloop.stores.jsonl.listing import Listing
-from nanoloop.stores.jsonl.open_files import OpenFiles
-from nanoloop.stores.order import Order
+from nanoloop.stores.jsonl.lines import LogLine
+from nanoloop.stores.jsonl.log_file import (
+    Erasure,
+    LogFile,
+    SetAside,
+    erase_in_copies,
+    new_file,
+    removed_copy,
+)
+from nanoloop.stores.jsonl.reading import Marks, SessionReader, glance
 from nanoloop.stores.sealing import Sealing
-from nanoloop.stores.snapshot import Snapshot
+from nanoloop.stores.snapshot import StoredSnapshot, decoding, first_revision, has_expired
+from nanoloop.stores.store import Creation, WriteOrder, first_changes
 
 SUFFIX = ".jsonl"
 LOCK = ".lock"
@@ -66,7 +100,7 @@ class JsonlStore(Creation):
         self._lock = ProcessLock(self._folder / LOCK, of=self._folder, clock=clock)
         self._bindings = Bindings(self._folder / KEYS, durable=self._durable)
         self._files = OpenFiles(self._journal, limit=open_files)
-        self._order = Order()
+        self._order = WriteOrder()
         self._writers = ThreadPoolExecutor(WRITERS[durability], thread_name_prefix="jsonl")
         self._closed = anyio.Event()
 
@@ -155,16 +189,16 @@ class JsonlStore(Creation):
         """Remove it for good; a missing one is fine."""
         await self._write(session_id, lambda: self._on_journal(session_id, Journal.remove))
 
-    async def snapshot(self, session_id: str) -> Snapshot:
+    async def snapshot(self, session_id: str) -> StoredSnapshot:
         """All there is of it, for another store; raises as `get`."""
 
-        def read(journal: Journal) -> Snapshot:
+        def read(journal: Journal) -> StoredSnapshot:
             with journal.history() as history:
                 return history.whole()
 
         return await self._on_journal(session_id, read)
 
-    async def restore(self, snapshot: Snapshot, *, replace: bool = False) -> None:
+    async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
         name = snapshot.name
         work = partial(Journal.restore, snapshot=snapshot, may_replace=replace)
@@ -183,7 +217,7 @@ class JsonlStore(Creation):
     async def names(self) -> AsyncIterator[str]:
         """The id of every session, expired or not, whatever is in its file."""
         self._check_open()
-        listing = Listing(self._folder, suffix=SUFFIX, sealing=self._sealing)
+        listing = FolderListing(self._folder, suffix=SUFFIX, sealing=self._sealing)
         for paths in await self._in_thread(listing.batches):
             for name in await self._in_thread(listing.names, paths):
                 yield name
@@ -201,7 +235,7 @@ class JsonlStore(Creation):
 
     async def _glances(self) -> AsyncIterator[Sequence[SessionInfo]]:
         """What all files tell, a few files at a time; each that can't be read is reported."""
-        listing = Listing(self._folder, suffix=SUFFIX, sealing=self._sealing)
+        listing = FolderListing(self._folder, suffix=SUFFIX, sealing=self._sealing)
         for paths in await self._in_thread(listing.batches):
             yield await self._in_thread(listing.glances, paths)
             for event in listing.take_heard():
@@ -290,3 +324,355 @@ class JsonlStore(Creation):
                 "what was saved before still is"
             ) from error
         return result
+
+
+class Journal:
+    """The file of one id, opened when it is needed."""
+
+    def __init__(
+        self,
+        path: Path,
+        session_id: str,
+        *,
+        clock: Callable[[], datetime],
+        durable: bool = False,
+        read_only: bool = False,
+        sealing: Sealing | None = None,
+    ) -> None:
+        self.id = session_id
+        self._path = path
+        self._clock = clock
+        self._durable = durable
+        self._read_only = read_only
+        self._sealing = sealing or Sealing()
+        self._lock = RLock()
+        self._file: LogFile | None = None
+        self._unreadable = self._set_aside()
+        self._heard: list[Event] = []
+
+    def take_heard(self) -> list[Event]:
+        """What happened since the last time."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _opened(self) -> LogFile:
+        """The file, and it knows where it stands; raises `SessionNotFound`, also when expired."""
+        if self._file is not None and self._file.is_gone:
+            self._forget()
+        if self._file is None:
+            self._file = LogFile(
+                self._path, self.id, durable=self._durable, read_only=self._read_only
+            )
+        self._file.catch_up()
+        with decoding(self.id):
+            if has_expired(self._file.standing.head, self._clock()):
+                raise SessionNotFound(self.id)
+        return self._file
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    @contextmanager
+    def history(self) -> Iterator[SessionReader]:
+        """Read what is durable now; a commit meanwhile waits for nothing and is not seen."""
+        with self._lock:
+            file = self._opened()
+            fd, standing, marks = os.dup(file.fd), file.standing, file.marks
+        unreadable: list[LogLine] = []
+        try:
+            with decoding(self.id):
+                yield SessionReader(
+                    fd,
+                    standing,
+                    session_id=self.id,
+                    marks=marks,
+                    report=unreadable.append,
+                    sealing=self._sealing,
+                )
+            with self._lock:
+                self._heard += self._unreadable.settle(fd, unreadable)
+        finally:
+            os.close(fd)
+
+    def commit(self, session: Session, changes: Changes | None) -> bool:
+        """Write these changes and tell the session so; or raise, and nothing was written."""
+        with self._lock:
+            file = self._opened()
+            if changes is None:
+                return True
+            if changes.revision != session.revision:
+                return False
+            self._check(file, changes.revision)
+            self._heard += file.repair()
+            sealed = self._sealing.sealed(changes)
+            file.append(file.commit_of(sealed))
+            session.committed(changes)
+            file.renew_first_line(sealed)
+            return True
+
+    def _check(self, file: LogFile, mine: int) -> None:
+        theirs = file.standing.revision
+        if mine != theirs:
+            raise StoreConflict(self.id, mine=mine, theirs=theirs)
+
+    def to_erase(self, session: Session, seqs: Collection[int]) -> Erasure:
+        """What `erase` has to know of the file to write it without these entries' words."""
+        with self._lock:
+            file = self._opened()
+            self._check(file, session.revision)
+            return Erasure.of(
+                file.fd,
+                file.standing,
+                seqs,
+                opened=lambda entry: self._sealing.entry(entry, self.id),
+            )
+
+    def erase(self, session: Session, changes: Changes, erasure: Erasure) -> bool:
+        """Write the file anew, these changes in it; or raise, and it is as it was."""
+        with self._lock:
+            file = self._opened()
+            if changes.revision != session.revision or file.standing != erasure.standing:
+                return False
+            pieces = erasure.file(file.fd, self._sealing.sealed(changes))
+            # Onto the disk in any case: it takes the place of a whole history.
+            replace_file(self._path, pieces, durable=True)
+            session.committed(changes)
+            erase_in_copies(self._path, erasure.traces)
+            self._forget()
+            self._unreadable = self._set_aside()
+            return True
+
+    def _set_aside(self) -> SetAside:
+        return SetAside(self._path, session_id=self.id, read_only=self._read_only)
+
+    def create(
+        self, session: Session, changes: Changes | None, *, may_replace: bool = False
+    ) -> bool:
+        """Make the file of a session, whole or not at all; raises `SessionExists`."""
+        with self._lock:
+            if changes is not None and changes.revision != session.revision:
+                return False
+            old = self._revision()
+            if old is not None and not may_replace:
+                raise SessionExists(self.id)
+            # A replacement counts on, so that an object of the replaced one can't commit.
+            revision = first_revision() if old is None else old
+            changes = replace(first_changes(session, changes), revision=revision)
+            self._make(changes)
+            session.committed(changes)
+            return True
+
+    def restore(self, snapshot: StoredSnapshot, *, may_replace: bool = False) -> None:
+        """Make the file of a session as another store had it; raises `SessionExists`."""
+        with self._lock:
+            if self._revision() is not None and not may_replace:
+                raise SessionExists(self.id)
+            self._make(snapshot.to_changes())
+
+    def _make(self, changes: Changes) -> None:
+        sealed = self._sealing.sealed(changes)
+        head = {**sealed.head, "rev": changes.revision + 1}
+        data = new_file(sealed, head=head, marks=Marks()).data
+        replace_file(self._path, data, durable=self._durable)
+        self._forget()
+
+    @property
+    def revision(self) -> int:
+        """Where the session stands; raises `SessionNotFound`."""
+        with self._lock:
+            return self._opened().standing.revision
+
+    def _revision(self) -> int | None:
+        """Where the session stands that has this id; None for none, or one that expired."""
+        try:
+            return self.revision
+        except SessionNotFound:
+            return None
+
+    def remove(self) -> None:
+        """Remove the file and its copies; a missing one is fine."""
+        with self._lock:
+            self._forget()
+            self._path.unlink(missing_ok=True)
+            removed_copy(self._path)
+            if self._durable:
+                sync_folder(self._path.parent)
+
+    def remove_if_expired(self) -> bool:
+        """Remove the file if the session's time is over; whether it was."""
+        with self._lock:
+            if self._revision() is not None or not self._path.exists():
+                return False
+            self.remove()
+            return True
+
+    def close_if_idle(self) -> bool:
+        """Let go of the file unless it is in use or has to be cut back; whether it did."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._file is not None and self._file.is_dirty:
+                return False
+            self._forget()
+            return True
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Let go of the file, as soon as no thread writes to it."""
+        with self._lock:
+            self._forget()
+
+
+class OpenFiles:
+    """Journals by id, the last used of them open."""
+
+    def __init__(self, make: Callable[[str], Journal], *, limit: int) -> None:
+        self._make = make
+        self._limit = max(1, limit)
+        self._recent: OrderedDict[str, Journal] = OrderedDict()
+        self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
+        """Also those that were closed while work on them waits for a thread: never two of one."""
+
+    def __len__(self) -> int:
+        """How many may be open."""
+        return len(self._recent)
+
+    def journal(self, session_id: str) -> Journal:
+        """The one journal of this id."""
+        journal = self._known.get(session_id)
+        if journal is None:
+            journal = self._known[session_id] = self._make(session_id)
+        return journal
+
+    def used(self, journal: Journal) -> None:
+        """Keep this one open, and close the longest unused beyond the limit."""
+        self._recent[journal.id] = journal
+        self._recent.move_to_end(journal.id)
+        too_many = max(0, len(self._recent) - self._limit)
+        for session_id in list(islice(self._recent, too_many)):
+            if self._recent[session_id].close_if_idle():
+                del self._recent[session_id]
+
+    def gone(self, journal: Journal) -> None:
+        """Keep nothing of a session that isn't there."""
+        if journal.close_if_idle():
+            self._recent.pop(journal.id, None)
+        else:
+            self.used(journal)
+
+    def close(self) -> None:
+        """Let go of all files."""
+        while self._recent:
+            self._recent.popitem()[1].close()
+
+
+BATCH = 64
+"""Files that one visit of a thread looks at."""
+
+
+class FolderListing:
+    """The session files of one folder."""
+
+    def __init__(self, folder: Path, *, suffix: str, sealing: Sealing) -> None:
+        self._folder = folder
+        self._suffix = suffix
+        self._sealing = sealing
+        self._heard: list[Event] = []
+
+    def take_heard(self) -> list[Event]:
+        """What there is to tell since the last time."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def batches(self) -> list[Sequence[Path]]:
+        """The files, the last written first, in small groups."""
+        try:
+            with os.scandir(self._folder) as items:
+                files = [item for item in items if item.name.endswith(self._suffix)]
+        except FileNotFoundError:
+            return []
+        files.sort(key=_written, reverse=True)
+        paths = [Path(file.path) for file in files]
+        return [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
+
+    def glances(self, paths: Sequence[Path]) -> list[SessionInfo]:
+        """What these files tell; one that is gone or can't be opened is passed over."""
+        infos = []
+        for path in paths:
+            try:
+                infos.append(self._glance(path))
+            except FileNotFoundError:
+                continue
+            except (OSError, SessionDamaged) as error:
+                self._heard.append(FileUnreadable(file=path.name, error=type(error).__name__))
+        return infos
+
+    def names(self, paths: Sequence[Path]) -> list[str]:
+        """The ids that these files belong to, whatever is in them."""
+        return [self._id_of(path) for path in paths]
+
+    def _id_of(self, path: Path) -> str:
+        name = path.name.removesuffix(self._suffix)
+        session_id = name_of(name)
+        if session_id is None:  # the file's name is a shortened one
+            with suppress(OSError, SessionDamaged):
+                return self._glance(path).id
+        return session_id or name
+
+    def _glance(self, path: Path) -> SessionInfo:
+        name = path.name.removesuffix(self._suffix)
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            session_id = name_of(name) or name
+            with decoding(session_id):
+                return glance(fd, size, session_id=session_id, sealing=self._sealing)
+        finally:
+            os.close(fd)
+
+
+def _written(item: os.DirEntry[str]) -> int:
+    try:
+        return item.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+class Bindings:
+    """The keys of one folder."""
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        self._folder = folder
+        self._durable = durable
+
+    def bind(self, key: str, session_id: str) -> None:
+        """From now on this key means that session."""
+        make_folder(self._folder)
+        text = json.dumps({"key": key, "session": session_id})
+        replace_file(self._path(key), text.encode(), durable=self._durable)
+
+    def bound(self, key: str) -> str | None:
+        """The session that this key means, or None."""
+        found = _binding_in(self._path(key))
+        # On a file system that ignores case another key's file may answer.
+        return found[1] if found and found[0] == key else None
+
+    def all(self) -> list[tuple[str, str]]:
+        """Every key and its session."""
+        return [
+            found for path in sorted(self._folder.glob("*.json")) if (found := _binding_in(path))
+        ]
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{file_name(key)}.json"
+
+
+def _binding_in(path: Path) -> tuple[str, str] | None:
+    try:
+        record = json.loads(path.read_bytes())
+        return str(record["key"]), str(record["session"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError):
+        return None

@@ -1,34 +1,50 @@
-"""Sessions in Redis: a hash for what each one is, sorted sets for its entries and ids."""
+"""Sessions in Redis 7 or newer, or Valkey: each commit is one request, written whole or not.
+
+A hash says what each session is, sorted sets have its entries and ids. All keys stand under one
+prefix, and those of one session on one node of a cluster: it belongs to one of 64 shards, whose
+number in braces is the hash tag of its keys. The shard's list of sessions has the same tag: it is
+changed in the same step as the session, and can't lag behind it, on one server or in a cluster.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
+from zlib import crc32
 
-from nanoloop.errors import SessionDamaged
+import anyio
+
+from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.seen import SEEN_LIMIT
-from nanoloop.stores.database import Commit, Stored, micros, text_of
-from nanoloop.stores.encoding import encoded
-from nanoloop.stores.redis.keys import SHARDS, Keys, as_bytes, as_text
-from nanoloop.stores.redis.layout import Layout
-from nanoloop.stores.redis.scripts import BETWEEN, COMMIT, NAMES, READ, REMOVE, Argument, Call
-from nanoloop.stores.redis.server import Server
-from nanoloop.stores.sense import (
+from nanoloop.stores.database import Commit, StoredSession, micros, text_of
+from nanoloop.stores.redis_server import (
+    BETWEEN,
+    COMMIT,
+    NAMES,
+    READ,
+    REMOVE,
+    Argument,
+    Call,
+    RedisServer,
+)
+from nanoloop.stores.snapshot import (
     as_it_is,
+    decoding,
+    encoded,
     entries_of,
+    expiry,
     head_of,
-    making_sense,
     sections_of,
 )
-from nanoloop.stores.snapshot import expiry
 from nanoloop.stores.store import DatabaseStore
 
 GRACE_MS = 3_600_000
@@ -40,7 +56,7 @@ PAGE, ENTRIES = 200, 2000
 class _Rows:
     """The rows of sessions, one request to Redis for nearly every call."""
 
-    def __init__(self, server: Server, keys: Keys) -> None:
+    def __init__(self, server: RedisServer, keys: RedisKeys) -> None:
         self._server = server
         self._keys = keys
         self._layout = Layout(server, keys)
@@ -90,11 +106,11 @@ class _Rows:
         (head,) = await self._ask(("HGET", self._keys.of(session_id)[0], "head"))
         return None if head is None else head_of(session_id, head, json.loads)
 
-    async def window(self, session_id: str) -> Stored | None:
+    async def window(self, session_id: str) -> StoredSession | None:
         found = await self._read(session_id, "window")
         return found and found[0]
 
-    async def whole(self, session_id: str) -> Stored | None:
+    async def whole(self, session_id: str) -> StoredSession | None:
         while (found := await self._read(session_id, "about")) is not None:
             stored, past = found
             entries = await self._all(session_id, past, upto=int(stored.head.get("last", 0)))
@@ -102,13 +118,13 @@ class _Rows:
                 return replace(stored, entries=entries)
         return None
 
-    async def _read(self, session_id: str, view: str) -> tuple[Stored, bytes] | None:
+    async def _read(self, session_id: str, view: str) -> tuple[StoredSession, bytes] | None:
         (row,) = await self._ask(READ(self._keys.of(session_id)[:3], view))
         if row is None:
             return None
         head, sections, seen, size, lines, past = row
-        with making_sense(session_id):
-            stored = Stored(
+        with decoding(session_id):
+            stored = StoredSession(
                 head=head_of(session_id, head, json.loads),
                 sections=sections_of(session_id, json.loads(sections).items(), as_it_is),
                 entries=_entries(session_id, lines),
@@ -161,7 +177,7 @@ class _Rows:
         for name in await self._names():
             yield name
 
-    async def glances(self, *, now: int) -> AsyncIterator[Stored | SessionDamaged]:
+    async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
         for page in _pages(await self._names()):
             rows = await self._ask(*map(self._glance, page))
             for name, row in zip(page, rows, strict=True):
@@ -204,7 +220,7 @@ def _lines(numbered: Iterable[tuple[int, bytes]]) -> bytes:
 
 def _entries(session_id: str, lines: bytes) -> list[Entry]:
     parted = (line.partition(b" ") for line in lines.split(b"\n") if line)
-    with making_sense(session_id):
+    with decoding(session_id):
         return entries_of(session_id, ((int(n), text) for n, _, text in parted), json.loads)
 
 
@@ -220,14 +236,14 @@ def _expired(expiring: bytes, now: int) -> Call:
 
 def _glanced(
     session_id: str, head: bytes | None, about: bytes | None, size: bytes | None
-) -> Stored | SessionDamaged | None:
+) -> StoredSession | SessionDamaged | None:
     """A session; None where it was removed while the others were looked at."""
     if head is None:
         return None
-    return Stored.glance(session_id, head, about, int(size or 0), json.loads)
+    return StoredSession.glance(session_id, head, about, int(size or 0), json.loads)
 
 
-def _has_expired(stored: Stored | SessionDamaged, now: int) -> bool:
+def _has_expired(stored: StoredSession | SessionDamaged, now: int) -> bool:
     moment = None if isinstance(stored, SessionDamaged) else expiry(stored.head)
     return moment is not None and micros(moment) < now
 
@@ -253,5 +269,106 @@ class RedisStore(DatabaseStore):
 
         A call is tried again while the server is away, and fails after `timeout_seconds` in all.
         """
-        server = Server(url, timeout_seconds=timeout_seconds)
-        super().__init__(_Rows(server, Keys(prefix)), clock=clock, seal=seal, announce=announce)
+        server = RedisServer(url, timeout_seconds=timeout_seconds)
+        super().__init__(
+            _Rows(server, RedisKeys(prefix)), clock=clock, seal=seal, announce=announce
+        )
+
+
+SHARDS = 64
+_PREFIX = re.compile(r"[A-Za-z0-9_.:@/-]+")
+
+
+class RedisKeys:
+    """The keys under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        """Raises ValueError where the prefix has other characters than letters, digits, _.:@/-."""
+        if not _PREFIX.fullmatch(prefix):
+            raise ValueError(f"prefix is {prefix!r}: use letters, digits and _ . : @ / -")
+        self._prefix = prefix
+        self.format = f"{prefix}:format".encode()
+
+    def of(self, session_id: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Of a session: what it is, its entries, the ids it has seen; and its shard's two lists."""
+        name = as_bytes(session_id)
+        shard = _shard(name)
+        kinds = (b"session", b"entries", b"seen")
+        session, entries, seen = (self._key(shard, kind) + b":" + name for kind in kinds)
+        return session, entries, seen, self.sessions(shard), self.expiring(shard)
+
+    def sessions(self, shard: int) -> bytes:
+        """The names of a shard's sessions, by the moment they changed."""
+        return self._key(shard, b"sessions")
+
+    def expiring(self, shard: int) -> bytes:
+        """The names of those that expire, by the moment they do."""
+        return self._key(shard, b"expiring")
+
+    def bindings(self, shard: int) -> bytes:
+        """Which session each chat's key means."""
+        return self._key(shard, b"bindings")
+
+    def binding(self, key: str) -> tuple[bytes, bytes]:
+        """The one of these that has this chat's key, and its field there."""
+        name = as_bytes(key)
+        return self.bindings(_shard(name)), name
+
+    def _key(self, shard: int, kind: bytes) -> bytes:
+        return f"{self._prefix}:{{{shard:02}}}:".encode() + kind
+
+
+def as_bytes(text: str) -> bytes:
+    """Any text as bytes, half a surrogate pair too."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def as_text(name: bytes) -> str:
+    """The text again."""
+    return name.decode("utf-8", "surrogatepass")
+
+
+def _shard(name: bytes) -> int:
+    return crc32(name) % SHARDS
+
+
+FORMAT = 1
+Upgrade = Callable[[RedisServer, RedisKeys], Awaitable[None]]
+UPGRADES: Mapping[int, Upgrade] = {}
+"""From each older format to the next; two processes may run one at a time, or again."""
+
+
+class Layout:
+    """Looked at once, before the first call."""
+
+    def __init__(self, server: RedisServer, keys: RedisKeys) -> None:
+        self._server = server
+        self._keys = keys
+        self._is_ready = False
+        self._one_at_a_time = anyio.Lock()
+        self.may_expire = False
+        """Whether Redis may be told when a session expires: not where it would drop it earlier."""
+
+    async def ready(self) -> None:
+        """Refuse what can't be worked with, and bring an older layout up to this one."""
+        if self._is_ready:
+            return
+        with anyio.CancelScope(shield=True):
+            async with self._one_at_a_time:
+                if not self._is_ready:
+                    self.may_expire = await self._server.check()
+                    await self._upgrade()
+                    self._is_ready = True
+
+    async def _upgrade(self) -> None:
+        _, found = await self._server.ask(
+            ("SET", self._keys.format, FORMAT, "NX"), ("GET", self._keys.format)
+        )
+        if int(found) > FORMAT:
+            raise StoreError(
+                f"the sessions in Redis are of format {int(found)}, and this version knows "
+                f"{FORMAT}: install a newer nanoloop, or choose another prefix or database"
+            )
+        for number in range(int(found), FORMAT):
+            await UPGRADES[number](self._server, self._keys)
+            await self._server.ask(("SET", self._keys.format, number + 1))

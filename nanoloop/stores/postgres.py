@@ -1,0 +1,524 @@
+"""Sessions in PostgreSQL, shared by as many processes as there are.
+
+Each call is one statement, but for the rare ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta, timezone
+from hashlib import sha256
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import SessionDamaged
+from nanoloop.events import Announce, silent
+from nanoloop.protocols import Seal
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.stores.database import Commit, StoredSession, text_of
+from nanoloop.stores.postgres_connections import Connections, schema_name
+from nanoloop.stores.postgres_schema import migrate, prepare
+from nanoloop.stores.snapshot import encoded, entries_of, head_of, sections_of
+from nanoloop.stores.store import DatabaseStore
+
+if TYPE_CHECKING:
+    from asyncpg import Connection, Record
+
+
+Arguments = tuple[Any, ...]
+_PAGE = 500
+_EXPIRED_PAGE = 100
+_NONE = 1 << 62
+"""A number above all: entries from there on are none."""
+
+
+class _Tables:
+    """The tables of one schema."""
+
+    def __init__(self, url: str, *, schema: str, pool_size: int, timeout_seconds: float) -> None:
+        self._schema = schema
+        self._sql = Statements.of(schema)
+        self._connections = Connections(
+            url,
+            size=pool_size,
+            timeout_seconds=timeout_seconds,
+            prepare=lambda server: prepare(server, schema),
+        )
+
+    async def migrate(self) -> str:
+        return await self._connections.alone(lambda server: migrate(server, self._schema))
+
+    # Writing
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        arguments = commit_arguments(commit, uuid4())
+
+        async def work(server: Connection) -> bool:
+            if over is None:
+                return await self._insert(server, arguments)
+            async with server.transaction():
+                await server.execute(self._sql.delete_over, arguments[0], over)
+                return await self._insert(server, arguments)
+
+        return await self._connections.run(work)
+
+    async def _insert(self, server: Connection, arguments: Arguments) -> bool:
+        if await server.fetchval(self._sql.insert, *arguments) is not None:
+            return True
+        stands = await self._stands(server, arguments, now=0)
+        return stands is not None and bool(stands["is_mine"])
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        arguments = commit_arguments(commit, uuid4())
+
+        async def work(server: Connection) -> int | None:
+            if not commit.rewritten:
+                return await self._commit(server, arguments, now)
+            async with server.transaction():
+                stood = await self._commit(server, arguments, now)
+                if stood == commit.revision:
+                    await server.execute(self._sql.rewrite, *rewritten(commit))
+                return stood
+
+        return await self._connections.run(work)
+
+    async def _commit(self, server: Connection, arguments: Arguments, now: int) -> int | None:
+        revision = int(arguments[1])
+        moment = as_time(now)
+        if await server.fetchval(self._sql.commit, *arguments, moment) is not None:
+            return revision
+        stands = await self._stands(server, arguments, now=now)
+        if stands is None:
+            return None
+        # Ours: an earlier try was written, and its answer got lost.
+        return revision if stands["is_mine"] else int(stands["rev"])
+
+    async def _stands(self, server: Connection, arguments: Arguments, *, now: int) -> Record | None:
+        name, _, token, *_ = arguments
+        return await server.fetchrow(self._sql.stands, name, token, as_time(now))
+
+    async def delete(self, session_id: str) -> None:
+        await self._connections.run(lambda s: s.execute(self._sql.delete, plain(session_id)))
+
+    async def delete_expired(self, *, now: int) -> int:
+        total, count = 0, _EXPIRED_PAGE
+        arguments = (self._sql.delete_expired, as_time(now), _EXPIRED_PAGE)
+        while count == _EXPIRED_PAGE:
+            count = await self._connections.run(lambda s: s.fetchval(*arguments))
+            total += count
+        return total
+
+    # Reading
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        text = await self._connections.run(
+            lambda s: s.fetchval(self._sql.head, plain(session_id)),
+        )
+        return None if text is None else head_of(session_id, text, unpacked)
+
+    async def window(self, session_id: str) -> StoredSession | None:
+        row = await self._connections.run(
+            lambda s: s.fetchrow(self._sql.window, plain(session_id), None)
+        )
+        return None if row is None else stored(session_id, row)
+
+    async def whole(self, session_id: str) -> StoredSession | None:
+        name = plain(session_id)
+
+        async def work(server: Connection) -> tuple[Any, Any]:
+            # One view of both; and in rows, for an array has its limit.
+            async with server.transaction(isolation="repeatable_read", readonly=True):
+                row = await server.fetchrow(self._sql.window, name, _NONE)
+                return row, await server.fetch(self._sql.between, name, 0, _NONE, None)
+
+        row, entries = await self._connections.run(work)
+        return None if row is None else await run_sync(stored, session_id, row, entries)
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        last = _NONE if upto is None else upto
+        bounds = (max(-1, min(bound, _NONE)) for bound in (after, last))
+        arguments = (plain(session_id), *bounds, limit)
+        found = await self._connections.run(lambda s: s.fetch(self._sql.between, *arguments))
+        return entries_from(session_id, found)
+
+    async def names(self) -> AsyncIterator[str]:
+        for row in await self._connections.run(lambda s: s.fetch(self._sql.names)):
+            yield unplain(row["id"])
+
+    async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
+        # All of them first: the order moves with every commit, and none may slip through.
+        newest = await self._connections.run(lambda s: s.fetch(self._sql.newest, as_time(now)))
+        numbers = [row["number"] for row in newest]
+        for start in range(0, len(numbers), _PAGE):
+            arguments = (as_time(now), numbers[start : start + _PAGE], ABOUT)
+            for row in await self._connections.run(
+                lambda s: s.fetch(self._sql.glances, *arguments)  # noqa: B023 - awaited here
+            ):
+                yield glance(row)
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        arguments = (_digest(key), plain(key), plain(session_id))
+        await self._connections.run(lambda s: s.execute(self._sql.bind, *arguments))
+
+    async def bound(self, key: str) -> str | None:
+        found = await self._connections.run(lambda s: s.fetchval(self._sql.bound, _digest(key)))
+        return None if found is None else unplain(found)
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        after = b""
+        while True:
+            page = await self._connections.run(
+                lambda s: s.fetch(self._sql.bindings, after, _PAGE)  # noqa: B023 - awaited here
+            )
+            for row in page:
+                yield unplain(row["key"]), unplain(row["session"])
+            if len(page) < _PAGE:
+                return
+            after = page[-1]["digest"]
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+class PostgresStore(DatabaseStore):
+    """Sessions in the tables of one schema, which are made where there are none."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "nanoloop",
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        announce: Announce = silent,
+        pool_size: int = 10,
+        timeout_seconds: float = 10,
+    ) -> None:
+        """`pool_size` connections at most, and no call takes longer than `timeout_seconds`."""
+        self._tables = _Tables(
+            url,
+            schema=schema_name(schema),
+            pool_size=pool_size,
+            timeout_seconds=timeout_seconds,
+        )
+        super().__init__(self._tables, clock=clock, seal=seal, announce=announce)
+
+    async def migrate(self) -> str:
+        """Make the tables, or bring older ones up to date; says what was done."""
+        return await self._tables.migrate()
+
+
+def _digest(key: str) -> bytes:
+    """An index has room for this, however long the key is."""
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+_MADE = """
+WITH mine AS (
+    INSERT INTO {schema}.session
+        (id, rev, token, head, window_start, updated_at, expires_at, size, heard)
+    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $9)
+    ON CONFLICT (id) DO NOTHING
+    RETURNING number, heard
+),"""
+_ADVANCED = """
+WITH mine AS (
+    UPDATE {schema}.session
+    SET rev = $2::bigint + 1, token = $3, head = $4, window_start = $5, updated_at = $6,
+        expires_at = $7, size = size + $8::bigint, heard = heard + $9::bigint
+    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $16)
+    RETURNING number, heard
+),"""
+_CONTENTS = """
+named AS (
+    INSERT INTO {schema}.section (session, name, value)
+    SELECT mine.number, new.name, new.value
+    FROM mine, unnest($10::text[], $11::jsonb[]) AS new (name, value)
+    ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
+),
+added AS (
+    INSERT INTO {schema}.entry (session, seq, heard, message_id, content)
+    SELECT mine.number, new.seq, mine.heard - new.before_last, new.message_id, new.content
+    FROM mine, unnest($12::bigint[], $13::bigint[], $14::text[], $15::jsonb[])
+        AS new (seq, before_last, message_id, content)
+)
+SELECT number FROM mine
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statements:
+    """Each with the schema's name in it."""
+
+    delete_over: str = "DELETE FROM {schema}.session WHERE id = $1 AND rev = $2"
+    insert: str = f"{_MADE}{_CONTENTS}"
+    commit: str = f"{_ADVANCED}{_CONTENTS}"
+    """Both give None where it was not ours to write, and wrote nothing then."""
+    rewrite: str = """
+UPDATE {schema}.entry SET content = new.content
+FROM unnest($2::bigint[], $3::jsonb[]) AS new (seq, content)
+WHERE session = (SELECT number FROM {schema}.session WHERE id = $1) AND entry.seq = new.seq
+"""
+    stands: str = """
+SELECT rev, token = $2 AS is_mine FROM {schema}.session
+WHERE id = $1 AND (expires_at IS NULL OR expires_at >= $3)
+"""
+    head: str = "SELECT head FROM {schema}.session WHERE id = $1"
+    window: str = """
+SELECT head, size, parts.names, parts.values, shown.seqs, shown.contents, seen.seqs AS seen_seqs,
+    seen.ids AS seen_ids
+FROM {schema}.session,
+LATERAL (
+    SELECT array_agg(name) AS names, array_agg(value) AS values
+    FROM {schema}.section WHERE session = number
+) AS parts,
+LATERAL (
+    SELECT array_agg(seq) AS seqs, array_agg(content) AS contents
+    FROM (
+        SELECT seq, content FROM {schema}.entry
+        WHERE session = number AND seq >= coalesce($2, window_start) ORDER BY seq
+    ) AS newest
+) AS shown,
+LATERAL (
+    SELECT array_agg(seq ORDER BY seq) AS seqs, array_agg(message_id ORDER BY seq) AS ids
+    FROM {schema}.entry
+    WHERE entry.session = number AND entry.heard > session.heard - {seen_limit}
+) AS seen
+WHERE id = $1
+"""
+    """Flat: both ranges of entries are bounded by themselves, however the server plans to read."""
+    between: str = """
+SELECT seq, content FROM {schema}.entry
+WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)
+    AND seq > $2 AND seq <= $3
+ORDER BY seq LIMIT $4
+"""
+    delete: str = "DELETE FROM {schema}.session WHERE id = $1"
+    delete_expired: str = """
+WITH gone AS (
+    DELETE FROM {schema}.session WHERE number IN (
+        SELECT number FROM {schema}.session WHERE expires_at < $1
+        ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED
+    ) RETURNING number
+)
+SELECT count(*) FROM gone
+"""
+    newest: str = """
+SELECT number FROM {schema}.session
+WHERE (expires_at IS NULL OR expires_at >= $1) ORDER BY updated_at DESC, number
+"""
+    names: str = "SELECT id FROM {schema}.session ORDER BY number"
+    glances: str = """
+SELECT id, head, size, value
+FROM unnest($2::bigint[]) WITH ORDINALITY AS page (number, place)
+JOIN {schema}.session USING (number)
+LEFT JOIN {schema}.section ON section.session = number AND section.name = $3
+WHERE (expires_at IS NULL OR expires_at >= $1)
+ORDER BY place
+"""
+    bind: str = """
+INSERT INTO {schema}.binding (digest, key, session) VALUES ($1, $2, $3)
+ON CONFLICT (digest) DO UPDATE SET session = excluded.session
+"""
+    bound: str = "SELECT session FROM {schema}.binding WHERE digest = $1"
+    bindings: str = """
+SELECT digest, key, session FROM {schema}.binding WHERE digest > $1 ORDER BY digest LIMIT $2
+"""
+
+    @classmethod
+    def of(cls, schema: str) -> Statements:
+        """All of them, for the tables in this schema."""
+        texts = {field.name: str(field.default) for field in fields(cls)}
+        bounds = {"schema": schema, "seen_limit": SEEN_LIMIT}
+        return cls(**{name: text.format(**bounds) for name, text in texts.items()})
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def as_time(micros: int) -> datetime:
+    """Microseconds since 1970 as a time."""
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def commit_arguments(commit: Commit, token: UUID) -> tuple[Any, ...]:
+    """What the statements that write a session want, in their order."""
+    ids = [commit.message_ids.get(entry.seq) for entry in commit.entries]
+    heard = sum(name is not None for name in ids)
+    return (
+        plain(commit.id),
+        commit.revision,
+        token,
+        packed(commit.head),
+        commit.window,
+        as_time(commit.updated_at),
+        None if commit.expires_at is None else as_time(commit.expires_at),
+        commit.grows,
+        heard,
+        list(commit.sections),
+        [packed(value) for value in commit.sections.values()],
+        [entry.seq for entry in commit.entries],
+        [
+            None if name is None else heard - nth
+            for name, nth in zip(ids, _counted(ids), strict=True)
+        ],
+        [None if name is None else plain(name) for name in ids],
+        [packed_entry(*pair) for pair in zip(commit.entries, commit.texts, strict=True)],
+    )
+
+
+def _counted(ids: Iterable[str | None]) -> Iterable[int]:
+    """How many there are up to each of them."""
+    return accumulate(int(name is not None) for name in ids)
+
+
+def rewritten(commit: Commit) -> tuple[Any, ...]:
+    """What the statement that erases wants."""
+    entries = commit.rewritten
+    return (
+        plain(commit.id),
+        [entry.seq for entry in entries],
+        [packed_entry(entry, text_of(entry)) for entry in entries],
+    )
+
+
+def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None) -> StoredSession:
+    """A session from a row of `window`; its entries may come from rows of their own."""
+    pairs = zip(row["seqs"] or (), row["contents"] or (), strict=True)
+    sections = zip(row["names"] or (), row["values"] or (), strict=True)
+    return StoredSession(
+        head=head_of(session_id, row["head"], unpacked),
+        sections=sections_of(session_id, sections, unpacked),
+        entries=entries_of(session_id, pairs, unpacked)
+        if entries is None
+        else entries_from(session_id, entries),
+        seen=dict(zip(row["seen_seqs"] or (), map(unplain, row["seen_ids"] or ()), strict=True)),
+        size=row["size"],
+    )
+
+
+def glance(row: Record) -> StoredSession | SessionDamaged:
+    """A session from a row of `glances`."""
+    return StoredSession.glance(
+        unplain(row["id"]), row["head"], row["value"], row["size"], unpacked
+    )
+
+
+def entries_from(session_id: str, rows: Iterable[Record]) -> list[Entry]:
+    """Entries from rows of `between`."""
+    pairs = ((row["seq"], row["content"]) for row in rows)
+    return entries_of(session_id, pairs, unpacked)
+
+
+EXACT = "_exact"
+"""The key of the whole value, as JSON in a string."""
+_ENTRY_LEVELS, _LEVELS = 2, 1
+"""So many outermost levels are read by their keys alone: there the order may be any."""
+
+
+def packed(value: Any) -> str:
+    """A head or section as a row has it; raises `StoreError` where it is no JSON."""
+    text = encoded(value)
+    fits = isinstance(value, Mapping) and EXACT not in value and _fits(value, _LEVELS)
+    return text.decode() if fits else _twice(text, _LEVELS)
+
+
+def packed_entry(entry: Entry, text: bytes) -> str:
+    """An entry as a row has it; `text` is its JSON."""
+    fits = _fits([entry.id, entry.type], 0) and all(
+        _fits(part, _ENTRY_LEVELS - 1) for part in (entry.content, entry.metadata)
+    )
+    return text.decode() if fits else _twice(text, _ENTRY_LEVELS)
+
+
+def unpacked(text: str) -> Any:
+    """The value again."""
+    value = json.loads(text)
+    return json.loads(value[EXACT]) if isinstance(value, dict) and EXACT in value else value
+
+
+def _twice(text: bytes, levels: int) -> str:
+    outline = _outline(json.loads(text), levels)
+    return json.dumps({**(outline or {}), EXACT: text.decode()})
+
+
+def _outline(value: Any, levels: int) -> Any:
+    """Its words and numbers so many levels deep; None for the rest."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode().replace("\0", "?")
+    if isinstance(value, dict) and levels > 0:
+        inner = ((_outline(k, 0), _outline(v, levels - 1)) for k, v in value.items())
+        return {key: item for key, item in inner if item is not None}
+    return value if isinstance(value, int) else None
+
+
+def _fits(value: Any, levels: int) -> bool:
+    """Whether JSONB gives it back the same, but for the order of keys in the outermost levels."""
+    if isinstance(value, Mapping):
+        keys = list(value)
+        is_kept = _are_plain(keys) and (levels > 0 or keys == sorted(keys, key=_jsonb_order))
+        return is_kept and _all_fit(value.values(), levels - 1)
+    if isinstance(value, (list, tuple)):
+        return _all_fit(value, 0)
+    return value is None or any(isinstance(value, kind) and ok(value) for kind, ok in _SIMPLE)
+
+
+def _all_fit(values: Iterable[Any], levels: int) -> bool:
+    return all(_fits(value, levels) for value in values)
+
+
+def _are_plain(keys: Iterable[Any]) -> bool:
+    return all(isinstance(key, str) and is_plain(key) for key in keys)
+
+
+def _jsonb_order(key: str) -> tuple[int, bytes]:
+    data = key.encode()
+    return len(data), data
+
+
+def is_plain(text: str) -> bool:
+    """Whether PostgreSQL takes it as text: no NUL, no half of a surrogate pair."""
+    if "\0" in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_short(number: float) -> bool:
+    is_negative_zero = number == 0 and math.copysign(1, number) < 0
+    return math.isfinite(number) and "e" not in repr(number) and not is_negative_zero
+
+
+_SIMPLE: tuple[tuple[type, Callable[[Any], bool]], ...] = (
+    (str, is_plain),
+    (int, lambda _: True),
+    (float, _is_short),
+)
+
+_QUOTE = '"'
+
+
+def plain(text: str) -> str:
+    """Any text as one that PostgreSQL takes: itself, or in quotes with escapes."""
+    is_itself = is_plain(text) and not text.startswith(_QUOTE)
+    return text if is_itself else json.dumps(text)
+
+
+def unplain(text: str) -> str:
+    """The text again."""
+    return json.loads(text) if text.startswith(_QUOTE) else text

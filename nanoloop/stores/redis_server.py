@@ -1,0 +1,340 @@
+"""A Redis behind a URL, or a cluster: what it runs in one piece, and what its failures mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha1
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from nanoloop.errors import SettingsError, StoreError, how_to_install
+
+try:
+    from redis import exceptions
+    from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+except ModuleNotFoundError as missing:
+    raise SettingsError(
+        f"sessions in Redis need the package redis: {how_to_install('redis')}"
+    ) from missing
+
+CONNECTIONS = 32
+"""Held at most; who needs one more waits for it."""
+_CLUSTER = "+cluster"
+
+Client = Redis | RedisCluster
+
+
+def client_of(url: str, *, timeout_seconds: float) -> Client:
+    """A client that doesn't connect yet and asks once; raises `SettingsError` for a wrong URL."""
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "max_connections": CONNECTIONS,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "retry": Retry(NoBackoff(), 0),  # whoever asks tries again, and knows when to stop
+    }
+    scheme, rest = url.split(":", 1) if ":" in url else ("", "")
+    try:
+        if scheme.endswith(_CLUSTER):
+            return RedisCluster.from_url(f"{scheme.removesuffix(_CLUSTER)}:{rest}", **options)
+        pool = BlockingConnectionPool.from_url(url, timeout=timeout_seconds, **options)
+        return Redis.from_pool(pool)
+    except ValueError:  # its text may hold the password
+        raise SettingsError(
+            "store.url is no Redis URL: write redis://HOST:PORT/0, rediss://…, unix:///PATH or "
+            "redis+cluster://HOST:PORT, and any special characters of the password as %XX"
+        ) from None
+
+
+def place_of(url: str) -> str:
+    """Where that is, for people: without the user and the password."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return parts.path
+    return f"{parts.hostname}:{parts.port or 6379}"
+
+
+async def disconnect_idle(client: Client) -> None:
+    """Close what nobody uses now: the next call connects, maybe to another server of that name."""
+    if isinstance(client, Redis):
+        await client.connection_pool.disconnect(inuse_connections=False)
+
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.05, 1.0
+FAILURES = (exceptions.RedisError, exceptions.RedisClusterException)
+PASSING = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.ReadOnlyError,  # another server became the primary: it is found by connecting again
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+    exceptions.RedisClusterException,
+)
+OLDEST = 7
+LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+"""Failures of connecting that no second try mends."""
+
+
+class RedisServer:
+    """A Redis behind a URL."""
+
+    def __init__(self, url: str, *, timeout_seconds: float) -> None:
+        """`timeout_seconds` bounds a call with all its tries, each may take a third of them."""
+        self._timeout_seconds = timeout_seconds
+        self._redis = client_of(url, timeout_seconds=timeout_seconds / 3)
+        self._where = place_of(url)
+
+    async def ask(self, *calls: Call) -> list[Any]:
+        """The answers to these calls, made in one go; raises `StoreError`.
+
+        They may be made twice: a connection that was cut doesn't say what came of them.
+        """
+        with anyio.CancelScope(shield=True):  # bounded; half an answer spoils a connection
+            answers = await self._tried(calls)
+        return answers  # noqa: RET504 - as far as types know, the scope may swallow an error
+
+    async def _tried(self, calls: Sequence[Call]) -> list[Any]:
+        deadline = anyio.current_time() + self._timeout_seconds
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._answers(calls)
+            except FAILURES as error:
+                if not _passes(error) or anyio.current_time() + pause > deadline:
+                    raise StoreError(self._sentence(error)) from None
+            await anyio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _answers(self, calls: Sequence[Call]) -> list[Any]:
+        answers = await self._sent(calls)
+        if any(isinstance(answer, exceptions.NoScriptError) for answer in answers):
+            answers = await self._sent([in_full(call) for call in calls])
+        for answer in answers:
+            if isinstance(answer, exceptions.RedisError):
+                if isinstance(answer, exceptions.ReadOnlyError):
+                    await disconnect_idle(self._redis)
+                raise answer
+        return answers
+
+    async def _sent(self, calls: Sequence[Call]) -> list[Any]:
+        if len(calls) > 1:
+            pipeline = self._redis.pipeline(transaction=False)
+            for call in calls:
+                pipeline.execute_command(*call)
+            return await pipeline.execute(raise_on_error=False)
+        try:
+            return [await self._redis.execute_command(*calls[0])]
+        except exceptions.ResponseError as error:
+            return [error]
+
+    def _sentence(self, error: Exception) -> str:
+        """What is wrong and what to do; never a word of what was sent, nor of a password."""
+        for kind, mark, words in _SENTENCES:
+            if isinstance(error, kind) and mark in str(error):
+                return f"Redis at {self._where} {words}"
+        code = str(error).partition(" ")[0]
+        said = code if code.isupper() else type(error).__name__
+        return f"Redis at {self._where} can't do it ({said}): see its log"
+
+    async def check(self) -> bool:
+        """Refuse a server that is too old or would forget; else whether it never drops a key.
+
+        Raises `StoreError`.
+        """
+        (facts,) = await self.ask(("INFO",))
+        version = str(facts.get("redis_version", ""))
+        if int(version.partition(".")[0] or 0) < OLDEST:
+            raise StoreError(
+                f"Redis at {self._where} is version {version}: sessions need {OLDEST} or newer"
+            )
+        policy = str(facts.get("maxmemory_policy", "noeviction"))
+        if policy.startswith("allkeys"):
+            raise StoreError(
+                f"Redis at {self._where} forgets sessions when its memory is full "
+                f"(maxmemory-policy is {policy}): set it to noeviction"
+            )
+        return policy == "noeviction"
+
+    async def close(self) -> None:
+        """Close all connections; closing twice is fine."""
+        await self._redis.aclose()
+
+
+_SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
+    (LASTING[0], "", "refused the user or the password: check both in store.url"),
+    (LASTING[1], "", "refused the user: check it in store.url"),
+    (
+        exceptions.NoPermissionError,
+        "",
+        "does not let this user do that: allow it ~PREFIX:* @read @write @scripting and info",
+    ),
+    (
+        exceptions.OutOfMemoryError,
+        "",
+        "is out of memory: raise maxmemory or delete sessions; nothing was written",
+    ),
+    (
+        exceptions.ResponseError,
+        "MISCONF",
+        "can't write to its disk: make room there, its log says more; nothing was written",
+    ),
+    (exceptions.ReadOnlyError, "", "is a replica: name the primary in store.url"),
+    (exceptions.TimeoutError, "", "took too long to answer: see whether it is busy or far away"),
+    (exceptions.BusyLoadingError, "", "is still loading its data: try again in a while"),
+    (
+        exceptions.ConnectionError,
+        "CERTIFICATE_VERIFY_FAILED",
+        "has a certificate that nobody here vouches for: add ?ssl_ca_certs=FILE to store.url",
+    ),
+    (exceptions.ConnectionError, "", "does not answer: start it, or check store.url"),
+    (
+        exceptions.RedisClusterException,
+        "",
+        "is in no cluster that answers: start it, or check store.url",
+    ),
+    (exceptions.ClusterDownError, "", "is in a cluster that is down: see CLUSTER INFO there"),
+    (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
+    (exceptions.InvalidResponse, "", "is no Redis: check store.url"),
+)
+"""The error, what its text has in it, and what that means; the first that fits."""
+
+
+def _passes(error: Exception) -> bool:
+    return isinstance(error, PASSING) and not isinstance(error, LASTING)
+
+
+Argument = str | bytes | int
+Call = tuple[Argument, ...]
+"""One command and its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A text in Lua, known to Redis by its digest once it ran there."""
+
+    text: str
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        name = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "name", name)
+
+    def __call__(self, keys: Sequence[bytes], *arguments: Argument) -> Call:
+        """Run it by its name."""
+        return ("EVALSHA", self.name, len(keys), *keys, *arguments)
+
+
+COMMIT = Script("""#!lua
+local session, entries, seen, sessions, expiring = unpack(KEYS)
+local id, based_on, now, token, updated_at, expires_at, lasts_ms, grows, seen_limit = unpack(ARGV)
+local stood = redis.call('HMGET', session, 'rev', 'expires_at', 'tokens')
+local rev, tokens = stood[1] or '', stood[3] or ''
+if string.find(tokens, token, 1, true) then
+  return based_on -- asked again because the answer got lost: it is written
+end
+if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
+if rev ~= based_on then return rev end
+if now == '' then
+  redis.call('UNLINK', session, entries, seen)
+  tokens = ''
+end
+for line in string.gmatch(ARGV[10], '[^\\n]+') do
+  local seq = string.match(line, '^%d+')
+  redis.call('ZREMRANGEBYSCORE', entries, seq, seq)
+  redis.call('ZADD', entries, seq, line)
+end
+for line in string.gmatch(ARGV[11], '[^\\n]+') do
+  redis.call('ZADD', entries, string.match(line, '^%d+'), line)
+end
+for line in string.gmatch(ARGV[12], '[^\\n]+') do
+  local seq, name = string.match(line, '^(%d+) (.+)')
+  redis.call('ZADD', seen, seq, name)
+end
+redis.call('ZREMRANGEBYRANK', seen, 0, -seen_limit - 1)
+if now == '' or ARGV[10] ~= '' then
+  redis.call('HSET', session, 'past', token) -- what was read of it before is not true any more
+end
+tokens = string.sub(token .. tokens, 1, 16 * #token)
+redis.call('HSET', session, 'tokens', tokens, 'expires_at', expires_at, unpack(ARGV, 13))
+redis.call('HINCRBY', session, 'size', grows)
+redis.call('ZADD', sessions, updated_at, id)
+if expires_at == '' then
+  redis.call('ZREM', expiring, id)
+else
+  redis.call('ZADD', expiring, expires_at, id)
+end
+for _, key in ipairs({session, entries, seen}) do
+  if lasts_ms == '' then redis.call('PERSIST', key) else redis.call('PEXPIRE', key, lasts_ms) end
+end
+return rev
+""")
+"""Write a commit; returns the revision that was there, or an empty text.
+
+Without `now` the session is made anew, in place of the one at `based_on` or of none.
+"""
+
+READ = Script("""#!lua flags=no-writes
+local session, entries, seen = unpack(KEYS)
+local fields = redis.call('HGETALL', session)
+if #fields == 0 then return false end
+local kept, sections = {}, {}
+for i = 1, #fields, 2 do
+  local section = string.match(fields[i], '^section:(.*)')
+  if section then
+    table.insert(sections, cjson.encode(section) .. ':' .. fields[i + 1])
+  else
+    kept[fields[i]] = fields[i + 1]
+  end
+end
+local names, ids = redis.call('ZRANGE', seen, 0, -1, 'WITHSCORES'), {}
+for i = 1, #names, 2 do table.insert(ids, '"' .. names[i + 1] .. '":' .. names[i]) end
+local lines = {}
+if ARGV[1] == 'window' then
+  lines = redis.call('ZRANGE', entries, kept.window, '+inf', 'BYSCORE')
+end
+return {
+  kept.head, '{' .. table.concat(sections, ',') .. '}', '{' .. table.concat(ids, ',') .. '}',
+  kept.size, table.concat(lines, '\\n'), kept.past,
+}
+""")
+"""What a session is, with the entries of its window or (`about`) with none."""
+
+BETWEEN = Script("""#!lua flags=no-writes
+local session, entries = unpack(KEYS)
+local after, upto, limit = unpack(ARGV)
+local lines = redis.call('ZRANGE', entries, '(' .. after, upto, 'BYSCORE', 'LIMIT', 0, limit)
+return {table.concat(lines, '\\n'), redis.call('HGET', session, 'past')}
+""")
+"""Some of a session's entries, and the name of the past that they belong to."""
+
+NAMES = Script("""#!lua flags=no-writes
+return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')
+""")
+"""The sessions of one shard, each with the moment it changed last."""
+
+REMOVE = Script("""#!lua flags=allow-oom
+local session, entries, seen, sessions, expiring = unpack(KEYS)
+local id, now = unpack(ARGV)
+local expires_at = redis.call('HGET', session, 'expires_at')
+-- Where Redis itself was first, only the lists of names still know the session.
+if now ~= '' and expires_at and (tonumber(expires_at) or math.huge) >= tonumber(now) then
+  return 0
+end
+redis.call('UNLINK', session, entries, seen)
+redis.call('ZREM', expiring, id)
+return redis.call('ZREM', sessions, id)
+""")
+"""Remove a session, with `now` only if it has expired before that; returns how many that were."""
+
+_BY_NAME = {script.name: script for script in (COMMIT, READ, BETWEEN, NAMES, REMOVE)}
+
+
+def in_full(call: Call) -> Call:
+    """The same call with the script's text, for a Redis that has not heard of it yet."""
+    command, name, *rest = call
+    return ("EVAL", _BY_NAME[str(name)].text, *rest) if command == "EVALSHA" else call

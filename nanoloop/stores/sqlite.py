@@ -1,0 +1,493 @@
+"""Sessions in one SQLite file: nothing to install or to start, and safe for several processes.
+
+Each call is one visit to a thread, and all that is written shares one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any, Literal, TypeVar
+
+from aiofiles.os import wrap
+
+from nanoloop.errors import SessionDamaged, StoreError
+from nanoloop.events import Announce, silent
+from nanoloop.files import ProcessLock, refusal
+from nanoloop.protocols import Seal
+from nanoloop.session.changes import ABOUT
+from nanoloop.session.entry import Entry, from_rfc3339, utc_now
+from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.stores.database import Commit, StoredSession, micros, text_of
+from nanoloop.stores.snapshot import decoding, encoded, entries_of, head_of, sections_of
+from nanoloop.stores.sqlite_file import (
+    SessionFile,
+    SqliteConnector,
+    is_damage,
+    primary_code,
+    transaction,
+)
+from nanoloop.stores.store import DatabaseStore
+
+Durability = Literal["flush", "fsync"]
+PAGE = 256
+"""Rows that one visit reads of a long list."""
+
+_ADVICE: Mapping[int, str] = {
+    sqlite3.SQLITE_BUSY: "another process holds it: stop that one, or try again",
+    sqlite3.SQLITE_FULL: "free some space",
+    sqlite3.SQLITE_READONLY: "choose a place that may be written in",
+    sqlite3.SQLITE_CANTOPEN: "choose a place that may be written in",
+    sqlite3.SQLITE_PERM: "choose a place that may be written in",
+}
+
+T = TypeVar("T")
+
+
+class _Sqlite:
+    """One file; other processes may have it open too."""
+
+    def __init__(self, file: SessionFile, *, announce: Announce) -> None:
+        self._file = file
+        self._announce = announce
+        # A thread of its own: no number of long reads keeps a save waiting for one.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
+        self._queue = WriteQueue(file)
+
+    # Sessions
+
+    async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        return await self._write(write_insert, commit, over)
+
+    async def commit(self, commit: Commit, *, now: int) -> int | None:
+        stood = await self._write(write_commit, commit, now)
+        if commit.rewritten and stood == commit.revision:
+            await self._on_writer(self._file.clean)
+        return stood
+
+    async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        return await self._read(read_head, session_id)
+
+    async def window(self, session_id: str) -> StoredSession | None:
+        return await self._read(read_window, session_id)
+
+    async def whole(self, session_id: str) -> StoredSession | None:
+        return await self._read(read_whole, session_id)
+
+    async def between(
+        self, session_id: str, *, after: int, upto: int | None, limit: int | None
+    ) -> Sequence[Entry]:
+        return await self._read(read_between, session_id, after, upto, limit)
+
+    async def delete(self, session_id: str) -> None:
+        await self._write(write_delete, session_id)
+        await self._on_writer(self._file.empty_log)
+
+    async def delete_expired(self, *, now: int) -> int:
+        count = 0
+        while removed := await self._write(write_delete_expired, now):
+            count += removed
+        return count
+
+    async def names(self) -> AsyncIterator[str]:
+        for name in await self._read(read_names):
+            yield name
+
+    async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
+        # All rows first: what is written meanwhile must not move the pages under our feet.
+        numbers = await self._read(read_living, now)
+        for start in range(0, len(numbers), PAGE):
+            for stored in await self._read(read_glances, numbers[start : start + PAGE]):
+                yield stored
+
+    # Keys
+
+    async def bind(self, key: str, session_id: str) -> None:
+        await self._write(write_bind, key, session_id)
+
+    async def bound(self, key: str) -> str | None:
+        return await self._read(read_bound, key)
+
+    async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        after = 0
+        while page := await self._read(read_bindings, after, PAGE):
+            for after, key, session_id in page:  # noqa: B007 - the last one is where to go on
+                yield key, session_id
+
+    # Threads
+
+    async def close(self) -> None:
+        await self._on_writer(self._file.let_go)
+        self._writer.shutdown(wait=False)
+
+    async def _read(self, work: Callable[..., T], *args: Any) -> T:
+        return await self._in_thread(self._file.read, work, *args)
+
+    async def _write(self, work: Callable[..., T], *args: Any) -> T:
+        write = self._queue.put(lambda connection: work(connection, *args))
+        return await self._on_writer(self._written, write)
+
+    def _written(self, write: QueuedWrite) -> Any:
+        self._queue.work_off()
+        return write.outcome
+
+    async def _on_writer(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return await self._in_thread(work, *args, executor=self._writer, **kwargs)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """One hop to a thread and back; what SQLite or the disk refuses is a `StoreError`."""
+        try:
+            result: T = await wrap(work)(*args, **kwargs)
+        except sqlite3.Error as error:
+            if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
+                raise await wrap(self._file.opening.told_damage)(error) from error
+            advice = _ADVICE.get(primary_code(error), "check the disk")
+            raise self._refused(f"{error}: {advice}") from error
+        except OSError as error:
+            raise self._refused(refusal(error)) from error
+        finally:
+            heard = self._file.opening.heard
+            while heard:
+                self._announce(heard.pop(0))
+        return result
+
+    def _refused(self, what: str) -> StoreError:
+        return StoreError(
+            f"the store in {self._file.path} failed: {what}; what was saved before still is"
+        )
+
+
+class SqliteStore(DatabaseStore):
+    """A file of sessions. What is saved survives `kill -9`, and with `fsync` a power loss too."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "flush",
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        announce: Announce = silent,
+        exclusive: bool = False,
+        read_only: bool = False,
+        busy_seconds: float = 5,
+    ) -> None:
+        """With `exclusive` no other process may do the same; one that only reads always may.
+
+        What another process holds for more than `busy_seconds` fails.
+        """
+        where = Path(path)
+        opening = SqliteConnector(
+            path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
+        )
+        lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
+        file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
+        database = _Sqlite(file, announce=announce)
+        super().__init__(database, clock=clock, seal=seal, announce=announce)
+
+
+BATCH = 50
+"""Expired sessions that one transaction removes."""
+
+# Bound as bytes, which SQLite takes for text as they are: half a surrogate pair passes too.
+_STANDING = "SELECT number, rev, expires_at FROM session WHERE id = ?"
+_NEW = """
+    INSERT INTO session (id, rev, shown_from, updated_at, size, head) VALUES (?, 0, 0, 0, 0, '')
+"""
+_HEAD = """
+    UPDATE session SET rev = ?, shown_from = ?, updated_at = ?, expires_at = ?, size = size + ?,
+    head = CAST(? AS TEXT) WHERE number = ?
+"""
+_ENTRY = "INSERT INTO entry (session, seq, value) VALUES (?, ?, CAST(? AS TEXT))"
+_REWRITTEN = "UPDATE entry SET value = CAST(? AS TEXT) WHERE session = ? AND seq = ?"
+_NEW_HEARD = "INSERT INTO heard (session, seq, message_id) VALUES (?, ?, CAST(? AS TEXT))"
+_SECTION = """
+    INSERT INTO section (session, name, value) VALUES (?, ?, CAST(? AS TEXT))
+    ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
+"""
+_BINDING = """
+    INSERT INTO binding (key, session) VALUES (CAST(? AS TEXT), ?)
+    ON CONFLICT (key) DO UPDATE SET session = excluded.session
+"""
+
+
+def write_insert(connection: Connection, commit: Commit, over: int | None) -> bool:
+    """As `Database.insert`."""
+    with transaction(connection):
+        old = connection.execute(_STANDING, (commit.id,)).fetchone()
+        if (None if old is None else old[1]) != over:
+            return False
+        if old is not None:
+            _remove(connection, [old[0]])
+        number = connection.execute(_NEW, (commit.id,)).lastrowid
+        assert number is not None  # noqa: S101 - a row was inserted
+        _take_in(connection, number, commit)
+    return True
+
+
+def write_commit(connection: Connection, commit: Commit, now: int) -> int | None:
+    """As `Database.commit`."""
+    with transaction(connection):
+        row = connection.execute(_STANDING, (commit.id,)).fetchone()
+        if row is None or (row[2] is not None and row[2] < now):
+            return None
+        number, stood, _ = row
+        if stood == commit.revision:
+            _take_in(connection, number, commit)
+    return int(stood)
+
+
+def _take_in(connection: Connection, number: int, commit: Commit) -> None:
+    head = encoded(commit.head, kind="head")
+    times = commit.updated_at, commit.expires_at
+    connection.execute(
+        _HEAD, (commit.revision + 1, commit.window, *times, commit.grows, head, number)
+    )
+    new = zip(commit.entries, commit.texts, strict=True)
+    connection.executemany(_ENTRY, [(number, entry.seq, text) for entry, text in new])
+    if commit.rewritten:
+        erased = [(text_of(entry), number, entry.seq) for entry in commit.rewritten]
+        connection.executemany(_REWRITTEN, erased)
+    if commit.message_ids:
+        heard = [(number, seq, as_bytes(name)) for seq, name in commit.message_ids.items()]
+        connection.executemany(_NEW_HEARD, heard)
+    if commit.sections:
+        values = [(number, name, encoded(value)) for name, value in commit.sections.items()]
+        connection.executemany(_SECTION, values)
+
+
+def write_delete(connection: Connection, session_id: str) -> None:
+    """As `Database.delete`."""
+    with transaction(connection):
+        row = connection.execute(_STANDING, (session_id,)).fetchone()
+        if row is not None:
+            _remove(connection, [row[0]])
+
+
+def write_delete_expired(connection: Connection, now: int) -> int:
+    """Remove some of those whose time was over before now; returns how many, 0 for no more."""
+    with transaction(connection):
+        rows = connection.execute(
+            "SELECT number FROM session WHERE expires_at < ? LIMIT ?", (now, BATCH)
+        ).fetchall()
+        _remove(connection, [number for (number,) in rows])
+    return len(rows)
+
+
+def _remove(connection: Connection, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        connection.execute("DELETE FROM entry WHERE session = ?", (number,))
+        connection.execute("DELETE FROM heard WHERE session = ?", (number,))
+        connection.execute("DELETE FROM section WHERE session = ?", (number,))
+        connection.execute("DELETE FROM session WHERE number = ?", (number,))
+
+
+def write_bind(connection: Connection, key: str, session_id: str) -> None:
+    """As `Database.bind`."""
+    with transaction(connection):
+        connection.execute(_BINDING, (as_bytes(key), session_id))
+
+
+def as_bytes(text: str) -> bytes:
+    """A text as it is kept where it isn't JSON."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+EVER = 1 << 62
+"""Above every number of an entry."""
+
+_SESSION = "SELECT number, head, shown_from, size, rev, updated_at FROM session WHERE id = ?"
+_SECTIONS = "SELECT name, value FROM section WHERE session = ?"
+_ENTRIES = """
+    SELECT seq, value FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?
+"""
+_HEARD = """
+    SELECT seq, message_id FROM heard WHERE session = ? ORDER BY seq DESC LIMIT ?
+"""
+_LIVING = """
+    SELECT number FROM session WHERE expires_at IS NULL OR expires_at >= ?
+    ORDER BY updated_at DESC, number DESC
+"""
+_GLANCES = """
+    SELECT session.id, head, section.value, size FROM json_each(?) AS wanted
+    JOIN session ON number = wanted.value LEFT JOIN section ON session = number AND name = ?
+    ORDER BY wanted.key
+"""
+_NAMES = "SELECT id FROM session ORDER BY number"
+_BINDINGS = "SELECT number, key, session FROM binding WHERE number > ? ORDER BY number LIMIT ?"
+
+
+def read_head(connection: Connection, session_id: str) -> Mapping[str, Any] | None:
+    """As `Database.head`."""
+    row = connection.execute(_SESSION, (session_id,)).fetchone()
+    return None if row is None else head_of(session_id, row[1], json.loads)
+
+
+def read_window(connection: Connection, session_id: str) -> StoredSession | None:
+    """As `Database.window`."""
+    row = connection.execute(_SESSION, (session_id,)).fetchone()
+    return None if row is None else _stored(connection, session_id, row, start=row[2])
+
+
+def read_whole(connection: Connection, session_id: str) -> StoredSession | None:
+    """As `Database.whole`."""
+    row = connection.execute(_SESSION, (session_id,)).fetchone()
+    return None if row is None else _stored(connection, session_id, row, start=0)
+
+
+def _stored(
+    connection: Connection, session_id: str, row: tuple[Any, ...], *, start: int
+) -> StoredSession:
+    number, head, _, size, *columns = row
+    sections = connection.execute(_SECTIONS, (number,))
+    heard = connection.execute(_HEARD, (number, SEEN_LIMIT)).fetchall()
+    with decoding(session_id):
+        stored = StoredSession(
+            head=head_of(session_id, head, json.loads),
+            sections=sections_of(session_id, ((n.decode(), v) for n, v in sections), json.loads),
+            entries=_entries(session_id, connection, number, start - 1, EVER, -1),
+            seen={int(seq): _text(name) for seq, name in reversed(heard)},
+            size=int(size),
+        )
+        if columns != [stored.head["rev"], micros(from_rfc3339(stored.head["updated_at"]))]:
+            raise SessionDamaged(session_id, "its row and its head differ in what they say")
+    return stored
+
+
+def read_between(
+    connection: Connection, session_id: str, after: int, upto: int | None, limit: int | None
+) -> Sequence[Entry]:
+    """As `Database.between`."""
+    row = connection.execute(_SESSION, (session_id,)).fetchone()
+    if row is None:
+        return []
+    bounds = (after, EVER if upto is None else upto, -1 if limit is None else limit)
+    return _entries(session_id, connection, row[0], *bounds)
+
+
+def read_living(connection: Connection, now: int) -> list[int]:
+    """The rows of all sessions that have not expired, the last changed first."""
+    return [number for (number,) in connection.execute(_LIVING, (now,))]
+
+
+def read_glances(
+    connection: Connection, numbers: Sequence[int]
+) -> list[StoredSession | SessionDamaged]:
+    """What these rows tell of who the sessions are; one that is gone is passed over."""
+    rows = connection.execute(_GLANCES, (json.dumps(numbers), ABOUT))
+    return [
+        StoredSession.glance(_text(name), head, about, size, json.loads)
+        for name, head, about, size in rows
+    ]
+
+
+def read_names(connection: Connection) -> list[str]:
+    """The ids of all sessions."""
+    return [_text(name) for (name,) in connection.execute(_NAMES)]
+
+
+def read_bound(connection: Connection, key: str) -> str | None:
+    """As `Database.bound`."""
+    found = connection.execute(
+        "SELECT session FROM binding WHERE key = CAST(? AS TEXT)", (as_bytes(key),)
+    ).fetchone()
+    return None if found is None else _text(found[0])
+
+
+def read_bindings(connection: Connection, after: int, limit: int) -> list[tuple[int, str, str]]:
+    """The next so many rows of keys behind this one, with their sessions."""
+    rows = connection.execute(_BINDINGS, (after, limit))
+    return [(number, _text(key), _text(session_id)) for number, key, session_id in rows]
+
+
+def _entries(session_id: str, connection: Connection, *which: Any) -> list[Entry]:
+    return entries_of(session_id, connection.execute(_ENTRIES, which), json.loads)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+TOGETHER = 64
+"""Writes that one transaction takes at most."""
+
+
+class QueuedWrite:
+    """One of them, and what came of it."""
+
+    __slots__ = ("_error", "_result", "_work")
+
+    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
+        self._work = work
+        self._result: Any = None
+        self._error: Exception | None = None
+
+    def on(self, connection: sqlite3.Connection) -> None:
+        """Do it; what the file isn't to blame for is its own failure, and spares the others."""
+        try:
+            self._result = self._work(connection)
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+            self._error = error
+
+    def fail(self, error: Exception) -> None:
+        """It was not done."""
+        self._error = error
+
+    @property
+    def outcome(self) -> Any:
+        """What it returned; raises what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class WriteQueue:
+    """What is put in from the event loop, and done in the thread that writes."""
+
+    def __init__(self, file: SessionFile) -> None:
+        self._file = file
+        self._waiting: deque[QueuedWrite] = deque()
+
+    def put(self, work: Callable[[sqlite3.Connection], Any]) -> QueuedWrite:
+        """Let it wait; it is done by the end of the next `work_off`."""
+        self._waiting.append(write := QueuedWrite(work))
+        return write
+
+    def work_off(self) -> None:
+        """Do all that waits by now."""
+        while writes := [self._waiting.popleft() for _ in range(min(len(self._waiting), TOGETHER))]:
+            self._do(writes)
+
+    def _do(self, writes: Sequence[QueuedWrite]) -> None:
+        try:
+            self._file.write(_together if len(writes) > 1 else _alone, writes)
+        except Exception as error:  # noqa: BLE001 - raised where each was asked for
+            is_one_too_big = isinstance(error, sqlite3.Error) and not _is_busy(error)
+            for write in writes:
+                if len(writes) > 1 and is_one_too_big:
+                    self._do([write])
+                else:
+                    write.fail(error)
+
+
+def _alone(connection: sqlite3.Connection, writes: Sequence[QueuedWrite]) -> None:
+    writes[0].on(connection)
+
+
+def _together(connection: sqlite3.Connection, writes: Sequence[QueuedWrite]) -> None:
+    with transaction(connection):
+        for write in writes:
+            write.on(connection)
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return primary_code(error) == sqlite3.SQLITE_BUSY

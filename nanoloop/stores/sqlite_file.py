@@ -1,0 +1,502 @@
+"""One file of sessions, and its connections: one that writes, and others that read beside it.
+
+It blocks: call it in worker threads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import Lock
+from typing import Concatenate, Literal, ParamSpec, TypeVar
+
+from nanoloop.errors import StoreError
+from nanoloop.events import DatabaseSetAside, Event
+from nanoloop.files import ProcessLock, make_folder
+
+READERS = 8
+"""Connections that are kept for reading while nobody reads."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Work = Callable[Concatenate[sqlite3.Connection, P], T]
+
+
+class SessionFile:
+    """Opened when it is needed, made when something is written."""
+
+    def __init__(
+        self, opening: SqliteConnector, *, read_only: bool = False, lock: ProcessLock | None = None
+    ) -> None:
+        self.opening = opening
+        self.path = opening.path
+        self._read_only = read_only
+        self._lock = lock
+        self._writing = Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._inode = 0
+        """The file that the writer has open."""
+        self._pooling = Lock()
+        self._readers: list[sqlite3.Connection] = []
+
+    # Writing
+
+    def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What this does on the one connection that writes."""
+        if self._read_only:
+            raise StoreError(f"{self.path} is open for reading only: nothing was written")
+        with self._writing:
+            if self._lock is not None:
+                self._lock.take()
+            connection = self._opened()
+            try:
+                return work(connection, *args, **kwargs)
+            except sqlite3.Error:
+                self._close()  # whatever the disk did: the next one looks at the file anew
+                raise
+
+    def _opened(self) -> sqlite3.Connection:
+        """The connection that writes to the file that is there now; holds the writing lock."""
+        if self._writer is not None and self._inode != self.opening.inode:
+            self._close()  # someone moved it away: not a word more goes into that one
+        if self._writer is None:
+            self._writer = self.opening.writer()
+            self._inode = self.opening.inode
+        return self._writer
+
+    def clean(self) -> None:
+        """Leave nothing of what was erased: neither in the file's gaps nor in the log beside it.
+
+        Raises `StoreError` where it can't be done, or another process reads the log for too long.
+        """
+        try:
+            # Rows that once moved from page to page may have left copies in what is free now.
+            self.write(lambda connection: connection.execute("VACUUM"))
+            if self._empty_log():
+                return
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"{self._traces} ({error}): free some space, and erase again"
+            ) from error
+        raise StoreError(f"{self._traces}, which another process reads: end that, and erase again")
+
+    @property
+    def _traces(self) -> str:
+        return f"it was erased, but {self.path} or the log beside it may hold traces"
+
+    def empty_log(self) -> None:
+        """Leave nothing of what was deleted in the log beside the file, as far as it goes."""
+        with suppress(sqlite3.Error):
+            self._empty_log()
+
+    def _empty_log(self) -> bool:
+        checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
+        is_busy, *_ = self.write(lambda connection: connection.execute(checkpoint).fetchone())
+        return not is_busy
+
+    # Reading
+
+    def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What this makes of one moment of the file; a missing one is empty."""
+        if self._read_only:
+            return self._look(work, *args, **kwargs)
+        with self._reading() as connection:
+            return _at_once(connection, work, *args, **kwargs)
+
+    def _look(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `read`, and where nobody has the file open it isn't even locked."""
+        while True:
+            still = self.opening.stillness
+            try:
+                with closing(self.opening.reader(touching=still is None)) as connection:
+                    result = _at_once(connection, work, *args, **kwargs)
+            except (sqlite3.Error, StoreError):
+                if still == self.opening.stillness:
+                    raise
+            else:
+                if still in {None, self.opening.stillness}:
+                    return result
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        connection, inode = self._reader()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with self._pooling:
+            is_kept = inode and inode == self._inode and len(self._readers) < READERS
+            if is_kept:
+                self._readers.append(connection)
+        if not is_kept:
+            connection.close()
+
+    def _reader(self) -> tuple[sqlite3.Connection, int]:
+        """A connection of one's own, and the file for which it may be kept."""
+        inode = self.opening.inode
+        if inode and inode != self._inode:
+            with self._writing:
+                self._opened()  # it renews an older format, and puts a damaged file aside
+        with self._pooling:
+            if inode and self._readers:
+                return self._readers.pop(), self._inode
+        return self.opening.reader(), self._inode if inode else 0
+
+    # The end
+
+    def let_go(self) -> None:
+        """Close the connections that nobody uses, and let others own the file."""
+        with self._writing:
+            self._close()
+            if self._lock is not None:
+                self._lock.release()
+
+    def _close(self) -> None:
+        with self._pooling:
+            self._inode = 0
+            readers, self._readers = self._readers, []
+        # The writer goes last: the connection that closes last tidies the log up.
+        for connection in readers:
+            connection.close()
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+
+
+def _at_once(
+    connection: sqlite3.Connection, work: Work[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    connection.execute("BEGIN")
+    result = work(connection, *args, **kwargs)
+    connection.execute("COMMIT")
+    return result
+
+
+PAUSE_SECONDS = 0.01
+PAGE_BYTES = 1024
+"""A commit changes a few rows here and there, and writes the whole page of each."""
+LOG_BYTES = 4_096_000
+"""The log beside the file grows so far before it is worked into it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqliteConnector:
+    """Where the file is, and how it is opened."""
+
+    path: Path
+    fsync: bool
+    busy_seconds: float
+    clock: Callable[[], datetime]
+    heard: list[Event] = field(default_factory=list)
+    """What there is to tell; whoever tells it takes it out."""
+
+    @property
+    def inode(self) -> int:
+        """Which file is there now; 0 for none."""
+        try:
+            return self.path.stat().st_ino
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def stillness(self) -> tuple[int, int, int] | None:
+        """What stays the same while nobody has the file open; None while someone has."""
+        try:
+            if self.path.with_name(f"{self.path.name}-wal").exists():
+                return None
+            now = self.path.stat()
+        except FileNotFoundError:
+            return 0, 0, 0
+        return now.st_ino, now.st_size, now.st_mtime_ns
+
+    def writer(self) -> sqlite3.Connection:
+        """A connection that writes; the file is made, renewed or put aside as it needs be."""
+        inode = self._make()
+        try:
+            self._look()
+            return self._prepared()
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            self.heard.extend(put_aside(self.path, inode, error, now=self.clock()))
+        self._make()
+        return self._prepared()
+
+    def _look(self) -> None:
+        """Raise for a damaged or foreign file: one that can write would tidy up even there."""
+        with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
+            format_of(connection, str(self.path))
+
+    def told_damage(self, error: sqlite3.DatabaseError) -> StoreError:
+        """What is to be said of a damaged file, and what becomes of it."""
+        failed = f"the store in {self.path} failed: {error}"
+        try:
+            self._look()
+        except sqlite3.DatabaseError as first:
+            if not is_damage(first):
+                return StoreError(f"{failed}: look at the file")
+            if not is_ours(self.path):
+                return StoreError(f"{self.path} is no database: choose another file")
+            return StoreError(
+                f"{failed}: the file is damaged and is left as it is; the next start for writing "
+                f"sets it aside as {self.path.name}.corrupt-DATE and begins a new one"
+            )
+        return StoreError(
+            f"{failed}: a part of the file is damaged: take what is whole to another store with "
+            "`nanoloop store copy`"
+        )
+
+    def _make(self) -> int:
+        make_folder(self.path.parent)
+        with suppress(FileExistsError):  # nobody else's to read, whatever SQLite would make it
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
+        return self.inode
+
+    def _prepared(self) -> sqlite3.Connection:
+        connection = self._connect("rw")
+        try:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a file that is just made
+            self._keep_log(connection)
+            connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE_BYTES}")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
+            connection.execute("PRAGMA secure_delete = ON")
+            upgrade(connection, str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _keep_log(self, connection: sqlite3.Connection) -> None:
+        """Write changes into a log beside the file first, so that readers and writer don't wait."""
+        deadline = time.monotonic() + self.busy_seconds
+        while True:
+            try:
+                mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+                break
+            except sqlite3.OperationalError as error:  # several begin at once: SQLite won't wait
+                is_busy = primary_code(error) == sqlite3.SQLITE_BUSY
+                if not is_busy or time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_SECONDS)
+        if mode != b"wal":
+            raise StoreError(
+                f"{self.path} is on a disk that SQLite can't share: choose a local one"
+            )
+
+    def reader(self, *, touching: bool = True) -> sqlite3.Connection:
+        """A connection that reads what is committed; raises `StoreError` for an older format.
+
+        Without touching nothing is locked and nothing is made beside the file: it must be still.
+        """
+        if not self.inode:
+            return self._nothing()
+        connection = self._connect("ro" if touching else "ro&immutable=1")
+        try:
+            found = format_of(connection, str(self.path))
+        except BaseException:
+            connection.close()
+            raise
+        if found == len(UPGRADES):
+            return connection
+        connection.close()
+        if found == 0:  # it is being made
+            return self._nothing()
+        raise StoreError(
+            f"{self.path} has an older format: open it once for writing, which renews it"
+        )
+
+    def _nothing(self) -> sqlite3.Connection:
+        """A connection to an empty store: what a missing file is."""
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        connection.text_factory = bytes
+        upgrade(connection, str(self.path))
+        return connection
+
+    def _connect(self, mode: Literal["rw", "ro", "ro&immutable=1"]) -> sqlite3.Connection:
+        if self.path.is_dir():
+            raise StoreError(f"{self.path} is a folder: choose a file in it")
+        connection = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=self.busy_seconds,
+        )
+        connection.text_factory = bytes
+        return connection
+
+
+APPLICATION = 0x6E4C6F70
+"""What the file says of whose it is: "nLop"."""
+
+_FIRST = (
+    """
+    CREATE TABLE session (
+        number INTEGER PRIMARY KEY,
+        id TEXT NOT NULL UNIQUE,
+        rev INTEGER NOT NULL,
+        shown_from INTEGER NOT NULL, -- the lowest seq that the window shows
+        updated_at INTEGER NOT NULL, -- in microseconds since 1970, as the next
+        expires_at INTEGER,
+        size INTEGER NOT NULL, -- bytes of its entries
+        head TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX session_by_time ON session (updated_at, expires_at)",
+    "CREATE INDEX session_by_end ON session (expires_at) WHERE expires_at IS NOT NULL",
+    """
+    CREATE TABLE section (
+        session INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        value TEXT NOT NULL,
+        PRIMARY KEY (session, name)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE entry (
+        session INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        value TEXT NOT NULL,
+        UNIQUE (session, seq)
+    )
+    """,
+    """
+    CREATE TABLE heard (
+        session INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        message_id TEXT NOT NULL,
+        PRIMARY KEY (session, seq)
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE binding (
+        number INTEGER PRIMARY KEY,
+        key TEXT NOT NULL UNIQUE,
+        session TEXT NOT NULL
+    )
+    """,
+)
+UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST,)
+"""What brings a file from each format to the next; format 0 has nothing in it."""
+
+_STANDING = """
+    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
+    FROM pragma_application_id, pragma_user_version
+"""
+"""In one question: another process may be making it right now."""
+_WHOLE = "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
+_PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
+
+
+def upgrade(connection: sqlite3.Connection, name: str) -> None:
+    """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
+    if format_of(connection, name) == len(UPGRADES):
+        return
+    with transaction(connection):
+        # Another process may have done it since.
+        for steps in UPGRADES[format_of(connection, name) :]:
+            for step in steps:
+                connection.execute(step)
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {len(UPGRADES)}")
+
+
+def format_of(connection: sqlite3.Connection, name: str) -> int:
+    """Which tables the file has, 0 for none; raises `StoreError` for a newer or foreign one."""
+    application, version, tables = connection.execute(_STANDING).fetchone()
+    if application != APPLICATION and (application or version or tables):
+        raise StoreError(f"{name} is another program's database: choose another file")
+    if version > len(UPGRADES):
+        raise StoreError(
+            f"{name} has format {version}, and this version of nanoloop knows formats up to "
+            f"{len(UPGRADES)}: use the newer version that wrote it"
+        )
+    return int(version)
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All that is written inside, or nothing; no other process writes meanwhile.
+
+    Inside another it is a part of that one, which can fail alone.
+    """
+    is_part = connection.in_transaction
+    begin, end, undo = _PART if is_part else _WHOLE
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute(end)
+    except BaseException:
+        if connection.in_transaction:  # a full disk has ended it already
+            for statement in undo:
+                connection.execute(statement)
+        raise
+
+
+MAGIC = b"SQLite format 3\0"
+"""What every database begins with."""
+SUFFIXES = {".db", ".sqlite", ".sqlite3"}
+"""What names a file that is nothing but a database."""
+_BESIDE = ("-wal", "-shm")
+
+
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file itself is to blame."""
+    return primary_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def primary_code(error: sqlite3.Error) -> int:
+    """SQLite's code without its details; 0 where Python itself complained."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_ours(path: Path) -> bool:
+    """Whether it is or was a database: what never was one is not moved."""
+    if path.suffix in SUFFIXES:
+        return True
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) -> list[Event]:
+    """Give a damaged database another name; raises `StoreError` for what never was one.
+
+    Returns what there is to tell: nothing where another process was first.
+    """
+    # No connection to it is open here: closing a file lets go of all locks that SQLite has on it.
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    try:
+        if not is_ours(path):
+            raise StoreError(f"{path} is no database: choose another file") from error
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.fstat(fd).st_ino != inode or path.stat().st_ino != inode:
+            return []
+        target = _free(path, now)
+        for suffix in ("", *_BESIDE):
+            if path.with_name(path.name + suffix).exists():
+                path.with_name(path.name + suffix).replace(target.with_name(target.name + suffix))
+    finally:
+        os.close(fd)
+    reason = f"{path} was damaged ({error}): it is kept as {target.name}, and a new one was begun"
+    return [DatabaseSetAside(file=target.name, reason=reason)]
+
+
+def _free(path: Path, now: datetime) -> Path:
+    """A name that no file has."""
+    date = now.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    names = [
+        f"{path.name}.corrupt-{date}",
+        *(f"{path.name}.corrupt-{date}-{n}" for n in range(2, 99)),
+    ]
+    return next(each for each in map(path.with_name, names) if not each.exists())
