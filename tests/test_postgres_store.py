@@ -32,6 +32,19 @@ ANY = st.recursive(
 )
 
 
+FORMAT_1 = """
+CREATE TABLE nanoloop.format (version integer NOT NULL);
+INSERT INTO nanoloop.format VALUES (1);
+INSERT INTO nanoloop.session (id, rev, token, size, heard, window_start, updated_at, head) VALUES
+    ('s', 7, '6ff5d4e2-2f7c-4d05-a5fd-1f9a4ac9e4bb', 60, 0, 1, '2026-11-01T12:00:00Z',
+    '{"rev": 7, "start": 1, "last": 1, "window": 1, "count": 1, "updated_at": "2026-11-01T12:00Z"}');
+INSERT INTO nanoloop.section VALUES (1, 'about', '{"id": "s"}');
+INSERT INTO nanoloop.entry (session, seq, content) VALUES (1, 1, '{"id": "a", "type": "message",
+    "timestamp": "2026-11-01T12:00:00Z", "content": {"role": "user", "text": "one"}}');
+"""
+"""What an older version left behind."""
+
+
 @pytest.fixture
 async def store(postgres_url):
     opened = PostgresStore(postgres_url)
@@ -256,6 +269,16 @@ class TestFormats:
         async with opened(postgres_url) as store:
             assert await store.migrate() == f"format {len(STEPS)} → {len(newer)}"
             assert (await store.get("s")).entry_count == 1
+
+    async def test_what_format_1_kept_is_there_and_goes_on(self, postgres_url, server):
+        await server.execute(f"CREATE SCHEMA nanoloop; {STEPS[0]}".format(schema="nanoloop"))
+        await server.execute(FORMAT_1)
+        async with opened(postgres_url) as store:
+            session = await store.load("s")
+            assert [m["content"] for m in session.messages] == ["one"]
+            session.add_message("assistant", "two")
+            await store.save(session)
+            assert [e.content["text"] for e in await store.entries("s")] == ["one", "two"]
 
     async def test_a_newer_format_is_refused(self, store, server):
         await store.migrate()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
 from nanoloop.session.entry import Entry, utc_now
+from nanoloop.stores.database import COMMIT_ID
 from nanoloop.stores.snapshot import StoredSnapshot, window_start
 
 
@@ -165,7 +166,8 @@ async def _copy_keys(source: Movable, target: Movable, done: Copied) -> None:
 def digest(snapshot: StoredSnapshot) -> str:
     """A short text that two snapshots share when they say the same, wherever they come from."""
     said = hashlib.sha256()
-    for part in (snapshot.head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
+    head = {name: value for name, value in snapshot.head.items() if name != COMMIT_ID}
+    for part in (head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
         said.update(json.dumps(part, sort_keys=True, default=str).encode())
         said.update(b"\n")
     return said.hexdigest()

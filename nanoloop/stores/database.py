@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from secrets import token_urlsafe
 from typing import Any, Protocol
 
 from nanoloop.errors import SessionDamaged
@@ -20,6 +21,9 @@ from nanoloop.stores.snapshot import (
     sections_of,
     window_start,
 )
+
+COMMIT_ID = "commit"
+"""The head's field with the random id of the commit that wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Commit:
         return cls(
             id=session_id,
             revision=changes.revision,
-            head={**changes.head, "rev": changes.revision + 1},
+            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: token_urlsafe(8)},
             sections=changes.sections,
             entries=changes.entries,
             texts=texts,
@@ -68,6 +72,11 @@ class Commit:
             message_ids={entry.seq: name for entry in heard for name in message_ids([entry])},
             grows=sum(map(len, texts)) - shrinks,
         )
+
+    @property
+    def commit_id(self) -> str:
+        """By which a writer knows its own commit, whatever was heard of it."""
+        return str(self.head[COMMIT_ID])
 
     @property
     def window(self) -> int:
@@ -122,7 +131,8 @@ class Database(Protocol):
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
         """Make the session, in place of all there is of the one at revision `over`.
 
-        With None there must be none of that id, and False says that another was first.
+        With None there must be none of that id, and False says that another was first, or an
+        earlier try of this one.
         """
         ...
 
@@ -130,7 +140,8 @@ class Database(Protocol):
         """Write it all if the session stands at `commit.revision` and has not expired before now.
 
         Returns where it stood, and None where there is none: nothing was written unless that is
-        `commit.revision`.
+        `commit.revision`, or unless the head has this commit's id, as after an answer that got
+        lost and a second try.
         """
         ...
 

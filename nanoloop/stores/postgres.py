@@ -13,7 +13,6 @@ from datetime import datetime, timedelta, timezone
 from hashlib import sha256
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
 
 from anyio.to_thread import run_sync
 
@@ -59,7 +58,7 @@ class _Tables:
     # Writing
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
-        arguments = commit_arguments(commit, uuid4())
+        arguments = commit_arguments(commit)
 
         async def work(server: Connection) -> bool:
             if over is None:
@@ -71,13 +70,10 @@ class _Tables:
         return await self._connections.run(work)
 
     async def _insert(self, server: Connection, arguments: Arguments) -> bool:
-        if await server.fetchval(self._sql.insert, *arguments) is not None:
-            return True
-        stands = await self._stands(server, arguments, now=0)
-        return stands is not None and bool(stands["is_mine"])
+        return await server.fetchval(self._sql.insert, *arguments) is not None
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        arguments = commit_arguments(commit, uuid4())
+        arguments = commit_arguments(commit)
 
         async def work(server: Connection) -> int | None:
             if not commit.rewritten:
@@ -95,15 +91,8 @@ class _Tables:
         moment = as_time(now)
         if await server.fetchval(self._sql.commit, *arguments, moment) is not None:
             return revision
-        stands = await self._stands(server, arguments, now=now)
-        if stands is None:
-            return None
-        # Ours: an earlier try was written, and its answer got lost.
-        return revision if stands["is_mine"] else int(stands["rev"])
-
-    async def _stands(self, server: Connection, arguments: Arguments, *, now: int) -> Record | None:
-        name, _, token, *_ = arguments
-        return await server.fetchrow(self._sql.stands, name, token, as_time(now))
+        stood: int | None = await server.fetchval(self._sql.stands, arguments[0], moment)
+        return stood
 
     async def delete(self, session_id: str) -> None:
         await self._connections.run(lambda s: s.execute(self._sql.delete, plain(session_id)))
@@ -228,30 +217,30 @@ def _digest(key: str) -> bytes:
 _MADE = """
 WITH mine AS (
     INSERT INTO {schema}.session
-        (id, rev, token, head, window_start, updated_at, expires_at, size, heard)
-    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $9)
+        (id, rev, head, window_start, updated_at, expires_at, size, heard)
+    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8)
     ON CONFLICT (id) DO NOTHING
     RETURNING number, heard
 ),"""
 _ADVANCED = """
 WITH mine AS (
     UPDATE {schema}.session
-    SET rev = $2::bigint + 1, token = $3, head = $4, window_start = $5, updated_at = $6,
-        expires_at = $7, size = size + $8::bigint, heard = heard + $9::bigint
-    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $16)
+    SET rev = $2::bigint + 1, head = $3, window_start = $4, updated_at = $5,
+        expires_at = $6, size = size + $7::bigint, heard = heard + $8::bigint
+    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $15)
     RETURNING number, heard
 ),"""
 _CONTENTS = """
 named AS (
     INSERT INTO {schema}.section (session, name, value)
     SELECT mine.number, new.name, new.value
-    FROM mine, unnest($10::text[], $11::jsonb[]) AS new (name, value)
+    FROM mine, unnest($9::text[], $10::jsonb[]) AS new (name, value)
     ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
 ),
 added AS (
     INSERT INTO {schema}.entry (session, seq, heard, message_id, content)
     SELECT mine.number, new.seq, mine.heard - new.before_last, new.message_id, new.content
-    FROM mine, unnest($12::bigint[], $13::bigint[], $14::text[], $15::jsonb[])
+    FROM mine, unnest($11::bigint[], $12::bigint[], $13::text[], $14::jsonb[])
         AS new (seq, before_last, message_id, content)
 )
 SELECT number FROM mine
@@ -272,8 +261,7 @@ FROM unnest($2::bigint[], $3::jsonb[]) AS new (seq, content)
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1) AND entry.seq = new.seq
 """
     stands: str = """
-SELECT rev, token = $2 AS is_mine FROM {schema}.session
-WHERE id = $1 AND (expires_at IS NULL OR expires_at >= $3)
+SELECT rev FROM {schema}.session WHERE id = $1 AND (expires_at IS NULL OR expires_at >= $2)
 """
     head: str = "SELECT head FROM {schema}.session WHERE id = $1"
     window: str = """
@@ -353,14 +341,13 @@ def as_time(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
-def commit_arguments(commit: Commit, token: UUID) -> tuple[Any, ...]:
+def commit_arguments(commit: Commit) -> tuple[Any, ...]:
     """What the statements that write a session want, in their order."""
     ids = [commit.message_ids.get(entry.seq) for entry in commit.entries]
     heard = sum(name is not None for name in ids)
     return (
         plain(commit.id),
         commit.revision,
-        token,
         packed(commit.head),
         commit.window,
         as_time(commit.updated_at),

@@ -180,5 +180,9 @@ GROUP BY 1, 2;
 COMMENT ON VIEW {schema}.usage IS 'What was said and done, by session and day (UTC)';
 """
 
-STEPS = (_FIRST,)
+_COMMIT_ID_IN_HEAD = """
+ALTER TABLE {schema}.session DROP COLUMN token;
+"""
+
+STEPS = (_FIRST, _COMMIT_ID_IN_HEAD)
 """Each is run once, in its own order; a change of the tables is a new one."""

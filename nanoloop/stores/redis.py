@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -83,7 +82,7 @@ class _Rows:
             commit.id,
             based_on,
             now,
-            secrets.token_hex(8),
+            commit.commit_id,
             commit.updated_at,
             "" if commit.expires_at is None else commit.expires_at,
             self._lasts_ms(commit, since),

@@ -232,16 +232,12 @@ class Script:
 COMMIT = Script("""#!lua
 local session, entries, seen, sessions, expiring = unpack(KEYS)
 local id, based_on, now, token, updated_at, expires_at, lasts_ms, grows, seen_limit = unpack(ARGV)
-local stood = redis.call('HMGET', session, 'rev', 'expires_at', 'tokens')
-local rev, tokens = stood[1] or '', stood[3] or ''
-if string.find(tokens, token, 1, true) then
-  return based_on -- asked again because the answer got lost: it is written
-end
+local stood = redis.call('HMGET', session, 'rev', 'expires_at')
+local rev = stood[1] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
 if rev ~= based_on then return rev end
 if now == '' then
   redis.call('UNLINK', session, entries, seen)
-  tokens = ''
 end
 for line in string.gmatch(ARGV[10], '[^\\n]+') do
   local seq = string.match(line, '^%d+')
@@ -259,8 +255,7 @@ redis.call('ZREMRANGEBYRANK', seen, 0, -seen_limit - 1)
 if now == '' or ARGV[10] ~= '' then
   redis.call('HSET', session, 'past', token) -- what was read of it before is not true any more
 end
-tokens = string.sub(token .. tokens, 1, 16 * #token)
-redis.call('HSET', session, 'tokens', tokens, 'expires_at', expires_at, unpack(ARGV, 13))
+redis.call('HSET', session, 'expires_at', expires_at, unpack(ARGV, 13))
 redis.call('HINCRBY', session, 'size', grows)
 redis.call('ZADD', sessions, updated_at, id)
 if expires_at == '' then

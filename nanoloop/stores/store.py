@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -29,12 +28,11 @@ from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.session import Session
-from nanoloop.stores.database import Commit, Database, StoredSession, micros, size_of
+from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
 from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import (
     StoredSnapshot,
     decoding,
-    encoded,
     first_revision,
     has_expired,
     info_of,
@@ -102,7 +100,7 @@ class DatabaseStore(Creation):
         self.announce = announce
         self.sealing = sealing or Sealing(seal)
         self._order = WriteOrder()
-        self._doubts = Doubts()
+        self._tried = TriedCommits()
         self._closed = anyio.Event()
 
     # Sessions
@@ -116,7 +114,7 @@ class DatabaseStore(Creation):
             old = await self._open.head(session.id)
             is_living = old is not None and not has_expired(old, self.clock())
             if is_living and not may_replace:
-                if not await self._doubts.settle(session, self._open):
+                if not self._tried.settle(session, old):
                     raise SessionExists(session.id)
                 await self._commit(session)  # what is new since it was added
                 return
@@ -125,7 +123,7 @@ class DatabaseStore(Creation):
             changes = changed(first_changes(session, session.changes()), revision=revision)
             commit = self._commit_of(session.id, changes)
             over = None if old is None else int(old["rev"])
-            self._doubts.note(session, changes, commit)
+            self._tried.note(session, changes, commit)
             if await self._open.insert(commit, over=over):
                 self._heard(session, changes)
                 return
@@ -160,25 +158,27 @@ class DatabaseStore(Creation):
         await self._order.write(session.id, lambda: self._commit(session))
 
     async def _commit(self, session: Session) -> None:
-        changes = session.changes()
-        if changes is None:
-            await self.revision(session.id)
-            return
-        commit = self._commit_of(session.id, changes)
+        while (changes := session.changes()) is not None:
+            if await self._try(session, changes, self._commit_of(session.id, changes)):
+                return
+        await self.revision(session.id)
+
+    async def _try(self, session: Session, changes: Changes, commit: Commit) -> bool:
+        """Write this; False where an earlier try was written, and the session now knows of it."""
         # Before it is tried: a task that is cancelled, or another event loop, hears of no answer.
-        self._doubts.note(session, changes, commit)
+        self._tried.note(session, changes, commit)
         try:
             await self._committed(commit)
         except StoreConflict:
-            if not await self._doubts.settle(session, self._open, refused=changes):
+            if not self._tried.settle(session, await self._open.head(session.id), refused=changes):
                 raise
-            await self._commit(session)  # what is new since the one that was written
-        else:
-            self._heard(session, changes)
+            return False
+        self._heard(session, changes)
+        return True
 
     def _heard(self, session: Session, changes: Changes) -> None:
         session.committed(changes)
-        self._doubts.forget(session, upto=changes)
+        self._tried.forget(session, upto=changes)
 
     def _commit_of(
         self,
@@ -236,17 +236,26 @@ class DatabaseStore(Creation):
         await self._order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
-        theirs = await self.revision(session.id)
-        if session.revision != theirs:
-            raise StoreConflict(session.id, mine=session.revision, theirs=theirs)
-        stored = [entry for seq in sorted(seqs) for entry in await self._at(session.id, seq)]
-        session.erase(seqs, stored=[self._opened(entry, session.id) for entry in stored])
-        changes = session.changes()
-        assert changes is not None  # noqa: S101 - erasing is one
-        left = [entry.erased() for entry in stored]
-        shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
-        await self._committed(self._commit_of(session.id, changes, rewritten=left, shrinks=shrinks))
-        session.committed(changes)
+        is_done = False
+        while not is_done:
+            await self._catch_up(session)
+            stored = [entry for seq in sorted(seqs) for entry in await self._at(session.id, seq)]
+            session.erase(seqs, stored=[self._opened(entry, session.id) for entry in stored])
+            changes = session.changes()
+            assert changes is not None  # noqa: S101 - erasing is one
+            left = [entry.erased() for entry in stored]
+            shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
+            commit = self._commit_of(session.id, changes, rewritten=left, shrinks=shrinks)
+            is_done = await self._try(session, changes, commit)
+
+    async def _catch_up(self, session: Session) -> None:
+        """Have it stand where it is stored; raises `StoreConflict` where another writer was."""
+        head = await self._open.head(session.id)
+        if head is None or has_expired(head, self.clock()):
+            raise SessionNotFound(session.id)
+        mine, theirs = session.revision, int(head["rev"])
+        if mine != theirs and not self._tried.settle(session, head):
+            raise StoreConflict(session.id, mine=mine, theirs=theirs)
 
     async def _at(self, session_id: str, seq: int) -> Collection[Entry]:
         return await self._open.between(session_id, after=seq - 1, upto=seq, limit=1)
@@ -270,6 +279,8 @@ class DatabaseStore(Creation):
         while True:
             old = await self._open.head(name)
             if old is not None and not has_expired(old, self.clock()) and not may_replace:
+                if old.get(COMMIT_ID) == commit.commit_id:  # written, and its answer got lost
+                    return
                 raise SessionExists(name)
             if await self._open.insert(commit, over=None if old is None else int(old["rev"])):
                 return
@@ -397,21 +408,25 @@ class WriteOrder:
             del self._waiting[place]
 
 
-LIMIT = 8
+TRIED_LIMIT = 8
 """Commits in a row that are remembered, should none of them get an answer."""
 
 
-class Doubts:
-    """What each session object tried to commit, as long as it doesn't know what came of it."""
+class TriedCommits:
+    """What each session object tried to commit, as long as it doesn't know what came of it.
+
+    A commit's answer may get lost. The random id in the head tells whose the last one was.
+    """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._tried: WeakKeyDictionary[Session, deque[tuple[Changes, Commit]]] = WeakKeyDictionary()
+        self._tried: WeakKeyDictionary[Session, deque[tuple[Changes, str]]] = WeakKeyDictionary()
 
     def note(self, session: Session, changes: Changes, commit: Commit) -> None:
         """This is tried, and may be written whatever is heard of it."""
         with self._lock:
-            self._tried.setdefault(session, deque(maxlen=LIMIT)).append((changes, commit))
+            tried = self._tried.setdefault(session, deque(maxlen=TRIED_LIMIT))
+            tried.append((changes, commit.commit_id))
 
     def forget(self, session: Session, *, upto: Changes) -> None:
         """What was tried before these or with them doesn't matter any more."""
@@ -419,43 +434,21 @@ class Doubts:
             tried = self._tried.pop(session, ())
             later = [each for each in tried if each[0].revision > upto.revision]
             if later:  # of another event loop
-                self._tried[session] = deque(later, maxlen=LIMIT)
+                self._tried[session] = deque(later, maxlen=TRIED_LIMIT)
 
-    async def settle(
-        self, session: Session, database: Database, *, refused: Changes | None = None
+    def settle(
+        self, session: Session, head: Mapping[str, Any] | None, *, refused: Changes | None = None
     ) -> bool:
-        """Tell the session what was written after all; False where that was someone else's."""
+        """Tell the session what was written after all; False where the head is someone else's."""
         revision = refused.revision if refused else session.revision
-        for changes, commit in self._tried_by(session):
-            if changes is not refused and await _is_stored(commit, database):
+        with self._lock:
+            tried = tuple(self._tried.get(session, ()))
+        for changes, token in tried:
+            if head is not None and head.get(COMMIT_ID) == token:
                 session.committed(changes)
-                break
-        # Forgotten only now: where the database can't be asked, it may be at the next try.
         if refused:
             self.forget(session, upto=refused)
         return session.revision != revision
-
-    def _tried_by(self, session: Session) -> tuple[tuple[Changes, Commit], ...]:
-        with self._lock:
-            return tuple(self._tried.get(session, ()))
-
-
-async def _is_stored(commit: Commit, database: Database) -> bool:
-    """Whether the last thing that was written to the session says what this commit says."""
-    stored = await database.window(commit.id)
-    if stored is None or stored.head != _as_stored(commit.head):
-        return False
-    if any(stored.sections.get(name) != _as_stored(v) for name, v in commit.sections.items()):
-        return False
-    if not commit.entries:
-        return True
-    last = commit.entries[-1]
-    found = await database.between(commit.id, after=last.seq - 1, upto=last.seq, limit=1)
-    return [entry.id for entry in found] == [last.id]
-
-
-def _as_stored(value: Any) -> Any:
-    return json.loads(encoded(value))
 
 
 class Sweepable(Protocol):

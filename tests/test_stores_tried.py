@@ -116,10 +116,10 @@ async def test_so_is_one_that_says_the_same_at_the_same_moment():
 async def test_what_is_heard_late_leaves_what_was_tried_since_in_doubt(store):
     session = await store.create(id="s")
     await talk(store, session, ("one", "after"))
-    ((old, _),) = store._doubts._tried[session]
+    ((old, _),) = store._tried._tried[session]
     session.committed(old)
     await talk(store, session, ("two", "after"))
-    store._doubts.forget(session, upto=old)  # as when another event loop gets its answer now
+    store._tried.forget(session, upto=old)  # as when another event loop gets its answer now
     await talk(store, session, ("three", None))
     assert await texts(store) == ["one", "two", "three"]
 
@@ -128,24 +128,24 @@ async def test_a_session_that_is_gone_is_not_remembered(store):
     session = Session(id="s")
     await store.add(session)
     await talk(store, session, ("one", "after"))
-    assert len(store._doubts._tried) == 1
+    assert len(store._tried._tried) == 1
     del session
-    assert len(store._doubts._tried) == 0
+    assert len(store._tried._tried) == 0
 
 
 async def test_it_is_still_known_after_the_database_could_not_be_asked(store):
     session = await store.create(id="s")
     await talk(store, session, ("one", "after"))
-    window = store.database.window
+    head = store.database.head
 
     async def away(_):
         raise StoreError("away")
 
-    store.database.window = away
+    store.database.head = away
     session.add_message("user", "two")
     store.database.fails = None
     with pytest.raises(StoreError, match="away"):
         await store.save(session)
-    store.database.window = window
+    store.database.head = head
     await store.save(session)
     assert await texts(store) == ["one", "two"]
