@@ -107,7 +107,7 @@ async def test_below_the_bound_every_file_stays_open(tmp_path):
         session = await store.create(id=f"s{number}")
         session.add_message("user", "hi")
         await store.save(session)
-    open_now = [journal._file for journal in store._files._recent.values()]
+    open_now = [journal._file for journal in store.database.files._recent.values()]
     assert len(open_now) == 6
     assert None not in open_now
     await store.close()
@@ -125,8 +125,8 @@ async def test_open_files_are_bounded(tmp_path):
 
         for number in range(40):
             group.start_soon(write, number)
-    assert len(store._files) <= 3
-    assert len(store._files._known) <= 3
+    assert len(store.database.files) <= 3
+    assert len(store.database.files._known) <= 3
     assert [info.entries async for info in store.list()] == [3] * 40
     await store.close()
 

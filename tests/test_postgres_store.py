@@ -37,7 +37,8 @@ CREATE TABLE nanoloop.format (version integer NOT NULL);
 INSERT INTO nanoloop.format VALUES (1);
 INSERT INTO nanoloop.session (id, rev, token, size, heard, window_start, updated_at, head) VALUES
     ('s', 7, '6ff5d4e2-2f7c-4d05-a5fd-1f9a4ac9e4bb', 60, 0, 1, '2026-11-01T12:00:00Z',
-    '{"rev": 7, "start": 1, "last": 1, "window": 1, "count": 1, "updated_at": "2026-11-01T12:00Z"}');
+    '{"rev": 7, "start": 1, "last": 1, "window": 1, "count": 1,
+    "updated_at": "2026-11-01T12:00Z"}');
 INSERT INTO nanoloop.section VALUES (1, 'about', '{"id": "s"}');
 INSERT INTO nanoloop.entry (session, seq, content) VALUES (1, 1, '{"id": "a", "type": "message",
     "timestamp": "2026-11-01T12:00:00Z", "content": {"role": "user", "text": "one"}}');

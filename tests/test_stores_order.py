@@ -16,9 +16,9 @@ from nanoloop import Agent, amending
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 from nanoloop.stores import sqlite
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl import JsonlStore, journal
+from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.log_file import LogFile
-from nanoloop.stores.jsonl.store import Journal
 from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.store import WriteOrder
 from nanoloop.testing import Gate
@@ -66,11 +66,11 @@ class ThreadGate:
 
 OUTSIDE = (
     (Journal, "commit"),
-    (Journal, "create"),
+    (Journal, "insert"),
     (sqlite, "write_commit"),
     (sqlite, "write_insert"),
 )
-INSIDE = ((LogFile, "append"), (Journal, "_make"), *OUTSIDE[2:])
+INSIDE = ((LogFile, "append"), (journal, "replace_file"), *OUTSIDE[2:])
 """Where no other thread writes to that file."""
 wherever = pytest.mark.parametrize("gate", [OUTSIDE, INSIDE], indirect=True, ids=["out", "in"])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import token_urlsafe
@@ -41,6 +41,8 @@ class Commit:
     """The JSON of each of these, without its number."""
     rewritten: Sequence[Entry] = ()
     """Erased ones, each in the place of the entry with its number."""
+    erased: frozenset[int] = frozenset()
+    """The numbers of all that are erased, of those too that can't be read."""
     message_ids: Mapping[int, str] = field(default_factory=dict)
     """The channels' ids of the users' messages among the new ones, by number."""
     grows: int = 0
@@ -54,6 +56,7 @@ class Commit:
         *,
         heard: Sequence[Entry] = (),
         rewritten: Sequence[Entry] = (),
+        erased: Collection[int] = (),
         shrinks: int = 0,
     ) -> Commit:
         """These changes, sealed or not; `heard` are their entries before they were sealed.
@@ -69,6 +72,7 @@ class Commit:
             entries=changes.entries,
             texts=texts,
             rewritten=rewritten,
+            erased=frozenset(erased),
             message_ids={entry.seq: name for entry in heard for name in message_ids([entry])},
             grows=sum(map(len, texts)) - shrinks,
         )
@@ -105,6 +109,10 @@ class StoredSession:
     """Oldest first."""
     seen: Mapping[int, str] = field(default_factory=dict)
     """The channels' ids of the newest messages, at least `SEEN_LIMIT` if there are, by number."""
+    before: Sequence[Entry] = ()
+    """Some that stand before these and were read with them: their ids have been seen too."""
+    unreadable: Sequence[str] = ()
+    """What is there of it that could not be read, in words."""
     size: int = 0
 
     @classmethod

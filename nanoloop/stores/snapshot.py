@@ -105,16 +105,14 @@ def has_expired(head: Mapping[str, Any], now: datetime) -> bool:
     return moment is not None and now > moment
 
 
-def info_of(
-    head: Mapping[str, Any], about: Mapping[str, Any], *, size: int, newer: int = 0
-) -> SessionInfo:
-    """The session at a glance; `newer` entries stand behind the head."""
+def info_of(head: Mapping[str, Any], about: Mapping[str, Any], *, size: int) -> SessionInfo:
+    """The session at a glance."""
     return SessionInfo(
         id=about["id"],
         key=about.get("key"),
         title=about.get("title", ""),
         agent=about.get("agent"),
-        entries=int(head.get("count", 0)) + newer,
+        entries=int(head.get("count", 0)),
         created_at=from_rfc3339(about.get("created_at")),
         updated_at=from_rfc3339(head.get("updated_at")),
         expires_at=expiry(head),

@@ -37,6 +37,7 @@ from nanoloop.stores.snapshot import (
     has_expired,
     info_of,
     is_visible,
+    message_ids,
     window_start,
 )
 
@@ -140,12 +141,16 @@ class DatabaseStore(Creation):
         return self._snapshot(stored, after=after).to_session(self.clock)
 
     def _snapshot(self, stored: StoredSession, *, after: int) -> StoredSnapshot:
+        name = str(stored.sections[ABOUT]["id"])
+        before = [self._opened(entry, name) for entry in stored.before]
+        seen = [stored.seen[seq] for seq in sorted(stored.seen) if seq <= after]
         snapshot = StoredSnapshot(
             head=stored.head,
             sections=stored.sections,
             entries=stored.entries,
             after=after,
-            seen=[stored.seen[seq] for seq in sorted(stored.seen) if seq <= after],
+            seen=[*message_ids(before), *seen],
+            unreadable=stored.unreadable,
         )
         return self.sealing.opened(snapshot)
 
@@ -186,6 +191,7 @@ class DatabaseStore(Creation):
         changes: Changes,
         *,
         rewritten: Sequence[Entry] = (),
+        erased: Collection[int] = (),
         shrinks: int = 0,
     ) -> Commit:
         return Commit.of(
@@ -193,6 +199,7 @@ class DatabaseStore(Creation):
             self.sealing.sealed(changes),
             heard=changes.entries,
             rewritten=rewritten,
+            erased=erased,
             shrinks=shrinks,
         )
 
@@ -245,7 +252,9 @@ class DatabaseStore(Creation):
             assert changes is not None  # noqa: S101 - erasing is one
             left = [entry.erased() for entry in stored]
             shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
-            commit = self._commit_of(session.id, changes, rewritten=left, shrinks=shrinks)
+            commit = self._commit_of(
+                session.id, changes, rewritten=left, erased=seqs, shrinks=shrinks
+            )
             is_done = await self._try(session, changes, commit)
 
     async def _catch_up(self, session: Session) -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nanoloop.errors import SessionNotFound, StoreError
+from nanoloop.errors import StoreError
 from nanoloop.events import Event, LineSetAside, LogRepaired
 from nanoloop.files import replace_file, write_all
-from nanoloop.session.changes import ABOUT, SUMMARY, Changes
-from nanoloop.session.entry import Entry
+from nanoloop.session.changes import ABOUT, SUMMARY
+from nanoloop.stores.database import Commit, text_of
 from nanoloop.stores.jsonl.lines import (
     ENTRY,
     FORMAT,
@@ -42,11 +42,11 @@ from nanoloop.stores.jsonl.reading import (
     read_tail,
     state_of,
 )
-from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start, window_start
+from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
 class LogFile:
-    """A file that is only ever added to, but for its first line; raises `SessionNotFound`."""
+    """A file that is only ever added to, but for its first line."""
 
     def __init__(self, path: Path, session_id: str, *, durable: bool, read_only: bool) -> None:
         self._path = path
@@ -54,10 +54,7 @@ class LogFile:
         self._durable = durable
         self.is_dirty = False
         """Whether a failed write may have left bytes behind where the file stands."""
-        try:
-            self.fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR)
-        except FileNotFoundError:
-            raise SessionNotFound(session_id) from None
+        self.fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR)
         try:
             with decoding(session_id):
                 self._look()
@@ -78,21 +75,21 @@ class LogFile:
 
     def catch_up(self) -> None:
         """See what others added; what this one failed to write is no addition."""
-        known = self.standing.size + self.standing.torn
+        known = self.state.size + self.state.torn
         if not self.is_dirty and os.fstat(self.fd).st_size != known:
             with decoding(self._id):
                 self._look()
 
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
-        self.standing: FileState = state_of(tail)
-        head, at = head_of(self._id, self.standing.head, as_it_is), self.standing.at
+        self.state: FileState = state_of(tail)
+        head, at = head_of(self._id, self.state.head, as_it_is), self.state.at
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
 
     def _check_format(self) -> None:
-        first = line_at(self.fd, 0, self.standing.size)
+        first = line_at(self.fd, 0, self.state.size)
         found = first.value.get("format") if first and first.kind == METADATA else None
         if isinstance(found, int) and found > FORMAT:
             raise StoreError(
@@ -101,62 +98,58 @@ class LogFile:
             )
 
     def _check_id(self) -> None:
-        theirs = about_of(self.fd, self.standing, session_id=self._id).get("id")
+        theirs = about_of(self.fd, self.state, session_id=self._id).get("id")
         if theirs != self._id:
             raise StoreError(
                 f"{self._path} holds session {theirs!r}, not {self._id!r}: this file system takes "
                 "both names for one, choose another id"
             )
 
-    def commit_of(self, changes: Changes) -> WrittenCommit:
-        """The bytes of these changes, for this place."""
-        size = self.standing.size
+    def append(self, commit: Commit) -> None:
+        """Write the whole commit, or raise and leave nothing of it."""
+        size = self.state.size
         try:
-            return commit_of(
-                changes, head=changes.head, at=self.standing.at, base=size, marks=self.marks
-            )
+            data, state = written(commit, at=self.state.at, base=size, marks=self.marks)
         except StoreError:
             self.marks.forget_from(size)
             raise
-
-    def append(self, commit: WrittenCommit) -> None:
-        """Write the whole commit, or raise and leave nothing of it."""
         try:
-            os.lseek(self.fd, self.standing.size, os.SEEK_SET)
-            write_all(self.fd, commit.data)
+            os.lseek(self.fd, size, os.SEEK_SET)
+            write_all(self.fd, data)
             if self._durable:
                 os.fsync(self.fd)
         except BaseException:
             self._cut_back()
             raise
-        self.standing = commit.standing
+        self.state = state
+        self._renew_first_line(commit.sections)
 
     def _cut_back(self) -> None:
         """Take back what a failed write left; where even that fails, before the next write."""
         self.is_dirty = True
-        self.marks.forget_from(self.standing.size)
+        self.marks.forget_from(self.state.size)
         with suppress(OSError):
-            os.ftruncate(self.fd, self.standing.size)
+            os.ftruncate(self.fd, self.state.size)
             self.is_dirty = False
 
     def repair(self) -> list[Event]:
         """Let the next line begin where one ends; returns what there is to tell."""
-        old = self.standing
+        old = self.state
         if self.is_dirty or old.torn:
             os.ftruncate(self.fd, old.size)
             self.is_dirty = False
         if old.open_ended:
             os.pwrite(self.fd, b"\n", old.size)
-        self.standing = replace(old, size=old.size + old.open_ended, torn=0, open_ended=False)
+        self.state = replace(old, size=old.size + old.open_ended, torn=0, open_ended=False)
         return [LogRepaired(session_id=self._id, bytes_cut=old.torn)] if old.torn else []
 
-    def renew_first_line(self, changes: Changes) -> None:
+    def _renew_first_line(self, sections: Mapping[str, Any]) -> None:
         """Bring the copy for people up to date; what is true is written already."""
-        about, summary = changes.sections.get(ABOUT), summary_text(changes.sections)
+        about, summary = sections.get(ABOUT), summary_text(sections)
         if about is None and summary is None:
             return
         with suppress(OSError):  # the commit stands; the copy is renewed with the next change
-            line = line_at(self.fd, 0, self.standing.size)
+            line = line_at(self.fd, 0, self.state.size)
             if line is None or line.kind != METADATA:  # never overwrite what can't be read
                 return
             data = renewed(line.value, line.end, about=about, summary=summary)
@@ -164,38 +157,31 @@ class LogFile:
                 os.pwrite(self.fd, data, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenCommit:
-    """What is written, and where the file stands once it is."""
+def written(
+    commit: Commit, *, at: Mapping[str, int], base: int, marks: Marks
+) -> tuple[bytes, FileState]:
+    """A commit as bytes to be written at `base`, and where the file stands once they are.
 
-    data: bytes
-    standing: FileState
-
-
-def commit_of(
-    changes: Changes, *, head: Mapping[str, Any], at: Mapping[str, int], base: int, marks: Marks
-) -> WrittenCommit:
-    """The bytes of these changes, to be written at `base`."""
+    Entries, the sections that changed, and last the head with its places.
+    """
     data = bytearray()
-    for entry in changes.entries:
+    for entry, text in zip(commit.entries, commit.texts, strict=True):
         marks.add(entry.seq, base + len(data))
-        data += entry_line(entry)
+        data += entry_line(entry.seq, text)
     places = dict(at)
-    for name, value in changes.sections.items():
+    for name, value in commit.sections.items():
         places[name] = base + len(data)
         data += section_line(name, value)
-    places[WINDOW] = marks.before(window_start(head))
-    places[PENDING] = marks.before(pending_start(head))
-    data += head_line(head, places)
-    standing = FileState(head=dict(head), at=places, size=base + len(data))
-    return WrittenCommit(data=bytes(data), standing=standing)
+    places[WINDOW] = marks.before(commit.window)
+    places[PENDING] = marks.before(pending_start(commit.head))
+    data += head_line(commit.head, places)
+    return bytes(data), FileState(head=dict(commit.head), at=places, size=base + len(data))
 
 
-def new_file(changes: Changes, *, head: Mapping[str, Any], marks: Marks) -> WrittenCommit:
-    """The bytes of a file that begins with these changes."""
-    first = first_line(changes.sections[ABOUT], summary_text(changes.sections) or "")
-    rest = commit_of(changes, head=head, at={}, base=len(first), marks=marks)
-    return WrittenCommit(data=first + rest.data, standing=rest.standing)
+def new_file(commit: Commit) -> bytes:
+    """The bytes of a file that begins with this commit."""
+    first = first_line(commit.sections[ABOUT], summary_text(commit.sections) or "")
+    return first + written(commit, at={}, base=len(first), marks=Marks())[0]
 
 
 def summary_text(sections: Mapping[str, Any]) -> str | None:
@@ -263,62 +249,55 @@ _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What goes, and what of the file has to be known to write it anew."""
+    """What goes, and what of the file has to be known to write it anew.
 
-    standing: FileState
-    """Where the file stood."""
+    Older versions of summary, title and the like go too: they may have told of them.
+    """
+
+    state: FileState
+    """Where the file stands."""
     gone: frozenset[int]
-    entries: tuple[Entry, ...]
-    """Those that go, readable."""
+    ids: tuple[str, ...]
+    """Of those that go, as far as they can be read."""
     sections: Mapping[str, Any]
 
     @classmethod
-    def of(
-        cls,
-        fd: int,
-        standing: FileState,
-        gone: Collection[int],
-        *,
-        opened: Callable[[Entry], Entry],
-    ) -> Erasure:
+    def of(cls, file: LogFile, gone: frozenset[int]) -> Erasure:
         """Look through the file."""
         sections: dict[str, Any] = {}
-        entries: list[Entry] = []
-        for line in lines_from(fd, 0, standing.size):
+        ids: list[str] = []
+        for line in lines_from(file.fd, 0, file.state.size):
             if line.kind == SECTION:
                 sections[line.name] = line.value
             elif line.kind == ENTRY and line.value.seq in gone:
-                entries.append(opened(line.value))
-        return cls(
-            standing=standing, gone=frozenset(gone), entries=tuple(entries), sections=sections
-        )
+                ids.append(line.value.id)
+        return cls(state=file.state, gone=gone, ids=tuple(ids), sections=sections)
 
     @property
     def traces(self) -> tuple[bytes, ...]:
         """What tells that a line which can't be read was one of them."""
-        ids = (entry.id.encode() for entry in self.entries)
+        ids = (each.encode() for each in self.ids)
         return (*_DIGESTS, *ids, *(b'"seq":%d,' % seq for seq in self.gone))
 
-    def file(self, fd: int, changes: Changes) -> Iterator[bytes]:
-        """The new file, piece by piece, these changes in it; the old one stands as it stood."""
-        sections = {**self.sections, **changes.sections}
+    def file(self, fd: int, commit: Commit) -> Iterator[bytes]:
+        """The new file, piece by piece, the commit in it; the old one stands as it stood."""
+        sections = {**self.sections, **commit.sections}
         first = first_line(sections[ABOUT], summary_text(sections) or "")
         yield first
         marks, base = Marks(), len(first)
-        for line in lines_from(fd, 0, self.standing.size):
+        for line in lines_from(fd, 0, self.state.size):
             data = self._kept(fd, line)
             if line.kind == ENTRY:
                 marks.add(line.value.seq, base)
             base += len(data)
             yield data
-        changes = replace(changes, sections=sections)
-        yield commit_of(changes, head=changes.head, at={}, base=base, marks=marks).data
+        yield written(replace(commit, sections=sections), at={}, base=base, marks=marks)[0]
 
     def _kept(self, fd: int, line: LogLine) -> bytes:
         if line.kind in _RENEWED:
             return b""
         if line.kind == ENTRY and line.value.seq in self.gone:
-            return entry_line(line.value.erased())
+            return entry_line(line.value.seq, text_of(line.value.erased()))
         data = read_span(fd, line.offset, line.end)
         if line.kind == UNREADABLE and _tells(data, self.traces):
             return b""

@@ -6,13 +6,13 @@ import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from nanoloop.protocols import SessionInfo
 from nanoloop.session.changes import ABOUT, WAITING
 from nanoloop.session.entry import Entry, rfc3339
+from nanoloop.stores.database import StoredSession
 from nanoloop.stores.jsonl.lines import (
     ENTRY,
     HEAD,
@@ -24,16 +24,7 @@ from nanoloop.stores.jsonl.lines import (
     decoded,
     lines_in,
 )
-from nanoloop.stores.sealing import Sealing
-from nanoloop.stores.snapshot import (
-    StoredSnapshot,
-    as_it_is,
-    info_of,
-    is_visible,
-    message_ids,
-    sections_of,
-    window_start,
-)
+from nanoloop.stores.snapshot import as_it_is, head_of, sections_of, window_start
 
 Report = Callable[[LogLine], None]
 """Hears of lines that can't be read."""
@@ -43,60 +34,48 @@ class SessionReader:
     """One open file, up to where it stood when it was opened."""
 
     def __init__(
-        self,
-        fd: int,
-        standing: FileState,
-        *,
-        session_id: str,
-        marks: Marks,
-        report: Report,
-        sealing: Sealing,
+        self, fd: int, state: FileState, *, session_id: str, marks: Marks, report: Report
     ) -> None:
         self._fd = fd
-        self._standing = standing
+        self._state = state
         self._id = session_id
         self._marks = marks
         self._report = report
-        self._sealing = sealing
 
-    def window(self) -> StoredSnapshot:
+    def window(self) -> StoredSession:
         """The session with its window only, from the end of the file."""
-        standing = self._standing
-        tail = read_tail(self._fd, standing.size)
+        state = self._state
+        tail = read_tail(self._fd, state.size)
         known = {line.offset: line for line in self._told(tail.lines)}
-        sections = self._sections(standing, known)
-        after = window_start(standing.head) - 1
-        shown = self._window_entries(standing, tail, after)
+        sections = self._sections(state, known)
+        after = window_start(state.head) - 1
+        shown = self._window_entries(state, tail, after)
         if sections is None or shown is None:  # the places don't hold: the file was edited
             return _cut(self.whole(), after)
         entries = (line.value for line in tail.lines if line.kind == ENTRY)
-        before = (self._sealing.entry(e, self._id) for e in entries if e.seq <= after)
-        return self._sealing.opened(
-            StoredSnapshot(
-                head=standing.head,
-                sections=sections,
-                entries=shown,
-                after=after,
-                seen=message_ids(before),
-            )
+        return StoredSession(
+            head=state.head,
+            sections=sections,
+            entries=shown,
+            before=[entry for entry in entries if entry.seq <= after],
         )
 
-    def _sections(self, standing: FileState, known: Mapping[int, LogLine]) -> dict[str, Any] | None:
+    def _sections(self, state: FileState, known: Mapping[int, LogLine]) -> dict[str, Any] | None:
         """The newest value of each section; None where one isn't where it should be."""
         sections = {}
-        for name, offset in standing.at.items():
+        for name, offset in state.at.items():
             if name in {WINDOW, PENDING}:
                 continue
-            line = known.get(offset) or line_at(self._fd, offset, standing.size)
+            line = known.get(offset) or line_at(self._fd, offset, state.size)
             if line is None or line.kind != SECTION or line.name != name:
                 return None
             sections[name] = line.value
         return sections if ABOUT in sections else None
 
-    def _window_entries(self, standing: FileState, tail: Tail, after: int) -> list[Entry] | None:
+    def _window_entries(self, state: FileState, tail: Tail, after: int) -> list[Entry] | None:
         """The entries above `after`; None where they aren't where they should be."""
-        offset = standing.at.get(WINDOW, 0)
-        if offset > standing.size or not begins_line(self._fd, offset):
+        offset = state.at.get(WINDOW, 0)
+        if offset > state.size or not begins_line(self._fd, offset):
             return None
         before = self._told(lines_from(self._fd, offset, max(offset, tail.start)))
         lines = [*before, *(line for line in tail.lines if line.offset >= offset)]
@@ -105,13 +84,13 @@ class SessionReader:
             return None
         return [entry for entry in entries if entry.seq > after]
 
-    def whole(self) -> StoredSnapshot:
+    def whole(self) -> StoredSession:
         """The session with all its entries."""
         first: Mapping[str, Any] = {}
         sections: dict[str, Any] = {}
         entries: list[Entry] = []
         unreadable = []
-        for line in self._told(self._marked(lines_from(self._fd, 0, self._standing.size))):
+        for line in self._told(self._marked(lines_from(self._fd, 0, self._state.size))):
             if line.kind == ENTRY:
                 entries.append(line.value)
             elif line.kind == SECTION:
@@ -121,36 +100,32 @@ class SessionReader:
             elif line.kind == UNREADABLE:
                 unreadable.append(f"the line at byte {line.offset} of its file can't be read")
         sections.setdefault(ABOUT, _salvaged(first, self._id, entries))
-        return self._sealing.opened(
-            StoredSnapshot(
-                head=self._standing.head,
-                sections=sections_of(self._id, sections.items(), as_it_is),
-                entries=entries,
-                unreadable=unreadable,
-            )
+        return StoredSession(
+            head=self._state.head,
+            sections=sections_of(self._id, sections.items(), as_it_is),
+            entries=entries,
+            unreadable=unreadable,
         )
 
     def between(self, after: int, upto: int | None, limit: int | None) -> list[Entry]:
         """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
-        head = self._standing.head
         found: list[Entry] = []
-        for line in self._told(lines_from(self._fd, self._start(after), self._standing.size)):
+        for line in self._told(lines_from(self._fd, self._start(after), self._state.size)):
             if line.kind != ENTRY or line.value.seq <= after:
                 continue
             if (upto is not None and line.value.seq > upto) or len(found) == limit:
                 self._marks.add(line.value.seq, line.offset)
                 break
-            if is_visible(head, line.value.seq):
-                found.append(self._sealing.entry(line.value, self._id))
+            found.append(line.value)
         return found
 
     def _start(self, after: int) -> int:
         """A byte not far before the entry behind `after`."""
-        size = self._standing.size
+        size = self._state.size
         start = search(self._fd, after + 1, self._marks.before(after + 1), size)
         lines = lines_from(self._fd, start, size, PROBE)
         first = next((line.value.seq for line in lines if line.kind == ENTRY), None)
-        if start == 0 or after >= self._standing.last or (first or after + 2) <= after + 1:
+        if start == 0 or after >= self._state.last or (first or after + 2) <= after + 1:
             return start
         return search(self._fd, after + 1, 0, size)  # the file was edited: no known place holds
 
@@ -167,20 +142,21 @@ class SessionReader:
             yield line
 
 
-def glance(fd: int, size: int, *, session_id: str, sealing: Sealing) -> SessionInfo:
+def glance(fd: int, size: int, *, session_id: str) -> StoredSession:
     """The session at a glance, from both ends of its file."""
-    tail = read_tail(fd, size, PROBE)
-    standing = state_of(tail)
-    about = sealing.glance(about_of(fd, standing, session_id=session_id))
-    return info_of(standing.head, about, size=size, newer=standing.newer)
+    state = state_of(read_tail(fd, size, PROBE))
+    head = dict(head_of(session_id, state.head, as_it_is))
+    about = about_of(fd, state, session_id=session_id)
+    head["count"] = int(head.get("count", 0)) + state.newer
+    return StoredSession(head=head, sections={ABOUT: about}, size=size)
 
 
-def about_of(fd: int, standing: FileState, *, session_id: str) -> Mapping[str, Any]:
+def about_of(fd: int, state: FileState, *, session_id: str) -> Mapping[str, Any]:
     """Who the file says it is: by its newest section, else by its first line, else by its name."""
-    line = line_at(fd, standing.at.get(ABOUT, -1), standing.size)
+    line = line_at(fd, state.at.get(ABOUT, -1), state.size)
     if line is not None and line.name == ABOUT and isinstance(line.value, dict):
         return {"id": session_id, **line.value}
-    line = line_at(fd, 0, standing.size)
+    line = line_at(fd, 0, state.size)
     if line is not None and line.kind == METADATA and line.value.get("id"):
         return about_in(line.value)
     return {"id": session_id}
@@ -191,10 +167,10 @@ def _salvaged(first: Mapping[str, Any], session_id: str, entries: list[Entry]) -
     return {**born, **about_in(first), "id": session_id}
 
 
-def _cut(whole: StoredSnapshot, after: int) -> StoredSnapshot:
+def _cut(whole: StoredSession, after: int) -> StoredSession:
     after = min(after, window_start(whole.head) - 1)
     kept = [entry for entry in whole.entries if entry.seq > after]
-    return StoredSnapshot(head=whole.head, sections=whole.sections, entries=kept, after=after)
+    return replace(whole, entries=kept, unreadable=())
 
 
 CHUNK = 64 * 1024

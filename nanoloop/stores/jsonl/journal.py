@@ -1,0 +1,265 @@
+"""One session on disk: made, read, added to, removed.
+
+Each method of a `Journal` runs in a worker thread from beginning to end, and no two that write at
+once: a task that is cancelled meanwhile, or another event loop, never sees the half of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from itertools import islice
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from aiofiles.base import AsyncBase
+from aiofiles.threadpool.utils import delegate_to_executor
+
+from nanoloop.events import Event
+from nanoloop.files import replace_file, sync_folder
+from nanoloop.session.entry import Entry
+from nanoloop.stores.database import Commit, StoredSession, micros
+from nanoloop.stores.jsonl.lines import LogLine
+from nanoloop.stores.jsonl.log_file import (
+    Erasure,
+    LogFile,
+    SetAside,
+    erase_in_copies,
+    new_file,
+    removed_copy,
+)
+from nanoloop.stores.jsonl.reading import SessionReader
+from nanoloop.stores.snapshot import decoding, expiry
+
+T = TypeVar("T")
+
+
+class Journal:
+    """The file of one id, opened when it is needed."""
+
+    def __init__(self, path: Path, session_id: str, *, durable: bool, read_only: bool) -> None:
+        self.id = session_id
+        self._path = path
+        self._durable = durable
+        self._read_only = read_only
+        self._lock = RLock()
+        self._file: LogFile | None = None
+        self._unreadable = self._set_aside()
+        self._heard: list[Event] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds its file open."""
+        return self._file is not None
+
+    def take_heard(self) -> list[Event]:
+        """What happened since the last time."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    def _opened(self) -> LogFile | None:
+        """The file, and it knows where it stands; None where there is none."""
+        if self._file is not None and self._file.is_gone:
+            self._forget()
+        if self._file is None:
+            with suppress(FileNotFoundError):
+                self._file = LogFile(
+                    self._path, self.id, durable=self._durable, read_only=self._read_only
+                )
+        if self._file is not None:
+            self._file.catch_up()
+        return self._file
+
+    def _forget(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    # Reading
+
+    def head(self) -> Mapping[str, Any] | None:
+        """As `Database.head`."""
+        with self._lock:
+            file = self._opened()
+            return None if file is None else file.state.head
+
+    def window(self) -> StoredSession | None:
+        """As `Database.window`."""
+        return self._read(SessionReader.window)
+
+    def whole(self) -> StoredSession | None:
+        """As `Database.whole`."""
+        return self._read(SessionReader.whole)
+
+    def between(self, after: int, upto: int | None, limit: int | None) -> Sequence[Entry]:
+        """As `Database.between`."""
+        return self._read(lambda reader: reader.between(after, upto, limit)) or ()
+
+    def _read(self, read: Callable[[SessionReader], T]) -> T | None:
+        with self._reader() as reader, decoding(self.id):
+            return None if reader is None else read(reader)
+
+    @contextmanager
+    def _reader(self) -> Iterator[SessionReader | None]:
+        """Read what is durable now; a commit meanwhile waits for nothing and is not seen."""
+        with self._lock:
+            file = self._opened()
+            if file is not None:
+                fd, state, marks = os.dup(file.fd), file.state, file.marks
+        if file is None:
+            yield None
+            return
+        met: list[LogLine] = []
+        try:
+            yield SessionReader(fd, state, session_id=self.id, marks=marks, report=met.append)
+            with self._lock:
+                self._heard += self._unreadable.settle(fd, met)
+        finally:
+            os.close(fd)
+
+    # Writing
+
+    def insert(self, commit: Commit, over: int | None) -> bool:
+        """As `Database.insert`: the file is made whole, or not at all."""
+        with self._lock:
+            old = self._opened()
+            if (None if old is None else old.state.revision) != over:
+                return False
+            replace_file(self._path, new_file(commit), durable=self._durable)
+            self._forget()
+            return True
+
+    def commit(self, commit: Commit, now: int) -> int | None:
+        """As `Database.commit`."""
+        with self._lock:
+            file = self._opened()
+            if file is None or _has_expired(file, now):
+                return None
+            stood = file.state.revision
+            if stood == commit.revision:
+                (self._erase if commit.erased else self._append)(file, commit)
+            return stood
+
+    def _append(self, file: LogFile, commit: Commit) -> None:
+        self._heard += file.repair()
+        file.append(commit)
+
+    def _erase(self, file: LogFile, commit: Commit) -> None:
+        erasure = Erasure.of(file, commit.erased)
+        # Onto the disk in any case: it takes the place of a whole history.
+        replace_file(self._path, erasure.file(file.fd, commit), durable=True)
+        erase_in_copies(self._path, erasure.traces)
+        self._forget()
+        self._unreadable = self._set_aside()
+
+    def _set_aside(self) -> SetAside:
+        return SetAside(self._path, session_id=self.id, read_only=self._read_only)
+
+    def remove(self) -> None:
+        """Remove the file and its copies; a missing one is fine."""
+        with self._lock:
+            self._forget()
+            self._path.unlink(missing_ok=True)
+            removed_copy(self._path)
+            if self._durable:
+                sync_folder(self._path.parent)
+
+    def remove_if_expired(self, now: int) -> bool:
+        """Remove the file if the session's time was over before now; whether it was."""
+        with self._lock:
+            file = self._opened()
+            if file is None or not _has_expired(file, now):
+                return False
+            self.remove()
+            return True
+
+    # Closing
+
+    def close_if_idle(self) -> bool:
+        """Let go of the file unless it is in use or has to be cut back; whether it did."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._file is not None and self._file.is_dirty:
+                return False
+            self._forget()
+            return True
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Let go of the file, as soon as no thread writes to it."""
+        with self._lock:
+            self._forget()
+
+
+def _has_expired(file: LogFile, now: int) -> bool:
+    moment = expiry(file.state.head)
+    return moment is not None and micros(moment) < now
+
+
+@delegate_to_executor(
+    "head", "window", "whole", "between", "insert", "commit", "remove", "remove_if_expired"
+)
+class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it runs
+    """A journal whose methods are awaited, as those of any file of aiofiles: one hop each.
+
+    To check where a session stands and to append its commit is one of them: were it two calls, a
+    task cancelled between them, or another event loop, could write the same place twice.
+    """
+
+    head: Callable[[], Awaitable[Mapping[str, Any] | None]]
+    window: Callable[[], Awaitable[StoredSession | None]]
+    whole: Callable[[], Awaitable[StoredSession | None]]
+    between: Callable[[int, int | None, int | None], Awaitable[Sequence[Entry]]]
+    insert: Callable[[Commit, int | None], Awaitable[bool]]
+    commit: Callable[[Commit, int], Awaitable[int | None]]
+    remove: Callable[[], Awaitable[None]]
+    remove_if_expired: Callable[[int], Awaitable[bool]]
+
+    def __init__(self, journal: Journal, executor: Executor | None) -> None:
+        super().__init__(journal, loop=None, executor=executor)  # type: ignore[arg-type] # a file to it
+
+
+class OpenFiles:
+    """Journals by id, the last used of them open: a bound on how many files are."""
+
+    def __init__(self, make: Callable[[str], Journal], *, limit: int) -> None:
+        self._make = make
+        self._limit = max(1, limit)
+        self._recent: OrderedDict[str, Journal] = OrderedDict()
+        self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
+        """Also those that were closed while work on them waits for a thread: never two of one."""
+
+    def __len__(self) -> int:
+        """How many may be open."""
+        return len(self._recent)
+
+    def journal(self, session_id: str) -> Journal:
+        """The one journal of this id."""
+        journal = self._known.get(session_id)
+        if journal is None:
+            journal = self._known[session_id] = self._make(session_id)
+        return journal
+
+    def used(self, journal: Journal) -> None:
+        """Keep this one open, and close the longest unused beyond the limit."""
+        if not journal.is_open and journal.close_if_idle():  # there is no such session
+            self._recent.pop(journal.id, None)
+            return
+        self._recent[journal.id] = journal
+        self._recent.move_to_end(journal.id)
+        too_many = max(0, len(self._recent) - self._limit)
+        for session_id in list(islice(self._recent, too_many)):
+            if self._recent[session_id].close_if_idle():
+                del self._recent[session_id]
+
+    def close(self) -> None:
+        """Let go of all files."""
+        while self._recent:
+            self._recent.popitem()[1].close()
