@@ -16,7 +16,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import StoreConflict
 from nanoloop.protocols import SessionInfo
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.changes import Changes
+from nanoloop.session.head import Changes
 from nanoloop.stores.snapshot import has_expired, info_of, is_visible
 
 

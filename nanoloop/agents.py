@@ -32,13 +32,11 @@ from nanoloop.protocols import (
     Usage,
     vendor_of,
 )
-from nanoloop.session.blocking import blocking
+from nanoloop.session.chat import open_calls
+from nanoloop.session.conversation import ChatMessages
 from nanoloop.session.entry import Entry
-from nanoloop.session.handler import Handler, called, fitting
-from nanoloop.session.history import ChatMessages
-from nanoloop.session.mutex import Mutex
-from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
+from nanoloop.session.sync import Handler, Mutex, blocking, called, fitting
 from nanoloop.sessions import Sessions
 from nanoloop.tools.toolbox import Toolbox, as_text
 from nanoloop.turn import Answer, Turn

@@ -26,8 +26,8 @@ from anyio.to_thread import run_sync
 from nanoloop.errors import AttachmentsFull, PictureRefused, SessionDamaged, SessionNotFound
 from nanoloop.files import make_folder, replace_file
 from nanoloop.protocols import Seal
-from nanoloop.session.changes import WAITING
 from nanoloop.session.entry import Entry
+from nanoloop.session.head import WAITING
 from nanoloop.session.session import Session
 
 SCHEME = "attachment:"

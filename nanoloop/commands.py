@@ -18,9 +18,9 @@ from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
 from nanoloop.search import found, says
 from nanoloop.session.entry import ERASED, MESSAGE
-from nanoloop.session.note import last_exchange
+from nanoloop.session.log import message_count
+from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
-from nanoloop.session.window import message_count
 from nanoloop.sessions import Sessions
 
 if TYPE_CHECKING:

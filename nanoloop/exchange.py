@@ -25,8 +25,8 @@ from nanoloop.memory.writer import Prefix
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
+from nanoloop.session.chat import open_calls
 from nanoloop.session.entry import TOOL_RESULT, Entry
-from nanoloop.session.pairs import open_calls
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.tools.here import here

@@ -7,7 +7,7 @@ from typing import Any
 
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
-from nanoloop.session.note import AMENDMENT, AMENDS
+from nanoloop.session.queue import AMENDMENT, AMENDS
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
 """Where an image may be for the model to see it; the last are ours, and sent as data."""

@@ -11,7 +11,7 @@ from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 from nanoloop.session.entry import Entry
-from nanoloop.session.note import is_asked
+from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 

@@ -15,7 +15,7 @@ from nanoloop.events import Announce, SessionReset, SessionStarted, silent
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import Entry, rfc3339
 from nanoloop.session.ids import id_for_key
-from nanoloop.session.note import last_exchange
+from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
 
 HANDED_ON = 100

@@ -7,7 +7,7 @@ from nanoloop import Agent, Session
 from nanoloop.errors import EmptyAnswer, NoConnection
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 DOWN = NoConnection("nothing answers")
 

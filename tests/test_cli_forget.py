@@ -6,7 +6,7 @@ import pytest
 from nanoloop.cli import Exit, main
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture(autouse=True)

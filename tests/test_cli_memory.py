@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from nanoloop.cli import Exit, main
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture(autouse=True)

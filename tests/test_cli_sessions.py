@@ -11,7 +11,7 @@ import pytest
 from nanoloop.cli import Exit, main
 from nanoloop.cli.amounts import age, duration, size
 from nanoloop.session.entry import Entry, rfc3339, utc_now
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture(autouse=True)

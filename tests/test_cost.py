@@ -12,7 +12,7 @@ import pytest
 from nanoloop import Entry
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from tests.bench.bytes_moved import COUNTERS, moved
 from tests.bench.calls import Calls
 from tests.bench.living import ANSWERED, SAID, running, with_history

@@ -12,7 +12,7 @@ from nanoloop.parts import make_store
 from nanoloop.session.entry import Entry
 from nanoloop.settings import Settings
 from nanoloop.stores.encryption import FernetSeal
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.telemetry import Telemetry
 
 OLD, NEW = (Fernet.generate_key().decode() for _ in range(2))

@@ -14,7 +14,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 class Chat:

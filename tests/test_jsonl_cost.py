@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from nanoloop.session.entry import Entry
-from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.jsonl.reading import CHUNK
+from nanoloop.stores.jsonl.store import JsonlStore
 
 TEXT = "What was said is about as long as this line, give or take a few words. " * 2
 SUMMARY = "They spoke of many things. " * 40

@@ -11,7 +11,7 @@ import pytest
 
 from nanoloop.errors import SessionExists, StoreError
 from nanoloop.events import FileUnreadable, LineSetAside, LogRepaired
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanoloop.errors import SessionError, StoreError
 from nanoloop.sessions import Sessions
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture

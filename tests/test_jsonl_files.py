@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nanoloop.errors import StoreError, StoreLocked
 from nanoloop.files import NAME_LIMIT, file_name, name_of
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture

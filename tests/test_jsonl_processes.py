@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from nanoloop.errors import StoreLocked
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 WRITER = """
 import asyncio, sys

@@ -16,10 +16,10 @@ from nanoloop.errors import NoConnection, SessionNotFound
 from nanoloop.events import SummaryCommitted, SummaryFailed
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.size import rough_tokens, total_chars
-from nanoloop.session.window import cut
+from nanoloop.session.chat import rough_tokens, total_chars
+from nanoloop.session.log import cut
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.testing import Faulty, HandedOver, coverage, coverage_of, pair_violations
 from tests.proof.kills import prove
 from tests.test_loop import put, running, session_of, split

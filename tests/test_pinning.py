@@ -12,10 +12,9 @@ from nanoloop.context import system_text
 from nanoloop.errors import SessionError
 from nanoloop.loop import AgentLoop
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.pinned import MOST, PIN_CHARS
-from nanoloop.session.session import Session
+from nanoloop.session.session import MOST_PINS, PIN_CHARS, Session
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture(params=["memory", "jsonl"])
@@ -99,11 +98,11 @@ async def test_what_is_forgotten_is_pinned_no_longer(store):
 
 
 def test_pins_are_bounded_in_number_and_in_length():
-    session = pinned(*["x" * 2 * PIN_CHARS] * MOST)
+    session = pinned(*["x" * 2 * PIN_CHARS] * MOST_PINS)
     session.add_message("user", "one more")
     with pytest.raises(SessionError, match="pinned already"):
         session.pin(session.window[-1])
-    assert len(system_text("", pins=session.pins)) < MOST * (PIN_CHARS + 100)
+    assert len(system_text("", pins=session.pins)) < MOST_PINS * (PIN_CHARS + 100)
 
 
 def test_pinning_twice_is_pinning_once():

@@ -4,7 +4,7 @@ import pytest
 
 from nanoloop import Entry, JsonlStore, Session, Summarizer, build_messages
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.size import char_size, entry_text, rough_tokens
+from nanoloop.session.chat import char_size, entry_text, rough_tokens
 
 
 def talked(*texts, role="user", **given):

@@ -5,7 +5,7 @@ import pytest
 from nanoloop.errors import SessionError, SessionExists, StoreConflict, StoreError
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture(params=["memory", "jsonl"])

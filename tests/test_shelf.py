@@ -11,7 +11,7 @@ from nanoloop.commands import BUSY, EXPORT_CHARS
 from nanoloop.loop import AgentLoop
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 class Chat:

@@ -13,7 +13,7 @@ from nanoloop.errors import SessionDamaged, SessionDiffers, StoreError
 from nanoloop.session.entry import utc_now
 from nanoloop.stores.copying import Copied, check, copy, digest, problems_of
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from tests.test_stores import STORES
 

@@ -12,11 +12,11 @@ from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, Store
 from nanoloop.events import SessionsCounted
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
-from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.session.session import Session
 from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore

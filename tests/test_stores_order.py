@@ -16,9 +16,10 @@ from nanoloop import Agent, amending
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 from nanoloop.stores import sqlite
-from nanoloop.stores.jsonl import JsonlStore, journal
+from nanoloop.stores.jsonl import journal
 from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.log_file import LogFile
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.store import WriteOrder
 from nanoloop.testing import Gate

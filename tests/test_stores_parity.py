@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nanoloop.errors import SessionError, SessionNotFound
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sqlite import SqliteStore

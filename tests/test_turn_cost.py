@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from nanoloop.providers.openai import OpenAIProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from tests.bench.calls import Calls
 from tests.bench.living import SAID, running, server

@@ -4,7 +4,7 @@ import pytest
 
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
-from nanoloop.session.note import AMENDMENT, AMENDS
+from nanoloop.session.queue import AMENDMENT, AMENDS
 from tests.web_server import serving
 
 

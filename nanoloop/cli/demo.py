@@ -23,7 +23,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import ChatMessage
 from nanoloop.providers.scripted import Line, ScriptedProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 LIMIT, KEEP = 12, 4
 CHAT = "demo"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoloop.session.entry import Entry
+from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
-from nanoloop.session.window import message_count
 from nanoloop.tokens import entry_tokens, text_tokens
 
 WIDTH = 60

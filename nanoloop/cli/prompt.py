@@ -13,9 +13,9 @@ from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
 from nanoloop.session.entry import Entry
-from nanoloop.session.note import last_exchange
+from nanoloop.session.log import message_count
+from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
-from nanoloop.session.window import message_count
 from nanoloop.settings import Settings
 
 CHANNEL = TerminalChannel.name

@@ -12,10 +12,10 @@ from nanoloop.cli.amounts import age
 from nanoloop.cli.name import find, opened
 from nanoloop.protocols import Store
 from nanoloop.session.chat import result_text
-from nanoloop.session.display import counted
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+from nanoloop.session.export import counted
+from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
-from nanoloop.session.window import message_count
 from nanoloop.settings import Settings
 
 _LINE_SHOWN = 200

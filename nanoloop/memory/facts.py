@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoloop.session.entry import Entry
-from nanoloop.session.kept import Kept
+from nanoloop.session.log import Quotes
 
 Item = dict[str, Any]
 
@@ -42,7 +42,7 @@ def merged(
     *,
     items: int = 60,
     chars: int = 3000,
-) -> Kept:
+) -> Quotes:
     """The ledger with what was found later, within its bounds; the same thing stands in it once."""
     known: dict[tuple[str, str], Item] = {}
     for item in (*before, *found):

@@ -30,8 +30,8 @@ from nanoloop.memory.schedule import Admission, Agenda, Backoff, Waiting, Why
 from nanoloop.memory.writer import PrefixOf, SummaryWriter, Written, batches
 from nanoloop.protocols import Provider, Store
 from nanoloop.session.entry import Entry
+from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
-from nanoloop.session.window import message_count
 
 Callback = Callable[[str], Awaitable[None] | None]
 

@@ -23,9 +23,8 @@ from nanoloop.errors import (
 from nanoloop.events import Announce, silent
 from nanoloop.memory.budget import Breaker, BreakerState, Budget
 from nanoloop.protocols import ChatMessage, Provider, Reply, ToolSpec, Usage
-from nanoloop.session.chat import entries_of, result_text
+from nanoloop.session.chat import entries_of, result_text, rough_tokens
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
-from nanoloop.session.size import rough_tokens
 
 PROMPT = """\
 You keep the memory of a conversation. Its oldest messages are about to leave the window, and

@@ -1,4 +1,4 @@
-"""Entries to chat messages and back.
+"""Entries to chat messages and back, and which of them belong together.
 
 A message that came in as OpenAI `tool_calls` or as `tool_use` blocks becomes one entry per thing
 said, called or returned; going back, entries that came as one message are one message again, in
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -22,7 +22,6 @@ from nanoloop.session.entry import (
     copied,
     plain_text,
 )
-from nanoloop.session.pairs import call_id_of, results_by_call
 
 REASONING = "reasoning"
 """The key of a thought's metadata, and of a message for the same vendor, that holds `vendor` and
@@ -168,7 +167,7 @@ def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class MessageSpan:
     """The entries that came as one chat message; thoughts ride with the message after them."""
 
     message: dict[str, Any] | None
@@ -181,9 +180,9 @@ def messages_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return [span.message for span in spans_of(entries) if span.message is not None]
 
 
-def spans_of(entries: Sequence[Entry]) -> list[Span]:
+def spans_of(entries: Sequence[Entry]) -> list[MessageSpan]:
     """All entries, parted by the chat message they came as."""
-    spans: list[Span] = []
+    spans: list[MessageSpan] = []
     first = 0
     message: dict[str, Any] | None = None
     for index, entry in enumerate(entries):
@@ -191,15 +190,15 @@ def spans_of(entries: Sequence[Entry]) -> list[Span]:
             continue
         if message is not None and not _joins(entry, message):
             end = _behind_last(entries, first, index)
-            spans.append(Span(message=message, entries=entries[first:end]))
+            spans.append(MessageSpan(message=message, entries=entries[first:end]))
             first, message = end, None
         message = _grown(message, entry)
     if message is not None:
         end = _behind_last(entries, first, len(entries))
-        spans.append(Span(message=message, entries=entries[first:end]))
+        spans.append(MessageSpan(message=message, entries=entries[first:end]))
         first = end
     if first < len(entries):
-        spans.append(Span(message=None, entries=entries[first:]))
+        spans.append(MessageSpan(message=None, entries=entries[first:]))
     return spans
 
 
@@ -369,3 +368,177 @@ def _add_exchange(
             call_id = call_id_of(entries[call])
             messages.append({"role": "tool", "tool_call_id": call_id, "content": said})
     return after
+
+
+def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
+    """Index of each call that has a result → index of that result.
+
+    They pair by call id, and a result answers the newest call with its id, since some servers
+    number their calls anew each turn; without ids, it answers the oldest open call of its tool.
+    """
+    open_calls: dict[int, Entry] = {}
+    pairs: dict[int, int] = {}
+    for index, entry in enumerate(entries):
+        if entry.type == TOOL_CALL:
+            open_calls[index] = entry
+        elif entry.type == TOOL_RESULT:
+            call = _call_of(entry, open_calls)
+            if call is not None:
+                del open_calls[call]
+                pairs[call] = index
+    return pairs
+
+
+def _call_of(result: Entry, open_calls: dict[int, Entry]) -> int | None:
+    if result.call_id is not None:
+        same_id = (i for i, call in open_calls.items() if call.call_id == result.call_id)
+        return max(same_id, default=None)
+    tool = result.content.get("tool")
+    same_tool = (
+        index
+        for index, call in open_calls.items()
+        if call.call_id is None and call.content.get("tool") == tool
+    )
+    return next(same_tool, None)
+
+
+def open_calls(entries: Sequence[Entry]) -> list[Entry]:
+    """The calls that nothing has answered, oldest first."""
+    pairs = results_by_call(entries)
+    return [e for i, e in enumerate(entries) if e.type == TOOL_CALL and i not in pairs]
+
+
+def orphan_results(entries: Sequence[Entry]) -> set[int]:
+    """Indexes of the results whose call is not among these entries."""
+    answered = set(results_by_call(entries).values())
+    return {i for i, e in enumerate(entries) if e.type == TOOL_RESULT and i not in answered}
+
+
+def call_id_of(call: Entry) -> str:
+    """The id a model sees: the one that was given, else one made from the entry's own."""
+    return call.call_id or f"call_{call.id[:24]}"
+
+
+class HandedMessages:
+    """Entries as the chat messages that a handler is given, and the way back."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._spans = [span for span in spans_of(entries) if span.message is not None]
+        self.messages: list[dict[str, Any]] = [copied(span.message) for span in self._spans]
+        """Copies: whatever a handler does to them changes nothing here."""
+        self._index = {id(message): index for index, message in enumerate(self.messages)}
+
+    def shown(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+        """The messages of some of the entries, the same objects where they are among those."""
+        by_first = {_span_name(span): index for index, span in enumerate(self._spans)}
+        shown = []
+        for span in spans_of(entries):
+            if span.message is not None:
+                index = by_first.get(_span_name(span))
+                same = index is not None and self._spans[index].message == span.message
+                shown.append(self.messages[index] if index is not None and same else span.message)
+        return shown
+
+    def is_same(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether these are the messages as they were handed out."""
+        return list(messages) == [span.message for span in self._spans]
+
+    def resolved(
+        self, full: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[Entry], list[Entry]]:
+        """The entries of a history and of a window on it, the same ones where they share them."""
+        groups = self.entries_for(full)
+        by_object = {id(m): group for m, group in zip(full, groups, strict=True)}
+        taken = {id(message) for message in current}
+        rest = [g for m, g in zip(full, groups, strict=True) if id(m) not in taken]
+        missing = [message for message in current if id(message) not in by_object]
+        found = iter(HandedMessages(_flat(rest)).entries_for(missing))
+        shown = [by_object.get(id(message)) or next(found) for message in current]
+        return _flat(groups), _flat(shown)
+
+    def entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[list[Entry]]:
+        """For each message the entries it stands for, or new ones where it is none of these."""
+        unused = dict(enumerate(self._spans))
+        found = [self._take_same(message, unused) for message in messages]
+        # From the newest: where two are equal and one was left out, the older one was.
+        for index in range(len(found) - 1, -1, -1):
+            if isinstance(found[index], Mapping):
+                found[index] = self._take_equal(found[index], unused)
+        return [list(span) for span in found]
+
+    def _take_same(self, message: Mapping[str, Any], unused: dict[int, MessageSpan]) -> Any:
+        """The entries of this very object, unless it was changed; else the message."""
+        index = self._index.get(id(message))
+        if index is None or index not in unused or self._spans[index].message != message:
+            return message
+        return unused.pop(index).entries
+
+    def _take_equal(
+        self, message: Mapping[str, Any], unused: dict[int, MessageSpan]
+    ) -> Sequence[Entry]:
+        for index in reversed(unused):
+            if unused[index].message == message:
+                return unused.pop(index).entries
+        return entries_of(message)
+
+
+def _flat(groups: Iterable[Sequence[Entry]]) -> list[Entry]:
+    return [entry for group in groups for entry in group]
+
+
+def _span_name(span: MessageSpan) -> int | str:
+    """What tells a span from all others: ids may be given twice, numbers not."""
+    return span.entries[0].seq or span.entries[0].id
+
+
+def char_size(message: Mapping[str, Any]) -> int:
+    """Characters of role and content, plus one between them."""
+    return len(str(message.get("role") or "")) + 1 + content_size(message.get("content"))
+
+
+def content_size(content: Any) -> int:
+    """Characters of a content: text counts as it is, anything structured as its JSON."""
+    if content is None:
+        return 0
+    if isinstance(content, str):
+        return len(content)
+    if isinstance(content, list):
+        return sum(_part_size(part) for part in content)
+    if isinstance(content, Mapping):
+        return _part_size(content)
+    return len(str(content))
+
+
+def _part_size(part: Any) -> int:
+    if isinstance(part, str):
+        return len(part)
+    if isinstance(part, Mapping):
+        text = part.get("text")
+        return len(text) if isinstance(text, str) else len(_as_json(part))
+    return len(str(part))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
+    """Characters of all of them."""
+    return sum(char_size(message) for message in messages)
+
+
+def entry_text(entry: Entry) -> str:
+    """All the text of an entry, for counting: a tool's name, arguments and result count too."""
+    if entry.type == MESSAGE:
+        return str(entry.content.get("text") or "")
+    values = (value for key, value in entry.content.items() if key != "success")
+    return "".join(value if isinstance(value, str) else _value_text(value) for value in values)
+
+
+def _value_text(value: Any) -> str:
+    return "" if value is None else _as_json(value)
+
+
+def rough_tokens(characters: int) -> int:
+    """Four characters a token, as the oldest rule of thumb has it."""
+    return characters // 4

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nanoloop.session.attachments import attachment_summaries, without_payloads
 from nanoloop.session.entry import copied
-from nanoloop.session.handler import Handler, called
 from nanoloop.session.options import Options
-from nanoloop.session.schema import Schema, fits
+from nanoloop.session.sync import Handler, called
 
 if TYPE_CHECKING:
     from nanoloop.protocols import Provider
+
 
 LAST_RESIZE = "last_resize"
 """The key of a memo that no model sees."""
@@ -50,13 +49,13 @@ def memo_request(
 
 
 def _serialised(message: Mapping[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {"role": message.get("role"), "content": _text(message)}
+    said: dict[str, Any] = {"role": message.get("role"), "content": _said_text(message)}
     if calls := message.get("tool_calls"):
         said["tool_calls"] = [_call(call) for call in calls]
     return said
 
 
-def _text(message: Mapping[str, Any]) -> Any:
+def _said_text(message: Mapping[str, Any]) -> Any:
     content = message.get("content")
     if isinstance(content, Mapping):
         content = content.get("content")
@@ -153,3 +152,125 @@ class MemoKeeper:
             return None
         request = memo_request(memo, messages, attachments, options)
         return await memo_from_model(self.provider, request, options.get("session.memo.model"))
+
+
+_REFS = ("file", "url", "path", "id", "name")
+_FACTS = ("name", "mime_type", "size", "width", "height", "duration")
+_TEXT = {"text", "input_text", "output_text", "tool_use", "tool_result"}
+REF_LIMIT = 500
+"""Characters of a reference that are shown; what is longer is a payload in disguise."""
+
+
+def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Type, reference and known facts of each part of a message that is no text."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return [
+        {"type": part["type"], "ref": _ref(part), "meta": _facts(part)}
+        for part in parts
+        if isinstance(part, Mapping) and part.get("type") and part["type"] not in _TEXT
+    ]
+
+
+def _ref(part: Mapping[str, Any]) -> Any:
+    """The first reference there is: in the part itself, else in what it wraps."""
+    wrapped = [value for value in part.values() if isinstance(value, Mapping)]
+    for holder in (part, *wrapped):
+        for name in _REFS:
+            value = holder.get(name)
+            if value and not isinstance(value, (Mapping, list)):
+                return _shown_ref(value)
+    plain = part.get(str(part["type"]))
+    return _shown_ref(plain) if isinstance(plain, str) and plain else None
+
+
+def _shown_ref(ref: Any) -> Any:
+    if not isinstance(ref, str):
+        return ref
+    if ref.startswith("data:"):
+        return ref.partition(",")[0][:REF_LIMIT]
+    return ref if len(ref) <= REF_LIMIT else ref[:REF_LIMIT] + "…"
+
+
+def _facts(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in _FACTS if part.get(name)}
+
+
+def without_payloads(content: Any) -> Any:
+    """A content with its attachments named instead of carried."""
+    if not isinstance(content, list):
+        return content
+    return "\n".join(filter(None, (_in_words(part) for part in content)))
+
+
+def _in_words(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return ""
+    if isinstance(part.get("text"), str):
+        return str(part["text"])
+    if part.get("type") == "tool_use":
+        return f"[calls {part.get('name', '')}]"
+    named: Iterable[dict[str, Any]] = attachment_summaries({"content": [part]})
+    return " ".join(f"[{about['type']}]" for about in named)
+
+
+Schema = Callable[[Any], Any] | Mapping[str, Any]
+"""A callable that says no by False or an exception, a pydantic model class, or a JSON schema."""
+
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "object": Mapping,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def fits(value: Any, schema: Schema | None) -> bool:
+    """Whether the value passes; anything passes where there is no schema."""
+    if schema is None:
+        return True
+    if isinstance(schema, Mapping):
+        return _fits_json_schema(value, schema)
+    check = getattr(schema, "model_validate", schema)
+    try:
+        return check(value) is not False
+    except (ValueError, TypeError, KeyError, AssertionError):
+        return False
+
+
+def _fits_json_schema(value: Any, schema: Mapping[str, Any]) -> bool:
+    """By type, enum, required, properties, additionalProperties and items; the rest is ignored."""
+    if not _has_type(value, schema.get("type")):
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if isinstance(value, Mapping):
+        return _fits_object(value, schema)
+    if isinstance(value, list) and isinstance(items := schema.get("items"), Mapping):
+        return all(_fits_json_schema(item, items) for item in value)
+    return True
+
+
+def _has_type(value: Any, wanted: Any) -> bool:
+    if wanted is None:
+        return True
+    names = [wanted] if isinstance(wanted, str) else wanted
+    if isinstance(value, bool):
+        return "boolean" in names
+    return any(isinstance(value, _TYPES.get(name, object)) for name in names)
+
+
+def _fits_object(value: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+    properties = schema.get("properties") or {}
+    if any(name not in value for name in schema.get("required") or ()):
+        return False
+    extra = [name for name in value if name not in properties]
+    if extra and schema.get("additionalProperties") is False:
+        return False
+    known = (name for name in value if name in properties)
+    return all(_fits_json_schema(value[name], properties[name]) for name in known)

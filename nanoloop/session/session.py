@@ -1,35 +1,155 @@
 """One conversation: its log and window, its digests, its state. Pure data, no I/O.
 
-It is built in layers, each a file: `Record` (who, how long, state), `Conversation` (log, window,
-summary), `Owed` (what waits for its turn or has not arrived), `History` (the whole of it),
-`Resizing` (memo, settings, policy), `Portable` (export and import), `Pinned` (kept in view),
-`Erasing` (for good), and on top `Session`.
+It is built in layers: `Record` (who, how long, state), `Conversation` (log, window, summary),
+`QueuedConversation` (what waits for its turn or has not arrived), `ChangeableHistory` (the whole
+of it), `Resizing` (memo, settings, policy), `Portable` (export and import), `Pinned` (kept in
+view), `Erasing` (for good), and on top `Session`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any, Unpack
 
-from nanoloop.session.arrived import Arrived
-from nanoloop.session.changes import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Changes
-from nanoloop.session.codec import parsed
-from nanoloop.session.display import conversation, counted, displayed
-from nanoloop.session.entry import Entry, copied, utc_now
-from nanoloop.session.erasing import Erasing
-from nanoloop.session.kept import placed
-from nanoloop.session.log import Digest, Log
-from nanoloop.session.markdown import as_markdown
-from nanoloop.session.record import Identity
-from nanoloop.session.rendering import Rendered, rendered
-from nanoloop.session.resizing import Handlers
+from nanoloop.errors import NotPossible
+from nanoloop.session.conversation import title_of
+from nanoloop.session.entry import ERASED, Entry, copied, utc_now
+from nanoloop.session.export import (
+    ImportedHistory,
+    Portable,
+    Rendered,
+    as_markdown,
+    conversation_text,
+    counted,
+    displayed,
+    parsed,
+    rendered,
+)
+from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Identity
+from nanoloop.session.log import Digest, Log, Quotes, quotes_by_place, quotes_in, quotes_moved
+from nanoloop.session.queue import MESSAGE_ID
+from nanoloop.session.resize import Handlers
 
-__all__ = ["ABOUT", "MEMO", "SETTINGS", "STATE", "SUMMARY", "Changes", "Session"]
+PINS = "pins"
+MOST_PINS = 10
+"""Messages that can be pinned at a time."""
+PIN_CHARS = 1000
+"""Characters of a pinned message that stay in view."""
+_WHO_CHARS = 40
 
 
-class Given(Identity, Handlers, total=False):
+class Pinned(Portable):
+    """A session with copies of some messages beside its summary, each with its number."""
+
+    _pins: Quotes = ()
+
+    @property
+    def pins(self) -> Quotes:
+        """What is pinned, in the order of the log; not to be changed."""
+        return tuple(pin for pin in self._pins if not self._log.is_hidden(pin["seq"]))
+
+    def pin(self, entry: Entry) -> None:
+        """Keep this message of the log in view; raises `NotPossible` where that can't be."""
+        text = str(entry.content.get("text") or "").strip()
+        if entry.role is None or not text:
+            raise NotPossible(f"#{entry.seq} says nothing that could be pinned")
+        with self._lock:
+            others = [pin for pin in self.pins if pin["seq"] != entry.seq]
+            if len(others) >= MOST_PINS:
+                raise NotPossible(f"{MOST_PINS} messages are pinned already: /unpin one first")
+            pin = {"seq": entry.seq, "text": _bounded(text), "who": _speaker(entry)}
+            self._pins = tuple(sorted([*others, pin], key=lambda each: int(each["seq"])))
+            self._touch(SUMMARY)
+
+    def unpin(self, seq: int | None = None) -> int:
+        """Keep it in view no longer, or none of them; returns how many those were."""
+        with self._lock:
+            left = tuple(pin for pin in self.pins if seq is not None and pin["seq"] != seq)
+            count = len(self.pins) - len(left)
+            if count:
+                self._pins = left
+                self._touch(SUMMARY)
+            return count
+
+    def clear(self) -> None:
+        """Empty the history and everything drawn from it; the state stays."""
+        with self._lock:
+            super().clear()
+            self._pins = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The complete state, without any secret of the settings."""
+        with self._lock:
+            data = super().to_dict()
+            pins = quotes_by_place(self.pins, self._whole())
+            return {**data, PINS: list(pins)} if pins else data
+
+    def _load_history(self, history: ImportedHistory) -> None:
+        super()._load_history(history)
+        self._pins = ()  # their numbers were the old history's
+
+    def _load_digests(self, data: Mapping[str, Any], memo_cursor: int | None) -> None:
+        super()._load_digests(data, memo_cursor)
+        if data.get(PINS) is not None:
+            self._pins = quotes_moved(quotes_in(data[PINS]), self._log.start - 1)
+
+    def _section(self, name: str) -> Any:
+        value = super()._section(name)
+        return {**value, PINS: copied(self._pins)} if name == SUMMARY and self._pins else value
+
+    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
+        super()._restore(head, sections)
+        self._pins = quotes_in((sections.get(SUMMARY) or {}).get(PINS))
+
+
+def _bounded(text: str) -> str:
+    left_out = len(text) - PIN_CHARS
+    return text if left_out <= 0 else f"{text[:PIN_CHARS]} […{left_out} characters left out]"
+
+
+def _speaker(entry: Entry) -> str:
+    told = entry.metadata.get("sender") if entry.metadata.get("group") else None
+    return " ".join(str(told or entry.role).split())[:_WHO_CHARS]
+
+
+class Erasing(Pinned):
+    """A session whose entries can be erased; a store's `erase` does it, so that it lasts."""
+
+    def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
+        """Leave nothing of these entries, and begin a new epoch: a summary being written is late.
+
+        Where the summary tells of one, it goes, with the ledger, and the whole history waits to
+        be summarised anew. `stored` are the entries as the store has them. Once more does no harm.
+        """
+        with self._lock:
+            gone = frozenset(seqs)
+            said = {entry.seq: entry for entry in (*stored, *self._log.erase(gone))}
+            self._ledger.erase(gone)
+            for entry in said.values():
+                self._forget_trace(entry)
+            self._erase_digests(gone - {seq for seq, e in said.items() if e.type == ERASED})
+            self._awaiting = 0 if self._awaiting in gone else self._awaiting
+            self._epoch += 1
+            self._touch(ABOUT, SUMMARY, MEMO)
+
+    def _forget_trace(self, entry: Entry) -> None:
+        if entry.role == "user":
+            self._seen.remove(entry.metadata.get(MESSAGE_ID))
+            self._title = "" if self._title == title_of(entry) else self._title
+
+    def _erase_digests(self, gone: Collection[int]) -> None:
+        self._pins = tuple(pin for pin in self._pins if pin["seq"] not in gone)
+        first = min(gone, default=self._log.last + 1)
+        if first <= self._summary.seq:
+            self._summary = Digest(value="", seq=self._log.start - 1)
+            self._kept = ()
+        if first <= self._memo.seq:
+            self._memo = Digest(value={}, seq=self._memo.seq)
+
+
+class SessionArguments(Identity, Handlers, total=False):
     """What a session may be created with."""
 
 
@@ -55,8 +175,8 @@ class Session(Erasing):
 
     load = _Load()
 
-    def __init__(self, **given: Unpack[Given]) -> None:
-        if unknown := given.keys() - Given.__annotations__.keys():
+    def __init__(self, **given: Unpack[SessionArguments]) -> None:
+        if unknown := given.keys() - SessionArguments.__annotations__.keys():
             raise TypeError(f"a session takes no {', '.join(sorted(unknown))}")
         names = Identity.__annotations__
         identity: Identity = {k: v for k, v in given.items() if k in names}  # type: ignore[assignment]
@@ -75,7 +195,7 @@ class Session(Erasing):
 
     def conversation_text(self) -> str:
         """`[role] content` of each message of the window, a blank line between them."""
-        return conversation(self.window)
+        return conversation_text(self.window)
 
     def to_markdown(self) -> str:
         """The whole history for people to read."""
@@ -106,11 +226,11 @@ class Session(Erasing):
             if self._summary.seq <= last:
                 covered = sum(entry.seq <= self._summary.seq for entry in entries)
                 fork._summary = Digest(value=self.summary, seq=covered)
-                fork._kept = placed(self._kept, entries)
+                fork._kept = quotes_by_place(self._kept, entries)
             if self._memo.seq <= last:
                 covered = sum(entry.seq <= self._memo.seq for entry in entries)
                 fork._memo = Digest(value=copied(self._memo.value), seq=covered)
-            fork._pins = placed((pin for pin in self.pins if pin["seq"] <= last), entries)
+            fork._pins = quotes_by_place((pin for pin in self.pins if pin["seq"] <= last), entries)
             fork._touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
             return fork
 
@@ -124,12 +244,12 @@ class Session(Erasing):
                 return entry.seq
         raise ValueError(f"session {self._id!r} has no entry {upto!r}")
 
-    def _shown_upto(self, entries: list[Entry]) -> Arrived:
+    def _shown_upto(self, entries: list[Entry]) -> ImportedHistory:
         shown = {entry.seq for entry in self._log.window}
         window = [entry for entry in entries if entry.seq in shown]
-        return Arrived(entries=entries, window=window or entries)
+        return ImportedHistory(entries=entries, window=window or entries)
 
-    def _inherited(self) -> Given:
+    def _inherited(self) -> SessionArguments:
         return {
             "agent": self._agent,
             "metadata": {**self._metadata, "forked_from": self._id},

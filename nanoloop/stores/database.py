@@ -9,9 +9,9 @@ from secrets import token_urlsafe
 from typing import Any, Protocol
 
 from nanoloop.errors import SessionDamaged
-from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, from_rfc3339
-from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.session.head import ABOUT, Changes
+from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.snapshot import (
     Decode,
     encoded,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, copied, utc_now
+from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import Commit, StoredSession, newest_seen
 from nanoloop.stores.store import DatabaseStore
 

@@ -60,7 +60,7 @@ def _memory(_how: Opening, _url: str) -> Store:
 
 
 def _jsonl(how: Opening, url: str) -> Store:
-    from nanoloop.stores.jsonl import JsonlStore  # noqa: PLC0415 - as above
+    from nanoloop.stores.jsonl.store import JsonlStore  # noqa: PLC0415 - as above
 
     return JsonlStore(
         how.at(url),

@@ -19,9 +19,9 @@ from anyio.to_thread import run_sync
 from nanoloop.errors import SessionDamaged
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
-from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.session.head import ABOUT
+from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.database import Commit, StoredSession, text_of
 from nanoloop.stores.postgres_connections import Connections, schema_name
 from nanoloop.stores.postgres_schema import migrate, prepare

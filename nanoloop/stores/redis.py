@@ -21,9 +21,9 @@ import anyio
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, utc_now
-from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.session.head import ABOUT
+from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.database import Commit, StoredSession, micros, text_of
 from nanoloop.stores.redis_server import (
     BETWEEN,

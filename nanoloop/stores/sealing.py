@@ -13,8 +13,8 @@ from typing import Any
 
 from nanoloop.errors import StoreError
 from nanoloop.protocols import Seal
-from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry
+from nanoloop.session.head import ABOUT, Changes
 from nanoloop.stores.snapshot import StoredSnapshot, decoding
 
 SEALED = "_sealed"

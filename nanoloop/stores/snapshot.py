@@ -12,10 +12,10 @@ from typing import Any
 
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
-from nanoloop.session.changes import ABOUT, HEARD, WAITING, Changes
 from nanoloop.session.conversation import spent_in
 from nanoloop.session.entry import Entry, copied, from_rfc3339
-from nanoloop.session.seen import MESSAGE_ID
+from nanoloop.session.head import ABOUT, HEARD, WAITING, Changes
+from nanoloop.session.queue import MESSAGE_ID
 from nanoloop.session.session import Session
 
 

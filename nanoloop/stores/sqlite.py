@@ -22,9 +22,9 @@ from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import Announce, silent
 from nanoloop.files import ProcessLock, refusal
 from nanoloop.protocols import Seal
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
-from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.session.head import ABOUT
+from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.database import Commit, StoredSession, micros, text_of
 from nanoloop.stores.snapshot import decoding, encoded, entries_of, head_of, sections_of
 from nanoloop.stores.sqlite_file import (

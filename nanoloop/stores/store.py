@@ -25,8 +25,8 @@ from nanoloop.errors import (
 )
 from nanoloop.events import Announce, SessionsCounted, SessionUnreadable, silent
 from nanoloop.protocols import Seal, SessionInfo
-from nanoloop.session.changes import ABOUT, Changes
 from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.head import ABOUT, Changes
 from nanoloop.session.session import Session
 from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
 from nanoloop.stores.sealing import Sealing

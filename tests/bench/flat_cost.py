@@ -19,7 +19,7 @@ import anyio
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from tests.bench.bytes_moved import moved
 from tests.bench.living import ANSWERED, SAID, running, with_history
 from tests.bench.report import Report

@@ -22,7 +22,7 @@ from nanoloop import AgentLoop, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from tests.bench.living import ANSWERED, SAID, running, with_history
 from tests.bench.report import Report
 from tests.bench.samples import Samples, ms

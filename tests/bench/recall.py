@@ -25,7 +25,7 @@ from nanoloop.memory.recall import Recall
 from nanoloop.memory.terms import pairs_of
 from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from tests.bench.chats import Chat, chinese, english
 from tests.bench.report import Report
 

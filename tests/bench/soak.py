@@ -28,7 +28,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.protocols import Store
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from tests.bench.living import ANSWERED, SAID
 from tests.bench.report import Report, say

@@ -18,7 +18,7 @@ import anyio
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from tests.bench.report import Report
 from tests.bench.samples import Samples, ms

@@ -23,7 +23,7 @@ import openai
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.providers.openai import OpenAIProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from tests.bench.living import ANSWERED, SAID, running, server
 from tests.bench.report import Report
 from tests.bench.samples import CELLS, Samples

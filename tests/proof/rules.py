@@ -1,7 +1,7 @@
 """What must hold after every step; the numbers are those of the design's section 2."""
 
 from nanoloop.errors import SessionNotFound
-from nanoloop.session.window import message_count
+from nanoloop.session.log import message_count
 from nanoloop.testing import coverage
 from tests.proof.marks import marks_in, marks_of
 from tests.proof.models import number_of

@@ -10,7 +10,7 @@ from nanoloop.errors import SessionNotFound, StoreConflict
 from nanoloop.events import WindowTrimmed
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 
 
 @pytest.fixture(params=["memory", "files"])

@@ -17,8 +17,8 @@ from nanoloop.bus import InProcessBus
 from nanoloop.errors import SessionNotFound
 from nanoloop.messages import Delivery
 from nanoloop.providers.openai import OpenAIProvider
-from nanoloop.session.changes import SUMMARY
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.session.head import SUMMARY
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.snapshot import encoded
 from nanoloop.stores.sqlite_file import SqliteConnector

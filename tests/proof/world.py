@@ -19,7 +19,7 @@ from nanoloop.events import (
     WindowTrimmed,
 )
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.testing import FaultyStore
 from tests.proof.models import Digester, Talker, fail, look
 

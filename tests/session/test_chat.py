@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.session.chat import decoded, messages_of, model_messages, spans_of
+from nanoloop.session.chat import decoded, messages_of, model_messages, orphan_results, spans_of
 from nanoloop.session.entry import Entry
-from nanoloop.session.pairs import orphan_results
 from nanoloop.session.session import Session
 
 TEXT = st.text(max_size=12)

@@ -6,8 +6,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from nanoloop.session.mutex import Mutex
 from nanoloop.session.session import Session
+from nanoloop.session.sync import Mutex
 
 
 def texts(messages):

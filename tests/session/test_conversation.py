@@ -1,5 +1,5 @@
 from nanoloop.session.entry import Entry
-from nanoloop.session.seen import SEEN_LIMIT
+from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.session.session import Session
 
 

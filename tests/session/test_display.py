@@ -1,4 +1,4 @@
-from nanoloop.session.display import shortened
+from nanoloop.session.export import shortened
 from nanoloop.session.session import Session
 
 

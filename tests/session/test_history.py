@@ -4,7 +4,7 @@ from datetime import datetime, timezone
 import pytest
 
 from nanoloop.errors import HistoryNotLoaded
-from nanoloop.session.archive import Archive
+from nanoloop.session.conversation import Archive
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 

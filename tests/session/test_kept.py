@@ -1,4 +1,4 @@
-from nanoloop.session.kept import kept_in
+from nanoloop.session.log import quotes_in
 from nanoloop.session.session import Session
 
 ITEM = {"kind": "date", "text": "2026-05-01", "who": "user", "seq": 2, "count": 1}
@@ -73,5 +73,5 @@ def test_an_import_without_a_ledger_leaves_none_of_the_old_one():
 
 
 def test_what_is_no_item_is_left_out():
-    assert kept_in(["x", {"text": "y"}, {"seq": "1", "text": "y"}, ITEM]) == (ITEM,)
-    assert kept_in(None) == kept_in("text") == ()
+    assert quotes_in(["x", {"text": "y"}, {"seq": "1", "text": "y"}, ITEM]) == (ITEM,)
+    assert quotes_in(None) == quotes_in("text") == ()

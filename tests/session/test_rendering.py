@@ -1,7 +1,7 @@
 import json
 
 from nanoloop.session.entry import Entry
-from nanoloop.session.rendering import rendered
+from nanoloop.session.export import rendered
 from nanoloop.session.session import Session
 
 

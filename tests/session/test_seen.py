@@ -5,7 +5,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.session.seen import SEEN_LIMIT, Seen
+from nanoloop.session.queue import SEEN_LIMIT, MessageIds
 
 IDS = st.one_of(
     st.text(max_size=4), st.sampled_from(["a", "b", "a\nb", '"', "\\n", "\x00", "\ud800"])
@@ -14,7 +14,7 @@ IDS = st.one_of(
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(IDS, max_size=3)), max_size=30))
 def test_it_is_a_list_of_the_newest_each_once(steps):
-    seen, known = Seen(), []
+    seen, known = MessageIds(), []
     for comes, names in steps:
         known = [name for name in known if name not in names]
         if comes:
@@ -29,7 +29,7 @@ def test_it_is_a_list_of_the_newest_each_once(steps):
 
 
 def test_it_is_bounded_and_small():
-    seen = Seen()
+    seen = MessageIds()
     for number in range(10 * SEEN_LIMIT):
         seen.add(f"{number:032x}")
     assert list(seen) == [f"{n:032x}" for n in range(9 * SEEN_LIMIT, 10 * SEEN_LIMIT)]

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanoloop.session.chat import char_size, entry_text, rough_tokens, total_chars
 from nanoloop.session.entry import Entry
-from nanoloop.session.size import char_size, entry_text, rough_tokens, total_chars
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.session.chat import entries_of, messages_of
+from nanoloop.session.chat import (
+    entries_of,
+    messages_of,
+    orphan_results,
+    results_by_call,
+    total_chars,
+)
 from nanoloop.session.entry import Entry
-from nanoloop.session.pairs import orphan_results, results_by_call
-from nanoloop.session.size import total_chars
-from nanoloop.session.window import cut, message_count
+from nanoloop.session.log import cut, message_count
 
 
 @st.composite

@@ -14,8 +14,8 @@ from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal
 from nanoloop.events import WindowTrimmed
 from nanoloop.session.entry import Entry
+from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
-from nanoloop.session.window import message_count
 from nanoloop.tokens import entry_tokens, text_tokens
 
 

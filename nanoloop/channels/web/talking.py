@@ -20,7 +20,7 @@ from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal, try_later
 from nanoloop.commands import BUSY
 from nanoloop.messages import Attachment, Inbound
-from nanoloop.session.note import last_exchange
+from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
 
 CHANNEL = "web"

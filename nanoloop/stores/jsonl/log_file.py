@@ -12,7 +12,7 @@ from typing import Any
 from nanoloop.errors import StoreError
 from nanoloop.events import Event, LineSetAside, LogRepaired
 from nanoloop.files import replace_file, write_all
-from nanoloop.session.changes import ABOUT, SUMMARY
+from nanoloop.session.head import ABOUT, SUMMARY
 from nanoloop.stores.database import Commit, text_of
 from nanoloop.stores.jsonl.lines import (
     ENTRY,

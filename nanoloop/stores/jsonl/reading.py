@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from nanoloop.session.changes import ABOUT, WAITING
 from nanoloop.session.entry import Entry, rfc3339
+from nanoloop.session.head import ABOUT, WAITING
 from nanoloop.stores.database import StoredSession
 from nanoloop.stores.jsonl.lines import (
     ENTRY,

@@ -24,8 +24,8 @@ from nanoloop.files import (
     replace_file,
 )
 from nanoloop.protocols import Seal
-from nanoloop.session.changes import ABOUT
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
+from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import Commit, StoredSession, micros
 from nanoloop.stores.jsonl.journal import AsyncJournal, Journal, OpenFiles
 from nanoloop.stores.jsonl.reading import glance

@@ -12,7 +12,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import garbage
 from nanoloop.protocols import Store
 from nanoloop.providers.openai import OpenAIProvider
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from tests.bench.living import running, with_history
 from tests.bench.peers.said import MODEL, PROMPT

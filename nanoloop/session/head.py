@@ -1,15 +1,16 @@
-"""What a session is besides its words: who it is, how long it lives, its state, what is unsaved."""
+"""Who a session is, how long it lives, its state, and what of it is not durable yet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf
 from threading import RLock
 from typing import Any, TypedDict
 
-from nanoloop.session.changes import ABOUT, STATE, Changes, Ledger
-from nanoloop.session.entry import copied, from_rfc3339, rfc3339, utc_now
+from nanoloop.session.entry import Entry, copied, from_rfc3339, rfc3339, utc_now
 from nanoloop.session.ids import checked_id, new_id
 
 
@@ -44,7 +45,7 @@ class Record:
         self._id = checked_id(id) if id is not None else new_id()
         self._lock = RLock()
         self._clock = clock
-        self._ledger = Ledger()
+        self._ledger = ChangeTracker()
         self._state: dict[str, Any] = {}
         self._key = key
         self._agent = agent
@@ -229,3 +230,85 @@ def _seconds(ttl: float | timedelta | None) -> float | None:
     """A life span in seconds; None where it has no end, as with zero or less."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None
+
+
+ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
+WAITING, HEARD = "waiting", "heard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a store has to make durable in one piece."""
+
+    revision: int
+    """The revision these changes are based on; the commit makes it one more."""
+    entries: tuple[Entry, ...]
+    head: Mapping[str, Any]
+    """Small, written with every commit."""
+    sections: Mapping[str, Any]
+    """Larger parts, only those that changed."""
+    tick: int
+    """The moment of the session's own clock at which they were taken."""
+
+
+class ChangeTracker:
+    """Counts every change, and knows which of them are durable."""
+
+    def __init__(self) -> None:
+        self.tick = 1
+        self.revision = 0
+        """Commits so far."""
+        self.saved_seq = 0
+        """Entries up to here are durable."""
+        self._saved_tick = 0
+        self._changed_at: dict[str, int] = {ABOUT: 1}
+        self._fresh: deque[Entry] = deque()
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether everything is durable."""
+        return self.tick == self._saved_tick
+
+    @property
+    def fresh(self) -> tuple[Entry, ...]:
+        """The entries that are not durable, whatever view they are in."""
+        return tuple(self._fresh)
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The sections that are not durable."""
+        return tuple(self._changed_at)
+
+    def touch(self, sections: Iterable[str] = ()) -> None:
+        """Note a change of the head, and of these sections."""
+        self.tick += 1
+        for section in sections:
+            self._changed_at[section] = self.tick
+
+    def add(self, entry: Entry) -> None:
+        """Note a new entry."""
+        self._fresh.append(entry)
+
+    def erase(self, seqs: Collection[int]) -> None:
+        """Leave nothing of these new entries but their place."""
+        self._fresh = deque(e.erased() if e.seq in seqs else e for e in self._fresh)
+
+    def committed(self, changes: Changes) -> None:
+        """Note that these changes are durable; what came since is not."""
+        self.revision = changes.revision + 1
+        if changes.entries:
+            self.saved_seq = changes.entries[-1].seq
+        while self._fresh and self._fresh[0].seq <= self.saved_seq:
+            self._fresh.popleft()
+        self._changed_at = {
+            name: tick for name, tick in self._changed_at.items() if tick > changes.tick
+        }
+        self._saved_tick = changes.tick
+
+    def restored(self, *, revision: int, saved_seq: int) -> None:
+        """Begin where a store left off, with nothing to save."""
+        self.revision = revision
+        self.saved_seq = saved_seq
+        self._changed_at = {}
+        self._fresh.clear()
+        self._saved_tick = self.tick

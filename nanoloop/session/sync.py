@@ -1,14 +1,72 @@
-"""A lock for awaiting code: one for all event loops and threads, first come, first served."""
+"""Sync code and awaiting code: each calls the other, and both wait for one lock."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import threading
 from collections import deque
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+
+Handler = Callable[..., Any]
+"""Sync or async; what is promised about its arguments stands where it is set."""
+
+
+async def called(handler: Handler, *arguments: Any) -> Any:
+    """What the handler returns, waited for where that is needed."""
+    if _is_async(handler):
+        return await handler(*arguments)
+    # In a thread, so that a slow handler holds up no other session.
+    result = await anyio.to_thread.run_sync(partial(handler, *arguments))
+    return await result if inspect.isawaitable(result) else result
+
+
+def _is_async(handler: Handler) -> bool:
+    plain = handler.func if isinstance(handler, partial) else handler
+    call = getattr(plain, "__call__", None)  # noqa: B004 - an object may have an async one
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(call)
+
+
+def fitting(handler: Handler, *arguments: Any) -> tuple[Any, ...]:
+    """As many of the arguments, from the first, as the handler takes."""
+    try:
+        parameters = inspect.signature(handler).parameters.values()
+    except (TypeError, ValueError):  # some built-ins don't say
+        return arguments
+    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
+        return arguments
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return arguments[: sum(p.kind in positional for p in parameters)]
+
+
+T = TypeVar("T")
+
+
+def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What the function comes to; where an event loop runs, in a thread with a loop of its own."""
+    if not _is_in_loop():
+        return asyncio.run(function())
+    # Not `anyio.run`: in a copied context it takes the caller's loop for one of this thread.
+    context = copy_context()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: context.run(asyncio.run, function())).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
 
 _HELD: ContextVar[tuple[int, ...]] = ContextVar("_HELD", default=())
 """The locks that this task, or the task that called this thread, is inside."""

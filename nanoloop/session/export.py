@@ -1,0 +1,522 @@
+"""A session taken along: exported whole, imported whole or in part, and shown to people."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from nanoloop.session.chat import (
+    HandedMessages,
+    begins_apart,
+    entries_of,
+    messages_of,
+    result_text,
+    spans_of,
+)
+from nanoloop.session.entry import (
+    MESSAGE,
+    THINKING,
+    TOOL_CALL,
+    TOOL_RESULT,
+    Entry,
+    copied,
+    from_rfc3339,
+    rfc3339,
+)
+from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY
+from nanoloop.session.ids import checked_id
+from nanoloop.session.log import Digest, quotes_by_place, quotes_in, quotes_moved
+from nanoloop.session.options import Options
+from nanoloop.session.resize import Resizing
+
+FULL, CURRENT = "full_chat_history", "current_chat_history"
+_POSITIONS = (CURRENT, "memo_cursor", "summary_cursor")
+"""What means a place in the whole history."""
+
+
+class Portable(Resizing):
+    """A session that can be written down and read again."""
+
+    # Export
+
+    def to_dict(self) -> dict[str, Any]:
+        """The complete state, without any secret of the settings."""
+        with self._lock:
+            entries = self._whole()
+            beside = {"ledger": list(quotes_by_place(self._kept, entries))} if self._kept else {}
+            return {
+                **self._about(),
+                "updated_at": rfc3339(self._updated_at),
+                "expires_at": rfc3339(self._expires_at) if self._expires_at else None,
+                "memo": copied(self._memo.value),
+                "summary": self.summary,
+                **beside,
+                FULL: self.full_chat_history,
+                CURRENT: self.current_chat_history,
+                "settings": self._options.exported(),
+                "state": copied(self._state),
+                "turns": self._turns,
+                "last_resize_turn": self.last_resize_turn,
+                "last_resize": self.last_resize,
+                "memo_cursor": self.memo_cursor,
+                "summary_cursor": sum(entry.seq <= self._summary.seq for entry in entries),
+                "entries": [entry.to_dict() for entry in entries],
+                "window": positions(self._log.window, entries),
+            }
+
+    def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
+        """The complete state as JSON or YAML text."""
+        return dumped(self.to_dict(), format)
+
+    def dump_json(self) -> str:
+        """The complete state as JSON text."""
+        return self.dump("json")
+
+    def dump_yaml(self) -> str:
+        """The complete state as YAML text."""
+        return self.dump("yaml")
+
+    # Import
+
+    def load_json(self, text: str, key_path: str | None = None) -> Self:
+        """As `load`, from JSON."""
+        return self.load_dict(parsed(text, "json", key_path))
+
+    def load_yaml(self, text: str, key_path: str | None = None) -> Self:
+        """As `load`, from YAML."""
+        return self.load_dict(parsed(text, "yaml", key_path))
+
+    def load_dict(self, data: Mapping[str, Any]) -> Self:
+        """Take in what `to_dict` gave, or a part of it; what is absent stays as it is.
+
+        Raises TypeError or ValueError for what is none; nothing has changed then. A session that
+        a store knows keeps its id.
+        """
+        data = checked_data(parsed(data))
+        history = imported_history(data)
+        with self._lock:
+            if history is None and any(data.get(name) is not None for name in _POSITIONS):
+                self._whole()
+            if data.get("id") is not None and not self.revision:
+                self._id = data["id"]
+            self._load_about(data)
+            memo_cursor = self._cursor(data, history)
+            if history is not None:
+                self._load_history(history)
+            elif data.get(CURRENT) is not None:
+                self._show_messages(data[CURRENT])
+            self._load_digests(data, memo_cursor)
+            self._load_counts(data, history)
+            self._touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
+            if data.get("updated_at"):
+                self._updated_at = from_rfc3339(data["updated_at"])
+        return self
+
+    def _load_about(self, data: Mapping[str, Any]) -> None:
+        names = ("key", "agent", "title", "metadata", "max_history", "ttl", "sliding", "created_at")
+        given = {name: data[name] for name in names if name in data}
+        self._restore_about({**self._about(), **given})
+        if "expires_at" in data:
+            expires_at = data["expires_at"]
+            self._expires_at = from_rfc3339(expires_at) if expires_at else None
+        if isinstance(data.get("state"), Mapping):
+            self._state = copied(data["state"])
+        if isinstance(data.get("settings"), Mapping):
+            self._options.replace(Options(data["settings"]).explicit())
+
+    def _cursor(self, data: Mapping[str, Any], history: ImportedHistory | None) -> int | None:
+        if data.get("memo_cursor") is not None:
+            return int(data["memo_cursor"])
+        return None if history is None or not self._log.is_whole else self.memo_cursor
+
+    def _load_history(self, history: ImportedHistory) -> None:
+        self.reset_history()
+        new = {id(entry): self._log.append(entry) for entry in history.entries}
+        for entry in new.values():
+            self._ledger.add(entry)
+            self._count(entry)
+        self._log.show(new.get(id(entry), entry) for entry in history.window)
+
+    def _load_digests(self, data: Mapping[str, Any], memo_cursor: int | None) -> None:
+        memo = copied(data["memo"]) if "memo" in data else self._memo.value
+        seq = self._memo.seq if memo_cursor is None else self._seq_behind(memo_cursor)
+        self._memo = Digest(value=memo, seq=seq)
+        covered = self._summary.seq
+        if data.get("summary_cursor") is not None:
+            entries = self._whole()[: int(data["summary_cursor"])]
+            covered = entries[-1].seq if entries else self._log.start - 1
+        summary = self.summary if data.get("summary") is None else str(data["summary"])
+        self._summary = Digest(value=summary, seq=covered)
+        if data.get("summary") is not None:
+            self._kept = quotes_moved(quotes_in(data.get("ledger")), self._log.start - 1)
+
+    def _load_counts(self, data: Mapping[str, Any], history: ImportedHistory | None) -> None:
+        if data.get("turns") is not None:
+            self._turns = int(data["turns"])
+        last = data.get("last_resize") or {}
+        if data.get("last_resize_turn") is not None or last:
+            turn = int(data.get("last_resize_turn") or last.get("turn") or 0)
+            seq = self.memo_seq if history is not None else self._resized_seq
+            resized = {"type": None, "reason": None, **last, "turn": turn, "seq": seq}
+            self._last_resize = resized if turn or last else {}
+
+    def _seq_behind(self, messages: int) -> int:
+        """The number of the last entry of so many messages of the history."""
+        spans = [s for s in spans_of(self._whole()) if s.message is not None][:messages]
+        return spans[-1].entries[-1].seq if spans else self._log.start - 1
+
+
+_COUNTS = ("turns", "last_resize_turn", "memo_cursor", "summary_cursor", "max_history")
+_TIMES = ("created_at", "updated_at", "expires_at")
+_MAPPINGS = ("settings", "state", "metadata", "last_resize")
+_INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
+"""The seed's own names for the counts."""
+
+
+def checked_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with counts as numbers; raises TypeError or ValueError where anything is amiss."""
+    data = {(name[1:] if name in _INNER else name): value for name, value in data.items()}
+    if data.get("id") is not None:
+        checked_id(data["id"])
+    for name in _COUNTS:
+        if data.get(name) is not None:
+            data[name] = int(data[name])
+    for name in _TIMES:
+        from_rfc3339(data.get(name))
+    for name in _MAPPINGS:
+        if data.get(name) is not None and not isinstance(data[name], Mapping):
+            raise TypeError(f"{name} is an object with keys, not {type(data[name]).__name__}")
+    return data
+
+
+def positions(window: Sequence[Entry], entries: Sequence[Entry]) -> list[int | dict[str, Any]]:
+    """The window as places in the history; an entry that is in none stands there itself."""
+    places = {entry.seq: index for index, entry in enumerate(entries)}
+    return [places[e.seq] if e.seq in places else e.to_dict() for e in window]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedHistory:
+    """A history that an import brings; read before anything is changed."""
+
+    entries: Sequence[Entry]
+    window: Sequence[Entry]
+
+
+def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
+    """The history in the data, None where it brings none; raises TypeError or ValueError.
+
+    `entries` say more than `full_chat_history`; where someone changed that, it is what counts.
+    """
+    if data.get("entries") is None and data.get(FULL) is None:
+        return None
+    entries = [Entry.from_dict(item) for item in _list_in(data, "entries")]
+    full = _messages_in(data, FULL)
+    if full is not None and (data.get("entries") is None or messages_of(entries) != full):
+        entries = _entries_of_all(full)
+        return ImportedHistory(entries=entries, window=_window(data, entries, None))
+    return ImportedHistory(entries=entries, window=_window(data, entries, data.get("window")))
+
+
+def _window(data: Mapping[str, Any], entries: Sequence[Entry], places: Any) -> Sequence[Entry]:
+    current = _messages_in(data, CURRENT)
+    if isinstance(places, list):
+        shown = [_at(place, entries) for place in places]
+        if current is None or messages_of(shown) == current:
+            return shown
+    if current is None:
+        return entries
+    groups = HandedMessages(entries).entries_for(current)
+    return [entry for group in groups for entry in group]
+
+
+def _at(place: Any, entries: Sequence[Entry]) -> Entry:
+    if isinstance(place, Mapping):
+        return Entry.from_dict(place)
+    if not isinstance(place, int) or not 0 <= place < len(entries):
+        raise ValueError(f"{place!r} is no place in a history of {len(entries)} entries")
+    return entries[place]
+
+
+def _entries_of_all(messages: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    entries: list[Entry] = []
+    for message in messages:
+        entries += begins_apart(entries_of(message), entries[-1] if entries else None)
+    return entries
+
+
+def _list_in(data: Mapping[str, Any], name: str) -> list[Any]:
+    value = data.get(name)
+    if value is not None and not isinstance(value, (list, tuple)):
+        raise TypeError(f"{name} is a list, not {type(value).__name__}")
+    return list(value or ())
+
+
+def _messages_in(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]] | None:
+    if data.get(name) is None:
+        return None
+    messages = _list_in(data, name)
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise TypeError(f"{name} has messages, not {type(message).__name__}")
+    return messages
+
+
+Format = Literal["json", "yaml"]
+_ODD = re.compile("[\x80-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
+"""Characters that YAML takes for line ends or refuses, unless they are escaped."""
+
+
+def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the seed's name
+    """The data as text in this format; values that JSON doesn't know become text."""
+    text = json.dumps(data, ensure_ascii=False, default=str, indent=2)
+    if _checked_format(format) == "json":
+        return text
+    import yaml  # noqa: PLC0415 - only who asks for YAML pays for it
+
+    is_plain = not _ODD.search(text)
+    return str(yaml.safe_dump(json.loads(text), allow_unicode=is_plain, sort_keys=False, width=100))
+
+
+def parsed(
+    text: str | bytes | Mapping[str, Any],
+    format: str | None = None,  # noqa: A002 - the seed's name
+    key_path: str | None = None,
+) -> Mapping[str, Any]:
+    """The mapping in a text, or at a dotted path in it.
+
+    Raises ValueError with the place for a broken text, TypeError for anything but a mapping.
+    """
+    value = text if isinstance(text, Mapping) else _value_in(text, format)
+    for name in key_path.split(".") if key_path else ():
+        if not isinstance(value, Mapping):
+            raise TypeError(f"nothing can be under {name!r} of {key_path!r}: {_kind(value)}")
+        if name not in value:
+            raise ValueError(f"there is no {name!r} on the way of {key_path!r}")
+        value = value[name]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a session is an object with keys, not {_kind(value)}")
+    return value
+
+
+def _value_in(text: str | bytes, format: str | None) -> Any:  # noqa: A002 - as above
+    if isinstance(text, bytes):
+        text = text.decode()
+    if not isinstance(text, str):
+        raise TypeError(f"a session is read from text or a mapping, not {_kind(text)}")
+    if not text.strip():
+        raise TypeError("a session is an object with keys, not an empty text")
+    return (
+        _json_value(text)
+        if _checked_format(format or _guessed(text)) == "json"
+        else _yaml_value(text)
+    )
+
+
+def _guessed(text: str) -> Format:
+    return "json" if text.lstrip()[0] in '{["' else "yaml"
+
+
+def _checked_format(format: str) -> str:  # noqa: A002 - as above
+    if format.lower() not in ("json", "yaml"):
+        raise ValueError(f"{format!r} is no format of a session: use 'json' or 'yaml'")
+    return format.lower()
+
+
+def _json_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as broken:
+        raise ValueError(f"this JSON is broken: {broken}") from broken  # its text has the place
+
+
+def _yaml_value(text: str) -> Any:
+    import yaml  # noqa: PLC0415 - only who reads YAML pays for it
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as broken:
+        mark = getattr(broken, "problem_mark", None)
+        place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
+        problem = getattr(broken, "problem", None) or broken
+        raise ValueError(f"this YAML is broken{place}: {problem}") from broken
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+_NAMES = {"user": "User", "assistant": "Assistant", "system": "System"}
+
+
+def as_markdown(entries: Sequence[Entry], *, title: str, about: str = "", summary: str = "") -> str:
+    """A heading, the summary, then every message and tool with its time; thoughts are left out."""
+    blocks = [f"# {title or 'Conversation'}"]
+    blocks += [about] if about else []
+    blocks += [f"## Summary of what came before\n\n{summary}"] if summary else []
+    blocks += [block for entry in entries if (block := _markdown_block(entry))]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_block(entry: Entry) -> str:
+    if entry.type == MESSAGE:
+        role = str(entry.role or "")
+        text = str(entry.content.get("text") or "")
+        return f"**{_NAMES.get(role, role.title())}** · {_time(entry.timestamp)}\n\n{text}".rstrip()
+    if entry.type == TOOL_CALL:
+        given = json.dumps(entry.content.get("parameters"), ensure_ascii=False, default=str)
+        return f"**Tool call** `{entry.content.get('tool', '')}`\n\n{_fenced(given, 'json')}"
+    if entry.type == TOOL_RESULT:
+        return f"**Tool result** `{entry.content.get('tool', '')}`\n\n{_fenced(result_text(entry))}"
+    return ""
+
+
+def _time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M")
+
+
+def _fenced(text: str, language: str = "") -> str:
+    """The text between fences longer than any it has."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+HEADING = "Session Summary:"
+_ELLIPSIS = "..."
+
+
+def displayed(entries: Sequence[Entry], *, last: int = 20, width: int = 80) -> str | None:
+    """The last messages, a line each and one for each tool used; None where there is none.
+
+    `last` or `width` of 0 is no limit.
+    """
+    spans = [span for span in spans_of(entries) if span.message is not None]
+    if not spans:
+        return None
+    shown = spans[-last:] if last > 0 else spans
+    lines = [line for span in shown for entry in span.entries for line in _display_lines(entry)]
+    return f"{HEADING}\n\n" + "\n".join(shortened(line, width) for line in lines)
+
+
+def _display_lines(entry: Entry) -> Iterator[str]:
+    if entry.type == MESSAGE:
+        text = str(entry.content.get("text") or "")
+        if text or "parts" not in entry.content:
+            yield f"[{str(entry.role or '').upper()}] {_on_one_line(text)}"
+    elif entry.type == TOOL_CALL:
+        yield f"[TOOL] tool_use: {entry.content.get('tool', '')}"
+    elif entry.type == TOOL_RESULT:
+        yield f"[TOOL] tool_result: {_on_one_line(result_text(entry))}"
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\r\n", "\\n").replace("\n", "\\n")
+
+
+def shortened(line: str, width: int) -> str:
+    """The line in at most so many columns, `...` at the end where it was cut."""
+    if width <= 0 or sum(map(_columns, line)) <= width:
+        return line
+    room = max(0, width - len(_ELLIPSIS))
+    used = 0
+    for index, character in enumerate(line):
+        used += _columns(character)
+        if used > room:
+            return line[:index] + _ELLIPSIS[:width]
+    return line
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def counted(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Messages by role, calls of tools, and the names of the tools in the order of their calls."""
+    said = [span.message for span in spans_of(entries) if span.message is not None]
+    roles = [message["role"] for message in said]
+    calls = [entry for entry in entries if entry.type == TOOL_CALL]
+    results = sum(entry.type == TOOL_RESULT for entry in entries)
+    return {
+        "user": roles.count("user"),
+        "assistant": roles.count("assistant"),
+        "tool": roles.count("tool"),
+        # A result whose call was never written down was a call too.
+        "tool_calls": max(len(calls), results),
+        "tools_used": [str(call.content.get("tool", "")) for call in calls],
+    }
+
+
+def conversation_text(entries: Sequence[Entry]) -> str:
+    """`[role] content` of each message, a blank line between them."""
+    said = [span for span in spans_of(entries) if span.message is not None]
+    return "\n\n".join(f"[{_role(span.message)}] {_spoken(span.entries)}" for span in said)
+
+
+def _role(message: Mapping[str, Any] | None) -> str:
+    return str((message or {}).get("role", ""))
+
+
+def _spoken(entries: Sequence[Entry]) -> str:
+    return "\n".join(text for text in map(_words, entries) if text)
+
+
+def _words(entry: Entry) -> str:
+    if entry.type == MESSAGE:
+        return str(entry.content.get("text") or "")
+    if entry.type == TOOL_RESULT:
+        return result_text(entry)
+    return f"tool_use: {entry.content.get('tool', '')}" if entry.type == TOOL_CALL else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """What a piece of context says."""
+
+    type: str
+    """The role of a message, the type of any other entry."""
+    text: str
+
+
+def rendered(entry: Entry) -> Rendered:
+    """The entry as text; a type that isn't known is its JSON."""
+    text = {
+        MESSAGE: _rendered_message,
+        TOOL_CALL: _rendered_call,
+        TOOL_RESULT: _rendered_result,
+        THINKING: _rendered_message,
+    }.get(entry.type, Entry.to_json)(entry)
+    return Rendered(type=entry.role or entry.type, text=text)
+
+
+def _rendered_message(entry: Entry) -> str:
+    return str(entry.content.get("text") or "")
+
+
+def _rendered_call(entry: Entry) -> str:
+    parameters = _rendered_json(entry.content.get("parameters"))
+    return f"Tool: {entry.content.get('tool', '')}\nParameters: {parameters}"
+
+
+def _rendered_result(entry: Entry) -> str:
+    content = entry.content
+    has_worked = bool(content.get("success", True))
+    value = content.get("result")
+    outcome = (
+        f"Result: {value if isinstance(value, str) else _rendered_json(value)}"
+        if has_worked
+        else f"Error: {content.get('error') or ''}"
+    )
+    success = "true" if has_worked else "false"
+    return f"Tool: {content.get('tool', '')}\nSuccess: {success}\n{outcome}"
+
+
+def _rendered_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
