@@ -10,8 +10,8 @@ from nanoloop.exchange import Exchange
 from nanoloop.intake import amended_by, amendment
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Store
-from nanoloop.session.queue import reworded
 from nanoloop.session.entry import Entry, fresh_id
+from nanoloop.session.queue import reworded
 from nanoloop.session.session import Session
 
 
