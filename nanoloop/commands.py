@@ -16,12 +16,11 @@ from nanoloop.events import Announce, RecallFailed, WindowTrimmed, silent
 from nanoloop.memory.summarizer import WAITS, Summarizer, state_text
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
-from nanoloop.search import found, says
 from nanoloop.session.entry import ERASED, MESSAGE
 from nanoloop.session.log import message_count
 from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
-from nanoloop.sessions import Sessions
+from nanoloop.sessions import Sessions, matching, mentions
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
@@ -459,14 +458,14 @@ class SessionCommands:
         here = await self._sessions.current_id(message.session_key)
         numbers = {info.id: number for number, info in enumerate(infos, 1)}
         if words:
-            infos = found(infos, words) or await self._saying(infos, words)
+            infos = matching(infos, words) or await self._saying(infos, words)
         rows = [_row(numbers[info.id], info, here) for info in infos[-SHOWN:]]
         if len(infos) > SHOWN:
             rows.insert(0, f"... and {len(infos) - SHOWN} before these: /sessions WORDS finds them")
         return "\n".join(rows) or "There is no such conversation here."
 
     async def _saying(self, infos: list[SessionInfo], words: str) -> list[SessionInfo]:
-        return [info for info in infos if await says(self._sessions.store, info.id, words)]
+        return [info for info in infos if await mentions(self._sessions.store, info.id, words)]
 
     async def _switch(self, message: Inbound, wanted: str) -> str:
         key = message.session_key

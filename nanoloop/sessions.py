@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from weakref import WeakValueDictionary
@@ -13,13 +13,15 @@ import anyio
 from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.events import Announce, SessionReset, SessionStarted, silent
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
-from nanoloop.session.entry import Entry, rfc3339
+from nanoloop.session.entry import MESSAGE, Entry, rfc3339
 from nanoloop.session.ids import id_for_key
 from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
 
 HANDED_ON = 100
 """Message ids that a chat's next conversation knows of the one before."""
+ENTRIES_READ = 500
+"""Entries of a history that are read at a time."""
 
 
 class Sessions:
@@ -218,3 +220,37 @@ async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Sessio
         except SessionExists:
             continue
     raise SessionExists(base)
+
+
+def matching(infos: Iterable[SessionInfo], text: str) -> list[SessionInfo]:
+    """Those whose id, key or title begins with the text, then those whose title has it."""
+    wanted = text.casefold()
+    begins: list[SessionInfo] = []
+    has: list[SessionInfo] = []
+    for info in infos:
+        if any(name.casefold().startswith(wanted) for name in _searched_names(info)):
+            begins.append(info)
+        elif wanted in info.title.casefold():
+            has.append(info)
+    return begins + has
+
+
+def _searched_names(info: SessionInfo) -> Iterator[str]:
+    key = info.key or ""
+    yield from (info.id, key, key.partition(":")[2], info.title)
+
+
+async def mentions(store: Store, session_id: str, words: str) -> bool:
+    """Whether one message of the history has all these words."""
+    wanted = words.casefold().split()
+    after = 0
+    try:
+        while entries := await store.entries(session_id, after=after, limit=ENTRIES_READ):
+            for entry in entries:
+                text = str(entry.content.get("text") or "").casefold()
+                if entry.type == MESSAGE and all(word in text for word in wanted):
+                    return True
+            after = entries[-1].seq
+    except (SessionNotFound, StoreError):  # deleted meanwhile, or sealed with another key
+        return False
+    return False

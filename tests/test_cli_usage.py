@@ -8,7 +8,7 @@ import pytest
 from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import main
-from nanoloop.cli.where import condition
+from nanoloop.cli.sessions import condition
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.sqlite import SqliteStore

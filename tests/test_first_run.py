@@ -7,9 +7,9 @@ from collections import deque
 import anyio
 import pytest
 
-from nanoloop.cli import choice
-from nanoloop.cli.choice import ask
-from nanoloop.cli.servers import Server, models_at, running
+from nanoloop.cli import first_run
+from nanoloop.cli.first_run import ask
+from nanoloop.cli.servers import RunningServer, models_at, running
 from nanoloop.settings import Settings
 from tests.command_line import CommandLine, Terminal, ended
 from tests.file_server import FileServer
@@ -17,7 +17,7 @@ from tests.local_model import FOLDER, TINY, model_file
 from tests.openai_server import OpenAIServer
 
 QUESTION, LAST_CHOICE = "Who shall answer?", "1 to "
-OLLAMA = Server("Ollama", "http://localhost:11434/v1", ["qwen3:4b", "llama3"])
+OLLAMA = RunningServer("Ollama", "http://localhost:11434/v1", ["qwen3:4b", "llama3"])
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def typed(monkeypatch):
         return lines.popleft()
 
     monkeypatch.setattr(builtins, "input", read)
-    monkeypatch.setattr(choice, "getpass", read)
+    monkeypatch.setattr(first_run, "getpass", read)
     return lines
 
 
@@ -155,7 +155,7 @@ def test_an_empty_key_is_no_choice(typed):
 
 
 def test_without_the_extra_a_local_model_says_how_to_get_it(typed, capsys, monkeypatch):
-    monkeypatch.setattr(choice, "can_run", lambda: False)
+    monkeypatch.setattr(first_run, "can_run", lambda: False)
     typed += ["1"]
     assert ask(Settings(), []) is None
     assert "pip install '.[local]'" in capsys.readouterr().out
@@ -165,7 +165,7 @@ def test_servers_are_found_by_what_they_list():
     models = [{"id": "qwen3:4b"}, {"id": "bad\x1b[2Jname"}, {"id": 7}, "odd"]
     with FileServer(json.dumps({"data": models}).encode()) as server:
         usual = {"Ollama": server.root, "LM Studio": "http://127.0.0.1:9/v1"}
-        assert running(usual) == [Server("Ollama", server.root, ["qwen3:4b"])]
+        assert running(usual) == [RunningServer("Ollama", server.root, ["qwen3:4b"])]
         assert server.asked == [("/models", None)]
 
 

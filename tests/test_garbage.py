@@ -5,12 +5,12 @@ import sys
 
 LITTER = """
 import gc, weakref
-from nanoloop.cli.garbage import THRESHOLDS, look_seldom
+from nanoloop.cli.run import GARBAGE_THRESHOLDS, collect_garbage_seldom
 
 class Node:
     pass
 
-look_seldom()
+collect_garbage_seldom()
 kept = gc.get_freeze_count()
 seen = []
 gc.callbacks.append(lambda when, about: seen.append(about["generation"]))
@@ -18,9 +18,9 @@ node = Node()
 node.itself = node
 gone = weakref.ref(node)
 del node
-rest = [[number] for number in range(THRESHOLDS[0] - 100)]
+rest = [[number] for number in range(GARBAGE_THRESHOLDS[0] - 100)]
 print(kept > 1000, len(seen), gone() is None)
-rest += [[number] for number in range(THRESHOLDS[0])]
+rest += [[number] for number in range(GARBAGE_THRESHOLDS[0])]
 print(len(seen) > 0, gone() is None)
 """
 

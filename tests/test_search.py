@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 import pytest
 
 from nanoloop.protocols import SessionInfo
-from nanoloop.search import PAGE, found, says
+from nanoloop.sessions import ENTRIES_READ, matching, mentions
 from nanoloop.stores.in_memory import InMemoryStore
 
 NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
@@ -36,18 +36,18 @@ INFOS = [
     ],
 )
 def test_b3_4_beginnings_come_first_then_titles_that_have_it(text, ids):
-    assert [each.id for each in found(INFOS, text)] == ids
+    assert [each.id for each in matching(INFOS, text)] == ids
 
 
 async def test_b3_4_all_words_have_to_be_in_one_message_wherever_it_stands():
     store = InMemoryStore()
     session = await store.create(id="s")
     session.add_message("user", "a grey Cat")
-    for _ in range(PAGE):
+    for _ in range(ENTRIES_READ):
         session.add_message("assistant", "hm")
     session.add_message("user", "a brown DOG")
     await store.save(session)
-    assert await says(store, "s", "cat grey")
-    assert await says(store, "s", "dog brown")
-    assert not await says(store, "s", "cat dog")
-    assert not await says(store, "gone", "cat")
+    assert await mentions(store, "s", "cat grey")
+    assert await mentions(store, "s", "dog brown")
+    assert not await mentions(store, "s", "cat dog")
+    assert not await mentions(store, "gone", "cat")

@@ -7,7 +7,7 @@ import pytest
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.cli.reload import Reload
+from nanoloop.cli.run import Reload
 from nanoloop.errors import ProviderError, SettingsError, WrongKey
 from nanoloop.parts import make_provider
 from nanoloop.providers.vendors import VENDORS, address_in, split

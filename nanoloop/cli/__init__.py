@@ -38,7 +38,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class Command(NamedTuple):
+class CommandHelp(NamedTuple):
     """What `--help` says of a command without loading it."""
 
     promise: str
@@ -46,7 +46,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "chat": Command(
+    "chat": CommandHelp(
         "talk with the model in the terminal",
         (
             "nanoloop chat",
@@ -56,23 +56,23 @@ COMMANDS = {
             "cat questions.txt | nanoloop chat --session quiz --json",
         ),
     ),
-    "run": Command(
+    "run": CommandHelp(
         "answer on all channels until told to stop",
         ("nanoloop run", "nanoloop run --config bot.toml --data /var/lib/bot"),
     ),
-    "serve": Command(
+    "serve": CommandHelp(
         "serve the page and the API, for a browser and for programs",
         ("nanoloop serve", "nanoloop serve --port 9000", "nanoloop serve --host 0.0.0.0"),
     ),
-    "status": Command(
+    "status": CommandHelp(
         "show whether the daemon runs, how its channels stand, and what failed last",
         ("nanoloop status", "nanoloop status --json"),
     ),
-    "check": Command(
+    "check": CommandHelp(
         "see whether settings, model, store and channels are right, and what to do if not",
         ("nanoloop check", "nanoloop check --config bot.toml && nanoloop run --config bot.toml"),
     ),
-    "pair": Command(
+    "pair": CommandHelp(
         "let people talk with the bot who have a code of it, and let them in no more",
         (
             "nanoloop pair list",
@@ -80,7 +80,7 @@ COMMANDS = {
             "nanoloop pair revoke telegram 12345678",
         ),
     ),
-    "sessions": Command(
+    "sessions": CommandHelp(
         "find, show, export, import, fork or prune stored conversations",
         (
             "nanoloop sessions list --search tea --older-than 30d",
@@ -92,7 +92,7 @@ COMMANDS = {
             "nanoloop sessions prune --older-than 90d --dry-run",
         ),
     ),
-    "store": Command(
+    "store": CommandHelp(
         "move all sessions to another store, check them, bring a database up to date",
         (
             "nanoloop store copy jsonl: sqlite:",
@@ -101,7 +101,7 @@ COMMANDS = {
             "nanoloop store migrate postgresql://bot@db.example/bot",
         ),
     ),
-    "memory": Command(
+    "memory": CommandHelp(
         "show what is where in a conversation, set its summary right, list who waits for one",
         (
             "nanoloop memory show work",
@@ -110,7 +110,7 @@ COMMANDS = {
             "nanoloop memory status",
         ),
     ),
-    "model": Command(
+    "model": CommandHelp(
         "list models, fetch and remove model files for this machine",
         (
             "nanoloop model list",
@@ -120,11 +120,11 @@ COMMANDS = {
             "nanoloop model remove smollm2-135m",
         ),
     ),
-    "demo": Command(
+    "demo": CommandHelp(
         "watch a conversation being trimmed and summarised, offline",
         ("nanoloop demo",),
     ),
-    "config": Command(
+    "config": CommandHelp(
         "show each setting and where its value came from",
         (
             "nanoloop config",
@@ -175,13 +175,6 @@ def load_settings(args: argparse.Namespace) -> Settings:
 
     flags = {"data": args.data, "model": args.model, "log.level": args.log_level}
     return Settings.load(config=args.config, flags=flags)
-
-
-def loop_options() -> dict[str, bool]:
-    """How a daemon's event loop is to run: the faster one where it is installed."""
-    from importlib.util import find_spec  # noqa: PLC0415 - only daemons need it
-
-    return {"use_uvloop": find_spec("uvloop") is not None}
 
 
 class _Parser(argparse.ArgumentParser):

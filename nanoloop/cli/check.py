@@ -23,7 +23,7 @@ from nanoloop.channels.screen import printable
 from nanoloop.channels.states import running
 from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.first_run import no_model
-from nanoloop.cli.name import opened
+from nanoloop.cli.transcript import opened
 from nanoloop.errors import NanoloopError, ProviderError, how_to_install, place_of
 from nanoloop.events import silent
 from nanoloop.files import refusal
@@ -49,7 +49,7 @@ Each model is asked for one token, and each chat platform is connected to; where
 says how they stand."""
 
 
-class Found(NamedTuple):
+class Check(NamedTuple):
     """One thing that was looked at."""
 
     what: str
@@ -78,10 +78,10 @@ async def _check(settings: Settings) -> Exit:
     return code
 
 
-async def look(settings: Settings) -> AsyncIterator[Found]:
+async def look(settings: Settings) -> AsyncIterator[Check]:
     """Everything that can be looked at, one after the other."""
     file = settings.file or "no file: the defaults, the environment and flags"
-    yield Found("settings", is_well=True, says=str(file))
+    yield Check("settings", is_well=True, says=str(file))
     for found in await _models(settings):
         yield found
     yield await _store(settings)
@@ -90,16 +90,16 @@ async def look(settings: Settings) -> AsyncIterator[Found]:
         yield found
 
 
-async def _models(settings: Settings) -> list[Found]:
+async def _models(settings: Settings) -> list[Check]:
     """What came of asking each model, all of them asked at once, in the order of the settings."""
     keys: dict[str, list[str]] = {}
     for key, model in models_of(settings):
         keys.setdefault(model, []).append(key)
-    found: dict[str, Found] = {}
+    found: dict[str, Check] = {}
 
     async def ask(model: str, models: Models) -> None:
         is_well, says = await _model(model, settings, models)
-        found[model] = Found(", ".join(keys[model]), is_well=is_well, says=says)
+        found[model] = Check(", ".join(keys[model]), is_well=is_well, says=says)
 
     models = make_models(settings, Telemetry(level="error"))
     try:
@@ -154,7 +154,7 @@ async def _one_token(model: str, models: Models) -> Reply:
     return await provider.chat(messages=[{"role": "user", "content": "Say: ok"}], model=name)
 
 
-async def _store(settings: Settings) -> Found:
+async def _store(settings: Settings) -> Check:
     url = settings.store.url or default_url(settings.data)
     where, path = shown(url, settings.data), path_of(url, settings.data)
     try:
@@ -165,10 +165,10 @@ async def _store(settings: Settings) -> Found:
             else:
                 _try_to_write(path)
     except NanoloopError as error:
-        return Found("store", is_well=False, says=str(error))
+        return Check("store", is_well=False, says=str(error))
     except OSError as error:
-        return Found("store", is_well=False, says=f"{where}: {refusal(error)}")
-    return Found("store", is_well=True, says=f"{count} sessions in {where}")
+        return Check("store", is_well=False, says=f"{where}: {refusal(error)}")
+    return Check("store", is_well=True, says=f"{count} sessions in {where}")
 
 
 async def _try_to_keep(store: Store) -> None:
@@ -189,33 +189,33 @@ def _try_to_write(path: Path) -> None:
         """It may be made."""
 
 
-def _pictures() -> Found:
+def _pictures() -> Check:
     says = "each is read to its end, and loses what its camera wrote into it"
     if not is_pillow_here():
         says = (
             "only the beginning of each is looked at, and the place that its camera wrote into it "
             f"stays there, for want of Pillow: {how_to_install('pictures')}"
         )
-    return Found("pictures", is_well=True, says=says)
+    return Check("pictures", is_well=True, says=says)
 
 
-async def _channels(settings: Settings) -> AsyncIterator[Found]:
+async def _channels(settings: Settings) -> AsyncIterator[Check]:
     daemon = running(settings.data)
     for name in OURS:
         own = getattr(settings.channels, name)
         if own.enabled and own.model_fields_set and not own.is_wanted:
             says = "it has no token, or not all it needs to connect: see the example settings"
-            yield Found(name, is_well=False, says=says)
+            yield Check(name, is_well=False, says=says)
     for name, _ in wanted(settings):
         if daemon is None or name not in daemon.channels:
             yield await _connected(name, settings)
         else:
             there = daemon.channels[name]
             says = f"{there.state} in process {daemon.pid} {there.reason}".strip()
-            yield Found(name, is_well=there.state == "connected", says=says)
+            yield Check(name, is_well=there.state == "connected", says=says)
 
 
-async def _connected(name: str, settings: Settings) -> Found:
+async def _connected(name: str, settings: Settings) -> Check:
     """What becomes of connecting: nothing that is heard is taken."""
     own = dict(wanted(settings))[name]
     attachments = make_attachments(settings)
@@ -225,13 +225,13 @@ async def _connected(name: str, settings: Settings) -> Found:
             name, own, folder=settings.data, attachments=attachments, announce=silent
         )
     except (NanoloopError, OSError) as error:
-        return Found(name, is_well=False, says=str(error))
+        return Check(name, is_well=False, says=str(error))
     if not isinstance(channel, PlatformChannel):
-        return Found(name, is_well=True, says="it is there; it can't be tried out")
+        return Check(name, is_well=True, says="it is there; it can't be tried out")
     return await _tried(channel)
 
 
-async def _tried(channel: PlatformChannel) -> Found:
+async def _tried(channel: PlatformChannel) -> Check:
     says = f"it did not connect within {CONNECT_SECONDS:.0f} s"
     is_up = anyio.Event()
     try:
@@ -245,7 +245,7 @@ async def _tried(channel: PlatformChannel) -> Found:
     except* Exception as failed:  # noqa: BLE001 - whatever a library raises is said
         says = f"it does not connect: {type(failed.exceptions[0]).__name__}"
     if not is_up.is_set():
-        return Found(channel.name, is_well=False, says=says)
+        return Check(channel.name, is_well=False, says=says)
     return _open_or_closed(channel)
 
 
@@ -253,8 +253,8 @@ async def _hear_nothing(*_: Heard) -> None:
     await anyio.sleep_forever()
 
 
-def _open_or_closed(channel: PlatformChannel) -> Found:
+def _open_or_closed(channel: PlatformChannel) -> Check:
     advice = channel.closed
     if advice is None:
-        return Found(channel.name, is_well=True, says="it connects")
-    return Found(channel.name, is_well=False, says=f"it connects, but nobody may talk: {advice}")
+        return Check(channel.name, is_well=True, says="it connects")
+    return Check(channel.name, is_well=False, says=f"it connects, but nobody may talk: {advice}")

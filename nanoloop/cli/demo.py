@@ -63,11 +63,11 @@ def run(args: Namespace) -> int:
     if args.data:
         Path(args.data).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="nanoloop-demo-", dir=args.data))
-    anyio.run(_play, folder, Stage(pace=0 if args.fast else 1))
+    anyio.run(_play, folder, DemoScreen(pace=0 if args.fast else 1))
     return Exit.DONE
 
 
-class Stage:
+class DemoScreen:
     """Shows what is said, and set in behind a bar what happens beside it."""
 
     def __init__(self, *, pace: float) -> None:
@@ -128,7 +128,7 @@ class Stage:
                 self.committed.set()
 
 
-async def _play(folder: Path, stage: Stage) -> None:
+async def _play(folder: Path, stage: DemoScreen) -> None:
     stage.line("nanoloop demo: the models are played, everything else is real, nothing goes out")
     stage.line(f"a window of at most {LIMIT} messages, cut to about {KEEP}", "90")
     stage.line()
@@ -138,7 +138,7 @@ async def _play(folder: Path, stage: Stage) -> None:
     await _end(folder, stage)
 
 
-async def _first_start(folder: Path, stage: Stage) -> None:
+async def _first_start(folder: Path, stage: DemoScreen) -> None:
     said = [answer for _, answer in (*BEFORE, *MEANWHILE, *AFTER)]
     bot = _bot(said, stage)
     # Held until we let it go: a summary that takes its time is what there is to see.
@@ -157,7 +157,7 @@ async def _first_start(folder: Path, stage: Stage) -> None:
         stage.beside(_request_of(bot))
 
 
-async def _second_start(folder: Path, stage: Stage) -> None:
+async def _second_start(folder: Path, stage: DemoScreen) -> None:
     stage.line()
     stage.line("(the program ends here, and starts again from what is on disk)", "90")
     stage.line()
@@ -170,7 +170,7 @@ async def _second_start(folder: Path, stage: Stage) -> None:
 
 @asynccontextmanager
 async def _talking(
-    folder: Path, stage: Stage, bot: ScriptedProvider, writer: ScriptedProvider
+    folder: Path, stage: DemoScreen, bot: ScriptedProvider, writer: ScriptedProvider
 ) -> AsyncIterator[DirectChannel]:
     store = JsonlStore(folder / "sessions")
     loop = AgentLoop(
@@ -188,13 +188,13 @@ async def _talking(
     await store.close()
 
 
-def _bot(said: Sequence[Line], stage: Stage) -> ScriptedProvider:
+def _bot(said: Sequence[Line], stage: DemoScreen) -> ScriptedProvider:
     return ScriptedProvider(
         said, delay_seconds=_THINKING_SECONDS, word_delay_seconds=0.035 * stage.pace
     )
 
 
-async def _exchange(stage: Stage, chat: DirectChannel, question: str) -> None:
+async def _exchange(stage: DemoScreen, chat: DirectChannel, question: str) -> None:
     await stage.pause(0.3)
     stage.asked(question)
     await stage.pause(0.15)
@@ -217,7 +217,7 @@ def _request_of(bot: ScriptedProvider) -> str:
     return f"that request had {shown}, not all {2 * bot.count - 1}"
 
 
-async def _end(folder: Path, stage: Stage) -> None:
+async def _end(folder: Path, stage: DemoScreen) -> None:
     store = JsonlStore(folder / "sessions", read_only=True)
     session = await store.get(f"{DirectChannel.name}:{CHAT}")
     await store.close()

@@ -10,9 +10,10 @@ from typing import Any
 import anyio
 
 from nanoloop.app import App
-from nanoloop.cli import Exit, garbage, loop_options
+from nanoloop.cli import Exit
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settle
+from nanoloop.cli.run import collect_garbage_seldom, loop_options
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -58,5 +59,5 @@ async def _serve(settings: Settings) -> None:
     app.add(web)
     if sys.stderr.isatty():
         print(f"nanoloop serves {address}; its data is in {settings.data}", file=sys.stderr)
-    garbage.look_seldom()
+    collect_garbage_seldom()
     await app.run()

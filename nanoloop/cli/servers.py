@@ -41,7 +41,7 @@ _NO_CHAT = re.compile(
 _NO_CHAT_KINDS = {"audio", "embedding", "embeddings", "image", "moderation", "rerank", "transcribe"}
 
 
-class Server(NamedTuple):
+class RunningServer(NamedTuple):
     """A server that answered, and its models: at least one."""
 
     name: str
@@ -67,17 +67,17 @@ class Served(NamedTuple):
         return printable(shown(self.server.url).strip('"'))
 
 
-def running(usual: Mapping[str, str] = USUAL) -> list[Server]:
+def running(usual: Mapping[str, str] = USUAL) -> list[RunningServer]:
     """The servers that run at their usual places, all looked for at once."""
-    asks = {url: _Asked(_list_of(url), {}, _PATIENCE_SECONDS) for url in usual.values()}
+    asks = {url: _ListRequest(_list_of(url), {}, _PATIENCE_SECONDS) for url in usual.values()}
     found = anyio.run(_all_listed, asks)
     shown = {url: [name for name, _ in found[url]][:MOST_SHOWN] for url in found}
-    return [Server(name, url, shown[url]) for name, url in usual.items() if shown[url]]
+    return [RunningServer(name, url, shown[url]) for name, url in usual.items() if shown[url]]
 
 
 def models_at(url: str, key: str | None = None) -> list[str]:
     """The models of the server at that address; none where it can't be asked."""
-    asks = {url: _Asked(_list_of(url), _bearer(key), _FAR_SECONDS)}
+    asks = {url: _ListRequest(_list_of(url), _bearer(key), _FAR_SECONDS)}
     return [name for name, _ in anyio.run(_all_listed, asks)[url]][:MOST_SHOWN]
 
 
@@ -94,7 +94,7 @@ def served_by(server: Configured) -> list[str]:
     return [*_named(server, found[server.word])]
 
 
-class _Asked(NamedTuple):
+class _ListRequest(NamedTuple):
     """Where a list of models is, and how it is asked for."""
 
     url: str
@@ -106,11 +106,11 @@ Listed = list[tuple[str, str]]
 """Models, each with its name and its kind where the server says one."""
 
 
-def _asked_of(server: Configured) -> _Asked:
+def _asked_of(server: Configured) -> _ListRequest:
     if server.vendor.speaks == "anthropic":
         headers = {"x-api-key": server.key or "", "anthropic-version": "2023-06-01"}
-        return _Asked(_list_of_anthropic(server.url or ""), headers, _FAR_SECONDS)
-    return _Asked(_list_of(server.url or ""), _bearer(server.key), _FAR_SECONDS)
+        return _ListRequest(_list_of_anthropic(server.url or ""), headers, _FAR_SECONDS)
+    return _ListRequest(_list_of(server.url or ""), _bearer(server.key), _FAR_SECONDS)
 
 
 def _list_of(url: str) -> str:
@@ -138,10 +138,10 @@ def _named(server: Configured, listed: Listed) -> Iterator[str]:
             yield f"{server.word}:{short}" if server.word else short
 
 
-async def _all_listed(asks: Mapping[str, _Asked]) -> dict[str, Listed]:
+async def _all_listed(asks: Mapping[str, _ListRequest]) -> dict[str, Listed]:
     found: dict[str, Listed] = {}
 
-    async def look(name: str, ask: _Asked) -> None:
+    async def look(name: str, ask: _ListRequest) -> None:
         found[name] = await _listed(ask)
 
     async with anyio.create_task_group() as group:
@@ -150,7 +150,7 @@ async def _all_listed(asks: Mapping[str, _Asked]) -> dict[str, Listed]:
     return found
 
 
-async def _listed(ask: _Asked) -> Listed:
+async def _listed(ask: _ListRequest) -> Listed:
     import aiohttp  # noqa: PLC0415 - it takes a while, and only these commands ask
 
     # No proxy stands before this machine; a server elsewhere is asked as the environment says.

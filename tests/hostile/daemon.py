@@ -20,7 +20,7 @@ import anyio
 from nanoloop.agents import Agents
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.cli import garbage, loop_options
+from nanoloop.cli.run import collect_garbage_seldom, loop_options
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -80,7 +80,7 @@ async def serve(args: argparse.Namespace) -> None:
     web, whole = make_web(settings, app), Whole(app.loop.bus)
     tell(url=web.bind())
     app.add(web)
-    garbage.look_seldom()
+    collect_garbage_seldom()
     async with anyio.create_task_group() as group:
         group.start_soon(feel)
         group.start_soon(hear, whole, app.stop)

@@ -15,10 +15,10 @@ from nanoloop.channels.web.malformed import quoted
 from nanoloop.channels.web.operation import Call, Operation, Taken
 from nanoloop.channels.web.refusal import Refusal
 from nanoloop.protocols import ARCHIVED, SessionInfo
-from nanoloop.search import found, says
 from nanoloop.session.entry import rfc3339
 from nanoloop.session.ids import new_id
 from nanoloop.session.session import Session
+from nanoloop.sessions import matching, mentions
 
 SEARCHED = 50
 """Sessions whose messages are searched where no title fits: the last active ones."""
@@ -92,8 +92,8 @@ async def _newest(call: Call, asked: Listing) -> list[SessionInfo]:
 async def _found(call: Call, asked: Listing) -> list[SessionInfo]:
     store = call.desk.shop.sessions.store
     infos = [info async for info in _visible(call, asked)]
-    return found(infos, asked.search) or [
-        info for info in infos[:SEARCHED] if await says(store, info.id, asked.search)
+    return matching(infos, asked.search) or [
+        info for info in infos[:SEARCHED] if await mentions(store, info.id, asked.search)
     ]
 
 

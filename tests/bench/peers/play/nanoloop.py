@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoloop import Agent
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.cli import garbage
+from nanoloop.cli.run import collect_garbage_seldom
 from nanoloop.protocols import Store
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.stores.jsonl.store import JsonlStore
@@ -33,7 +33,7 @@ async def opened(place: dict[str, Any]) -> AsyncIterator[Turn]:
     store = store_in(place)
     for messages in place.get("histories", []):
         await with_history(store, f"{Whole.name}:history{messages}", messages)
-    garbage.look_seldom()  # as `nanoloop run` does
+    collect_garbage_seldom()  # as `nanoloop run` does
     async with running(provider, store, agent=Agent(prompt=PROMPT)) as loop:
         channel = Whole(loop.bus)
 
