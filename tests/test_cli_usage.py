@@ -1,4 +1,4 @@
-"""Sessions chosen by conditions, and what they take, added up."""
+"""Sessions chosen by options, and what they take, added up."""
 
 import json
 
@@ -8,7 +8,6 @@ import pytest
 from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import main
-from nanoloop.cli.sessions import condition
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.sqlite import SqliteStore
@@ -53,41 +52,31 @@ def listed(data, *words):
 
 
 @pytest.mark.parametrize(
-    ("where", "names"),
+    ("flags", "names"),
     [
-        (["entries>2"], ["direct:ada"]),
-        (["entries >= 2", "agent=cook"], ["direct:bob"]),
-        (["agent!=cook"], ["direct:ada"]),
-        (["key~BOB"], ["direct:bob"]),
-        (["tokens_in=20"], ["direct:ada"]),
-        (["updated_at<2020-01-01"], []),
-        (["updated_at<1d"], []),
-        (["updated_at>1d", "agent!=cook"], ["direct:ada"]),
-        (["agent="], []),
-        (["size>1MB"], []),
-        (["size>10", "size < 0.01 GB", "key~ada"], ["direct:ada"]),
-        (["created_at>2020-01-01", "archived=no", "key~ada"], ["direct:ada"]),
+        (["--agent", "cook"], ["direct:bob"]),
+        (["--larger-than", "1MB"], []),
+        (["--larger-than", "0.01 kB", "--search", "direct:ada"], ["direct:ada"]),
+        (["--older-than", "1d"], []),
+        (["--older-than", "0m", "--agent", "assistant"], ["direct:ada"]),
     ],
 )
-def test_those_are_listed_that_are_like_that(data, where, names, capsys):
-    flags = [word for text in where for word in ("--where", text)]
+def test_those_are_listed_that_all_options_fit(data, flags, names, capsys):
     assert listed(data, "list", *flags) == 0
     assert [row["id"] for row in json.loads(capsys.readouterr().out)] == names
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("entries", "no condition: write it as entries>100"),
-        ("entrys>1", "did you mean 'entries'"),
-        ("entries>many", "compared with a whole number"),
-        ("updated_at<yesterday", "compared with a date such as"),
-        ("size>1 mile", "compared with a size such as"),
-    ],
-)
-def test_what_is_no_condition_is_refused_with_the_way_to_write_it(data, text, said, capsys):
-    assert listed(data, "list", "--where", text) == 2
-    assert said in capsys.readouterr().err
+def test_what_is_no_size_is_refused_with_the_way_to_write_it(data, capsys):
+    assert listed(data, "list", "--larger-than", "1 mile") == 2
+    assert "write 1200, 20kB, 1.5MB or 1GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["list", "usage"])
+def test_a_condition_of_before_is_refused_with_the_options_to_take(data, action, capsys):
+    assert listed(data, action, "--where", "entries>100") == 2
+    said = capsys.readouterr().err
+    assert "no conditions such as 'entries>100' any more" in said
+    assert "--agent, --search, --older-than or --larger-than" in said
 
 
 @pytest.mark.parametrize("limit", ["-3", "0", "x"])
@@ -108,13 +97,7 @@ def test_what_they_take_is_added_up(data, capsys):
     assert (head.split()[0], direct.split()[0], last.split()[0]) == ("CHANNEL", "direct", "TOTAL")
 
 
-def test_those_without_an_agent_are_found_and_named_so(data, capsys):
+def test_those_without_an_agent_are_named_so(data, capsys):
     anyio.run(freed, data)
-    assert listed(data, "list", "--where", "agent=") == 0
-    assert [row["id"] for row in json.loads(capsys.readouterr().out)] == ["direct:ada"]
     assert listed(data, "usage") == 0
     assert list(json.loads(capsys.readouterr().out)["groups"]) == ["cook", "no agent"]
-
-
-def test_a_condition_reads_as_it_is_written():
-    assert condition(" title ~ tea ").value == "tea"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -73,7 +74,7 @@ COMMANDS = {
         ("nanoloop check", "nanoloop check --config bot.toml && nanoloop run --config bot.toml"),
     ),
     "pair": CommandHelp(
-        "let people talk with the bot who have a code of it, and let them in no more",
+        "give people access to the bot by a code, and revoke it",
         (
             "nanoloop pair list",
             "nanoloop pair approve 7KM2PQRS",
@@ -134,6 +135,14 @@ COMMANDS = {
     ),
 }
 
+_FLAGS = {
+    "--config": ("FILE", "the settings file to read"),
+    "--data": ("DIR", "the folder for everything that is kept"),
+    "--model": ("NAME", "the model that answers"),
+    "--log-level": ("LEVEL", "debug, info, warning or error"),
+}
+"""What every command takes."""
+
 _EXITS: tuple[tuple[type[BaseException], Exit], ...] = (
     (KeyboardInterrupt, Exit.INTERRUPTED),
     (SettingsError, Exit.USAGE),
@@ -175,6 +184,31 @@ def load_settings(args: argparse.Namespace) -> Settings:
 
     flags = {"data": args.data, "model": args.model, "log.level": args.log_level}
     return Settings.load(config=args.config, flags=flags)
+
+
+def add_actions(parser: argparse.ArgumentParser) -> Callable[[str, str], argparse.ArgumentParser]:
+    """Let a command have actions; call the result with the name and the promise of each."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    common = _Parser(add_help=False)
+    for flag in _FLAGS:
+        # Taken here too, so that they may stand last; left out, those before the action count.
+        common.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+
+    def add(name: str, promise: str) -> argparse.ArgumentParser:
+        about = f"{promise[0].upper()}{promise[1:]}. Settings as in `{parser.prog} --help`."
+        return actions.add_parser(name, help=promise, description=about, parents=[common])
+
+    return add
+
+
+def is_agreed(question: str, *, nobody_there: NanoloopError) -> bool:
+    """Whether the person at the terminal says yes; raises what is given where there is none."""
+    if not (os.isatty(0) and os.isatty(2)):
+        raise nobody_there
+    with suppress(EOFError):
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        return input().strip().lower() in ("y", "yes")
+    return False
 
 
 class _Parser(argparse.ArgumentParser):
@@ -236,10 +270,8 @@ def _subparser(
 def _common_flags() -> _Parser:
     flags = _Parser(add_help=False)
     group = flags.add_argument_group("settings, stronger than file and environment")
-    group.add_argument("--config", metavar="FILE", help="the settings file to read")
-    group.add_argument("--data", metavar="DIR", help="the folder for everything that is kept")
-    group.add_argument("--model", metavar="NAME", help="the model that answers")
-    group.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
+    for name, (metavar, promise) in _FLAGS.items():
+        group.add_argument(name, metavar=metavar, help=promise)
     return flags
 
 

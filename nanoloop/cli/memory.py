@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from nanoloop.channels.screen import printable
-from nanoloop.cli import Exit, load_settings
+from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.cli.transcript import about, find, opened
 from nanoloop.errors import SessionError
 from nanoloop.session.entry import Entry
@@ -29,25 +29,17 @@ from nanoloop.tokens import entry_tokens, text_tokens
 
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop memory` takes."""
-    common = ArgumentParser(add_help=False)
-    for flag in ("--config", "--data", "--model", "--log-level"):
-        # Taken here too, so that they may stand last; left out, those before the action count.
-        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    shown = actions.add_parser("show", help="draw what is where", parents=[common])
-    edited = actions.add_parser(
-        "edit",
-        help="set the summary right: in $EDITOR, with --text, or from standard input",
-        parents=[common],
-    )
-    waiting = actions.add_parser("status", help="list who waits for a summary", parents=[common])
-    for action in (shown, edited):
-        action.add_argument(
+    action = add_actions(parser)
+    shown = action("show", "draw what is where")
+    edited = action("edit", "correct the summary: in $EDITOR, with --text, or from standard input")
+    waiting = action("status", "list who waits for a summary")
+    for each in (shown, edited):
+        each.add_argument(
             "name", metavar="SESSION", help="its id, its key such as telegram:42, or --session's"
         )
     edited.add_argument("--text", metavar="TEXT", help="the new summary")
-    for action in (shown, waiting):
-        action.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    for each in (shown, waiting):
+        each.add_argument("--json", action="store_true", help="as JSON, for scripts")
 
 
 def run(args: Namespace) -> int:

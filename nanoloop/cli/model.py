@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
-from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from nanoloop.cli import Exit, load_settings
+from nanoloop.cli import Exit, add_actions, is_agreed, load_settings
 from nanoloop.cli.amounts import size
 from nanoloop.cli.servers import Served, serving
 from nanoloop.errors import SettingsError
@@ -28,27 +27,19 @@ from nanoloop.settings import Settings
 
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop model` takes."""
-    common = ArgumentParser(add_help=False)
-    for flag in ("--config", "--data", "--model", "--log-level"):
-        # Taken here too, so that they may stand last; left out, those before the action count.
-        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    listed = actions.add_parser(
-        "list", help="list what is here, may be had, and is served", parents=[common]
-    )
+    action = add_actions(parser)
+    listed = action("list", "list what is here, may be had, and is served")
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
-    got = actions.add_parser(
-        "get", help="fetch a model, or go on with one that was stopped", parents=[common]
-    )
+    got = action("get", "fetch a model, or go on with one that was stopped")
     got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
     got.add_argument(
         "--sha256", metavar="SUM", type=_sum, help="the sum that a file from an address must have"
     )
-    where = actions.add_parser("path", help="print where its file is", parents=[common])
-    removed = actions.add_parser("remove", help="remove its file", parents=[common])
+    where = action("path", "print where its file is")
+    removed = action("remove", "remove its file")
     removed.add_argument("--yes", action="store_true", help="remove without asking")
-    for action in (where, removed):
-        action.add_argument("name", metavar="NAME", help="its name, as `list` has it")
+    for each in (where, removed):
+        each.add_argument("name", metavar="NAME", help="its name, as `list` has it")
 
 
 def run(args: Namespace) -> int:
@@ -104,7 +95,8 @@ def remove(args: Namespace, settings: Settings) -> int:
     """Remove a model's file, or what was fetched of it, once someone agreed."""
     name = shelf.name_on(settings.models, args.name)
     what = f"{name}, {size(shelf.kept_bytes(settings.models, name))} in {settings.models}"
-    if not (args.yes or _is_agreed(what)):
+    nobody = ModelError("say --yes to remove a model where nobody can be asked")
+    if not (args.yes or is_agreed(f"{what}\nRemove it?", nobody_there=nobody)):
         print("nothing was removed", file=sys.stderr)
         return Exit.FAILED
     shelf.remove(settings.models, name)
@@ -154,15 +146,6 @@ def _sum(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
         raise ArgumentTypeError(f"{text!r} is no SHA-256 sum: those are 64 digits of 0-9 and a-f")
     return text.lower()
-
-
-def _is_agreed(what: str) -> bool:
-    if not (os.isatty(0) and os.isatty(2)):
-        raise ModelError("say --yes to remove a model where nobody can be asked")
-    with suppress(EOFError):
-        print(f"{what}\nRemove it? [y/N] ", end="", file=sys.stderr, flush=True)
-        return input().strip().lower() in ("y", "yes")
-    return False
 
 
 _LINES = 10

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime, timezone
 
 from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.screen import printable
-from nanoloop.cli import Exit, load_settings
+from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.session.entry import rfc3339
 
 _HOW = """
@@ -22,16 +22,12 @@ hour. Only who has seen the code can be let in with it. It needs no running daem
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop pair` takes."""
     parser.description = f"{parser.description}\n{_HOW}"
-    common = ArgumentParser(add_help=False)
-    for flag in ("--config", "--data", "--model", "--log-level"):
-        # Taken here too, so that they may stand last; left out, those before the action count.
-        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    listed = actions.add_parser("list", help="who was let in, and who waits", parents=[common])
+    action = add_actions(parser)
+    listed = action("list", "list who has access, and who waits")
     listed.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    approved = actions.add_parser("approve", help="let the holder of a code in", parents=[common])
+    approved = action("approve", "give access to the holder of a code")
     approved.add_argument("code", metavar="CODE", help="what the bot has told them")
-    revoked = actions.add_parser("revoke", help="let someone in no more", parents=[common])
+    revoked = action("revoke", "revoke someone's access")
     revoked.add_argument("channel", metavar="CHANNEL", help="telegram for example")
     revoked.add_argument("person", metavar="ID", help="their id there, as `pair list` shows it")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import SUPPRESS, ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ import anyio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from nanoloop.cli import Exit, load_settings
+from nanoloop.cli import Exit, add_actions, load_settings
 from nanoloop.errors import SettingsError
 from nanoloop.parts import open_store
 from nanoloop.settings import Settings
@@ -36,27 +36,20 @@ class Migrated(Protocol):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop store` takes."""
-    common = ArgumentParser(add_help=False)
-    for flag in ("--config", "--data", "--model", "--log-level"):
-        # Taken here too, so that they may stand last; left out, those before the action count.
-        common.add_argument(flag, default=SUPPRESS, help=SUPPRESS)
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    moved = actions.add_parser(
+    action = add_actions(parser)
+    moved = action(
         "copy",
-        help="copy all sessions from one store to another, each verified; goes on where it stopped",
-        parents=[common],
+        "copy all sessions to another store, each verified; resumes if interrupted",
     )
     moved.add_argument("source", metavar="FROM", help=FORMS)
     moved.add_argument("target", metavar="TO", help="the same; it may have sessions already")
     moved.add_argument(
         "--replace", action="store_true", help="replace those of the target that differ"
     )
-    looked = actions.add_parser("check", help="find broken sessions", parents=[common])
+    looked = action("check", "find broken sessions")
     looked.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
     looked.add_argument("--json", action="store_true", help="an object a line, for scripts")
-    raised = actions.add_parser(
-        "migrate", help="make a database's tables, or bring them up to date", parents=[common]
-    )
+    raised = action("migrate", "make a database's tables, or bring them up to date")
     raised.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
 
 
