@@ -23,7 +23,11 @@ NanoloopError
 ├── Declined                 a platform will never do it, and gives a reason that may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
 │                            (channels/platform/errors.py) what a platform says went wrong
-├── ModelError               (models/errors.py) a model file can't be had
+├── ModelError               a model file can't be had
+│   ├── NoSuchModel
+│   ├── NotFetched           no source could give it
+│   ├── NoRoom               the disk has less room than it needs
+│   └── SourceFailed         one source could not give it
 ├── ToolError                (data for the model, never an end of the turn)
 │   ├── UnknownTool
 │   ├── BadArguments
@@ -48,6 +52,11 @@ NanoloopError
 from __future__ import annotations
 
 from traceback import walk_tb
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
 
 
 class NanoloopError(Exception):
@@ -204,6 +213,43 @@ class Declined(NanoloopError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ModelError(NanoloopError):
+    """A model file can't be had."""
+
+
+class NoSuchModel(ModelError):
+    """Neither the catalogue nor the folder has a model of that name."""
+
+    def __init__(self, name: str, near: Sequence[str] = (), *, advice: str = "") -> None:
+        advice = advice or "`nanoloop model list` shows what there is"
+        if near:
+            advice = f"did you mean {' or '.join(map(repr, near))}?"
+        super().__init__(f"no model {name!r}: {advice}")
+
+
+class NotFetched(ModelError):
+    """No source could give the file; has a line for each."""
+
+    def __init__(self, name: str, reasons: Sequence[str], *, typed: str = "") -> None:
+        """`typed` is what to get it by, where that is not its name."""
+        advice = f"`nanoloop model get {typed or name}` resumes it"
+        super().__init__("\n".join((f"model {name} can't be fetched; {advice}", *reasons)))
+
+
+class NoRoom(ModelError):
+    """The disk has less room than the file needs."""
+
+    def __init__(self, folder: Path, *, needed: int, free: int) -> None:
+        super().__init__(
+            f"{needed / 1e6:,.0f} MB are needed in {folder} and {free / 1e6:,.0f} MB are free: "
+            "make room (`nanoloop model remove NAME`), or take another folder with NANOLOOP_MODELS"
+        )
+
+
+class SourceFailed(ModelError):
+    """One source could not give the file."""
 
 
 class ToolError(NanoloopError):

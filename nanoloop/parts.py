@@ -21,7 +21,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.models.part import file_of
+from nanoloop.models.catalogue import file_of
 from nanoloop.pictures import Pictures
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.providers import vendors as plugins

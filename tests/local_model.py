@@ -15,8 +15,8 @@ import anyio
 import httpx2
 import pytest
 
-from nanoloop.models.fetching import fetch
-from nanoloop.models.part import ModelError
+from nanoloop.errors import ModelError
+from nanoloop.models.download import fetch
 from nanoloop.providers.local.provider import LocalProvider
 
 TINY, USEFUL = "smollm2-135m", "qwen2.5-coder-1.5b"

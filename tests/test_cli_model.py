@@ -99,7 +99,7 @@ async def test_what_is_no_sum_is_refused_before_anything_is_fetched(nanoloop, se
 async def test_a_file_that_did_not_come_is_told_with_what_to_type(nanoloop, server):
     url = server.url("x.gguf")
     _, err = await nanoloop.run("model", "get", url, "--sha256", "0" * 64, code=1)
-    assert f"`nanoloop model get {url} --sha256 {'0' * 64}` goes on" in err
+    assert f"`nanoloop model get {url} --sha256 {'0' * 64}` resumes it" in err
 
 
 @pytest.mark.slow

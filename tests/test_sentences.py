@@ -11,7 +11,6 @@ import openai
 import pytest
 
 import nanoloop.channels.kit.platform
-import nanoloop.models.part
 import nanoloop.settings.problems  # noqa: F401 - whatever error there is has to be known
 from nanoloop.errors import (
     BadAnswer,

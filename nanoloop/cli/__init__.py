@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from nanoloop.errors import (
     InvalidSessionId,
     NanoloopError,
+    NoSuchModel,
     SessionNotFound,
     SettingsError,
     StoreLocked,
 )
-from nanoloop.models.part import NoSuchModel
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings

@@ -27,7 +27,7 @@ from nanoloop.cli.transcript import opened
 from nanoloop.errors import NanoloopError, ProviderError, how_to_install, place_of
 from nanoloop.events import silent
 from nanoloop.files import refusal
-from nanoloop.models.part import file_of, is_local
+from nanoloop.models.catalogue import file_of, is_local
 from nanoloop.parts import make_attachments, make_models, make_transcriber
 from nanoloop.protocols import Reply, Store
 from nanoloop.providers.models import Models

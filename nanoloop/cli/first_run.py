@@ -20,8 +20,7 @@ from nanoloop.cli.config import values
 from nanoloop.cli.model import fetched
 from nanoloop.cli.servers import MOST_SHOWN, RunningServer, models_at, running, served_by
 from nanoloop.errors import SettingsError, how_to_install
-from nanoloop.models.catalogue import CATALOGUE, SMALLEST, Model, find
-from nanoloop.models.part import PREFIX, file_of, is_local
+from nanoloop.models.catalogue import CATALOGUE, PREFIX, SMALLEST, Model, file_of, find, is_local
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import http_address

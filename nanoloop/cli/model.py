@@ -6,8 +6,9 @@ import json
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ import anyio
 from nanoloop.cli import Exit, add_actions, is_agreed, load_settings
 from nanoloop.cli.amounts import size
 from nanoloop.cli.servers import Served, serving
-from nanoloop.errors import SettingsError
-from nanoloop.models import fetching as shelf
-from nanoloop.models.catalogue import CATALOGUE, Model, at, find
-from nanoloop.models.fetching import fetch
-from nanoloop.models.part import PREFIX, DownloadProgress, ModelError, Tell
+from nanoloop.errors import ModelError, NoSuchModel, SettingsError
+from nanoloop.models.catalogue import CATALOGUE, PREFIX, SUFFIX, Model, at, find, known
+from nanoloop.models.download import DownloadProgress, Tell, fetch, files_in
 from nanoloop.settings import Settings
+
+_WAITING = "another process fetches it; waiting"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,13 +53,9 @@ def run(args: Namespace) -> int:
 def show_list(args: Namespace, settings: Settings) -> int:
     """Print what runs on this machine, and what each server of the settings serves."""
     served = serving(settings)
-    rows = [_facts(model, settings.models) for model in CATALOGUE]
-    known = {model.name for model in CATALOGUE}
-    rows += [
-        _facts(Model(name=name, sources=()), settings.models)
-        for name in shelf.names(settings.models)
-        if name not in known
-    ]
+    here = files_in(settings.models)
+    others = (Model(name=name, sources=()) for name in sorted(here) if not known(name))
+    rows = [_facts(model, here.get(model.name, ())) for model in (*CATALOGUE, *others)]
     if args.json:
         print(json.dumps([*rows, *_served(served)], indent=2))
     else:
@@ -87,30 +84,48 @@ def get(args: Namespace, settings: Settings) -> int:
 
 def show_path(args: Namespace, settings: Settings) -> int:
     """Print where a model's file is; raises `NoSuchModel` where it isn't."""
-    print(shelf.path_of(settings.models, args.name))
+    name, files = _files_of(args.name, settings.models)
+    if not _is_whole(files):
+        raise _not_here(name)
+    print(files[0])
     return Exit.DONE
 
 
 def remove(args: Namespace, settings: Settings) -> int:
     """Remove a model's file, or what was fetched of it, once someone agreed."""
-    name = shelf.name_on(settings.models, args.name)
-    what = f"{name}, {size(shelf.kept_bytes(settings.models, name))} in {settings.models}"
+    name, files = _files_of(args.name, settings.models)
+    what = f"{name}, {size(_bytes_of(files))} in {settings.models}"
     nobody = ModelError("say --yes to remove a model where nobody can be asked")
     if not (args.yes or is_agreed(f"{what}\nRemove it?", nobody_there=nobody)):
         print("nothing was removed", file=sys.stderr)
         return Exit.FAILED
-    shelf.remove(settings.models, name)
+    for file in files:
+        file.unlink(missing_ok=True)
     print(f"removed {name}", file=sys.stderr)
     return Exit.DONE
 
 
-def _facts(model: Model, folder: Path) -> dict[str, Any]:
-    file, kept = folder / model.file, shelf.kept_bytes(folder, model.name)
+def _files_of(name: str, folder: Path) -> tuple[str, Sequence[Path]]:
+    """The model's own name, and what is here of it; raises `NoSuchModel` with the next step."""
+    here, name = files_in(folder), name.removeprefix(PREFIX).removesuffix(SUFFIX)
+    if name in here:
+        return name, here[name]
+    if known(name):
+        raise _not_here(name)
+    raise NoSuchModel(name, get_close_matches(name, here, n=2))
+
+
+def _not_here(name: str) -> NoSuchModel:
+    return NoSuchModel(name, advice=f"it is not here yet: `nanoloop model get {name}`")
+
+
+def _facts(model: Model, files: Sequence[Path]) -> dict[str, Any]:
+    kept = _bytes_of(files)
     return {
         "name": model.name,
         "vendor": "local",
         "setting": f"{PREFIX}{model.name}",
-        "file": str(file) if file.is_file() else None,
+        "file": str(files[0]) if _is_whole(files) else None,
         "size_bytes": model.size_bytes or kept,
         "fetched_bytes": kept,
         "parameters": model.parameters or None,
@@ -120,6 +135,14 @@ def _facts(model: Model, folder: Path) -> dict[str, Any]:
         "calls_tools": model.calls_tools if model.sources else None,
         "about": model.about or None,
     }
+
+
+def _is_whole(files: Sequence[Path]) -> bool:
+    return bool(files) and files[0].suffix == SUFFIX
+
+
+def _bytes_of(files: Sequence[Path]) -> int:
+    return sum(file.stat().st_size for file in files if file.suffix != ".tag")
 
 
 def _served(served: list[Served]) -> Iterator[dict[str, Any]]:
@@ -146,11 +169,6 @@ def _sum(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
         raise ArgumentTypeError(f"{text!r} is no SHA-256 sum: those are 64 digits of 0-9 and a-f")
     return text.lower()
-
-
-_LINES = 10
-"""Lines for a whole file, where there is no bar."""
-_WAITING = "another process fetches it; waiting"
 
 
 def fetched(model: Model, settings: Settings) -> Path:
@@ -196,28 +214,22 @@ def _bar(model: Model) -> Iterator[Tell]:
 
 @contextmanager
 def _lines(model: Model) -> Iterator[Tell]:
-    about = f" ({size(model.size_bytes)})" if model.size_bytes else ""
-    _say(f"fetching {model.name}{about}")
-    yield _in_steps(model.name)
+    """A line for each tenth of the file, once."""
+    said = set()
 
-
-def _in_steps(name: str) -> Callable[[DownloadProgress], None]:
-    said = 0
-    has_waited = False
+    def say_once(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            _say(f"{model.name}: {sentence}")
 
     def tell(made: DownloadProgress) -> None:
-        nonlocal said, has_waited
-        if made.step == "waiting" and not has_waited:
-            has_waited = True
-            _say(f"{name}: {_WAITING}")
-        if made.step != "fetching" or not made.total:
-            return
-        step = made.done * _LINES // made.total
-        if step > said:
-            said = step
-            _say(f"{name}: {step * 100 // _LINES} % of {size(made.total)}")
+        if made.step == "waiting":
+            say_once(_WAITING)
+        elif made.step == "fetching" and made.total and (tenths := made.done * 10 // made.total):
+            say_once(f"{tenths * 10} % of {size(made.total)}")
 
-    return tell
+    _say(f"fetching {model.name}" + (f" ({size(model.size_bytes)})" if model.size_bytes else ""))
+    yield tell
 
 
 def _say(sentence: str) -> None:

