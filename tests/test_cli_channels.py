@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from tests.command_line import CommandLine, ended, line_with
 from tests.openai_server import OpenAIServer
+from tests.stages.command_line import CommandLine, ended, line_with
 
 PLUGIN = """
 import anyio

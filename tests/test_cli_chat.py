@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from nanoloop.sentences import ENGLISH
-from tests.command_line import CommandLine, Terminal, ended
 from tests.openai_server import Answer, OpenAIServer
+from tests.stages.command_line import CommandLine, Terminal, ended
 
 
 def echo(request):

@@ -7,9 +7,9 @@ import signal
 import anyio
 import pytest
 
-from tests.command_line import CommandLine, Terminal, ended, line_with
-from tests.file_server import FileServer
-from tests.local_model import FOLDER, TINY, model_file
+from tests.servers.file_server import FileServer
+from tests.stages.command_line import CommandLine, Terminal, ended, line_with
+from tests.stages.local_model import FOLDER, TINY, model_file
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000
 SUM = hashlib.sha256(CONTENT).hexdigest()

@@ -8,8 +8,8 @@ import subprocess
 import anyio
 import pytest
 
-from tests.command_line import CommandLine, Terminal, ended, line_with
 from tests.openai_server import Answer, OpenAIServer
+from tests.stages.command_line import CommandLine, Terminal, ended, line_with
 
 
 @pytest.fixture

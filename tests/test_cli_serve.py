@@ -7,8 +7,8 @@ import subprocess
 import httpx2
 import pytest
 
-from tests.command_line import CommandLine, Terminal, ended, line_with
 from tests.openai_server import OpenAIServer
+from tests.stages.command_line import CommandLine, Terminal, ended, line_with
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.command_line import CommandLine
-from tests.file_server import FileServer
 from tests.openai_server import Answer, OpenAIServer
 from tests.servers.anthropic_server import KEY, AnthropicServer
+from tests.servers.file_server import FileServer
+from tests.stages.command_line import CommandLine
 
 MODELS = ["chatty-2", "chatty-1", "text-embed-3", "whisper-1", "tts-1", "x-rerank", "a\x1bb", ""]
 

@@ -11,10 +11,10 @@ from nanoloop.cli import first_run
 from nanoloop.cli.first_run import ask
 from nanoloop.cli.servers import RunningServer, models_at, running
 from nanoloop.settings import Settings
-from tests.command_line import CommandLine, Terminal, ended
-from tests.file_server import FileServer
-from tests.local_model import FOLDER, TINY, model_file
 from tests.openai_server import OpenAIServer
+from tests.servers.file_server import FileServer
+from tests.stages.command_line import CommandLine, Terminal, ended
+from tests.stages.local_model import FOLDER, TINY, model_file
 
 QUESTION, LAST_CHOICE = "Who shall answer?", "1 to "
 OLLAMA = RunningServer("Ollama", "http://localhost:11434/v1", ["qwen3:4b", "llama3"])

@@ -12,7 +12,7 @@ from nanoloop.errors import ProviderError, SettingsError
 from nanoloop.providers.local import server as process_module
 from nanoloop.providers.local import server as server_module
 from nanoloop.providers.local.provider import LocalProvider
-from tests.local_model import FETCHING_SECONDS, LONG, model_file, opened, said, until
+from tests.stages.local_model import FETCHING_SECONDS, LONG, model_file, opened, said, until
 
 pytestmark = pytest.mark.timeout(FETCHING_SECONDS)
 

@@ -11,7 +11,8 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.parts import make_provider
 from nanoloop.providers.local import server as process_module
 from nanoloop.settings import LocalSettings, Settings
-from tests.local_model import (
+from tests.openai_server import OpenAIServer
+from tests.stages.local_model import (
     FETCHING_SECONDS,
     LONG,
     busy_slots,
@@ -22,7 +23,6 @@ from tests.local_model import (
     until,
     until_busy,
 )
-from tests.openai_server import OpenAIServer
 
 pytestmark = pytest.mark.timeout(FETCHING_SECONDS)
 

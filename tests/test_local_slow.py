@@ -9,7 +9,7 @@ from nanoloop.events import SummaryCommitted, ToolFinished
 from nanoloop.providers.local.provider import LocalProvider
 from nanoloop.tools.ready import calculator, clock
 from tests.bench.facts import FACTS, Talk, answered
-from tests.local_model import USEFUL, model_file
+from tests.stages.local_model import USEFUL, model_file
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 

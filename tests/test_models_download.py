@@ -11,7 +11,7 @@ from nanoloop.models import download
 from nanoloop.models.catalogue import Address, Model, at
 from nanoloop.models.download import REDIRECTS
 from tests.certificates import certified
-from tests.file_server import FileServer
+from tests.servers.file_server import FileServer
 from tests.servers.forwarding import HttpProxy, running
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000

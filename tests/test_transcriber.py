@@ -17,7 +17,7 @@ from nanoloop.messages import Attachment
 from nanoloop.parts import make_channels, make_transcriber
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
-from tests.command_line import CommandLine
+from tests.stages.command_line import CommandLine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

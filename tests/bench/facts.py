@@ -25,7 +25,7 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.local.provider import LocalProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.bench.report import Report, say
-from tests.local_model import USEFUL, model_file
+from tests.stages.local_model import USEFUL, model_file
 
 LIMIT, KEPT = 30, 10
 LAST = 10

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 WHERE_IS_THE_CURSOR, AT_HOME = "\x1b[6n", "\x1b[1;1R"
 
 
