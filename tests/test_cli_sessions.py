@@ -186,7 +186,7 @@ def test_b3_4_the_list_finds_by_beginning_then_title_then_agent_and_number(capsy
     assert ids(capsys, "--search", "telegram:") == ["telegram:42"]
     assert ids(capsys, "--limit", "1") == ["telegram:42"]
     assert ids(capsys, "--agent", "nobody") == []
-    assert "no session is like that" in nanoloop(capsys, "list", "--search", "xyz").err
+    assert "no session matches" in nanoloop(capsys, "list", "--search", "xyz").err
 
 
 def test_b3_4_the_list_finds_what_was_said(capsys, stored):

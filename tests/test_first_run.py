@@ -1,4 +1,4 @@
-"""The first `nanoloop chat`: who shall answer is asked once, written down, and the chat goes on."""
+"""The first `nanoloop chat` asks which model to use, once, and writes it down."""
 
 import builtins
 import json
@@ -8,15 +8,15 @@ import anyio
 import pytest
 
 from nanoloop.cli import first_run
-from nanoloop.cli.first_run import ask
-from nanoloop.cli.servers import RunningServer, models_at, running
+from nanoloop.cli.first_run import ask_for_model
+from nanoloop.cli.servers import RunningServer, models_at, running_servers
 from nanoloop.settings import Settings
 from tests.openai_server import OpenAIServer
 from tests.servers.file_server import FileServer
 from tests.stages.command_line import CommandLine, Terminal, ended
 from tests.stages.local_model import FOLDER, TINY, model_file
 
-QUESTION, LAST_CHOICE = "Who shall answer?", "1 to "
+QUESTION, LAST_CHOICE = "Which model should answer?", "1 to "
 OLLAMA = RunningServer("Ollama", "http://localhost:11434/v1", ["qwen3:4b", "llama3"])
 
 
@@ -56,7 +56,7 @@ async def test_a_key_is_typed_unseen_and_kept_for_its_owner(nanoloop, file):
             terminal.type("sk-secret\r")
             seen = await terminal.shows("Model")
             terminal.type("\r")
-            await terminal.shows("to choose anew, take api_key and model out of it")
+            await terminal.shows("to choose again, take api_key and model out of it")
             await terminal.shows("window 0/50")
             terminal.type("\x04")
             assert await ended(process) == 0
@@ -127,19 +127,19 @@ async def test_a_stronger_setting_than_the_choice_is_named(nanoloop, file):
 
 def test_a_server_that_runs_here_is_offered_with_its_models(typed, capsys):
     typed += ["5", "llama3"]
-    assert ask(Settings(), [OLLAMA]) == {"base_url": OLLAMA.url, "model": "llama3"}
+    assert ask_for_model(Settings(), [OLLAMA]) == {"base_url": OLLAMA.url, "model": "llama3"}
     assert "5  Ollama, which runs here: qwen3:4b, llama3" in capsys.readouterr().out
 
 
 def test_nonsense_is_said_to_be_and_asked_again(typed, capsys):
     typed += ["0", "99", "-1", "x", "5", ""]
-    assert ask(Settings(), [OLLAMA])["model"] == "qwen3:4b"
+    assert ask_for_model(Settings(), [OLLAMA])["model"] == "qwen3:4b"
     assert capsys.readouterr().out.count(" is none of them.") == 4
 
 
 def test_what_is_no_address_is_asked_again_at_its_place(typed, capsys):
     typed += ["4", "no address", "http://127.0.0.1:9/v1", "", "little"]
-    said = ask(Settings(), [])
+    said = ask_for_model(Settings(), [])
     assert said == {"base_url": "http://127.0.0.1:9/v1", "model": "little"}
     assert "'no address' is not an address: begin it with" in capsys.readouterr().out
 
@@ -151,13 +151,13 @@ async def test_a_model_that_was_named_is_told_what_it_lacks(nanoloop):
 
 def test_an_empty_key_is_no_choice(typed):
     typed += ["3", " "]
-    assert ask(Settings(), []) is None
+    assert ask_for_model(Settings(), []) is None
 
 
 def test_without_the_extra_a_local_model_says_how_to_get_it(typed, capsys, monkeypatch):
     monkeypatch.setattr(first_run, "can_run", lambda: False)
     typed += ["1"]
-    assert ask(Settings(), []) is None
+    assert ask_for_model(Settings(), []) is None
     assert "pip install '.[local]'" in capsys.readouterr().out
 
 
@@ -165,7 +165,7 @@ def test_servers_are_found_by_what_they_list():
     models = [{"id": "qwen3:4b"}, {"id": "bad\x1b[2Jname"}, {"id": 7}, "odd"]
     with FileServer(json.dumps({"data": models}).encode()) as server:
         usual = {"Ollama": server.root, "LM Studio": "http://127.0.0.1:9/v1"}
-        assert running(usual) == [RunningServer("Ollama", server.root, ["qwen3:4b"])]
+        assert running_servers(usual) == [RunningServer("Ollama", server.root, ["qwen3:4b"])]
         assert server.asked == [("/models", None)]
 
 
@@ -181,14 +181,14 @@ async def test_a_vendor_whose_key_is_set_is_one_of_the_choices(typed, capsys):
         groq = {"api_key": "gsk", "base_url": server.url}
         settings = Settings(providers={"groq": groq})
         typed.extend(["5", "chatty-2"])
-        said = await anyio.to_thread.run_sync(ask, settings, [])
+        said = await anyio.to_thread.run_sync(ask_for_model, settings, [])
     assert said == {"model": "groq:chatty-2"}
     assert "5  Groq, with the key that is set" in capsys.readouterr().out
 
 
 def test_a_key_that_is_typed_is_the_vendors_whose_model_is_named(typed):
     typed += ["3", "gsk", "groq:llama"]
-    said = ask(Settings(), [])
+    said = ask_for_model(Settings(), [])
     assert said == {"providers.groq.api_key": "gsk", "model": "groq:llama"}
 
 
@@ -202,7 +202,7 @@ def test_a_key_that_is_typed_is_the_vendors_whose_model_is_named(typed):
 )
 def test_a_model_that_a_key_is_not_all_for_is_no_choice(typed, capsys, model, told):
     typed += ["3", "gsk", model]
-    assert ask(Settings(), []) is None
+    assert ask_for_model(Settings(), []) is None
     assert told in capsys.readouterr().out
 
 

@@ -130,7 +130,7 @@ async def test_a_web_page_is_no_model(server, tmp_path):
     assert left_in(tmp_path) == []
 
 
-@pytest.mark.parametrize(("status", "told"), [(404, "no such file"), (403, "whom it knows")])
+@pytest.mark.parametrize(("status", "told"), [(404, "no such file"), (403, "authorised users")])
 async def test_a_refusal_is_told_at_once_and_without_secrets(server, tmp_path, status, told):
     server.status = status
     with pytest.raises(NotFetched, match=told) as raised:

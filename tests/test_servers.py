@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis as RedisClient
 
 from tests.conftest import running
-from tests.servers import postgres
+from tests.servers import postgres as postgres_file
 from tests.servers.postgres import Postgres
 from tests.servers.proxy import faulty
 from tests.servers.redis import Redis

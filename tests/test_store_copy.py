@@ -344,7 +344,7 @@ def test_an_interrupted_copy_says_how_far_it_is_and_what_goes_on(tmp_path, capsy
 
     monkeypatch.setattr("nanoloop.cli.store.copy", interrupted)
     assert main(["store", "copy", "sqlite:", "jsonl:", "--data", str(tmp_path)]) == 130
-    assert "stopped after 1 of 3; the same command goes on" in capsys.readouterr().err
+    assert "stopped after 1 of 3; the same command resumes it" in capsys.readouterr().err
 
 
 async def test_a_session_on_a_damaged_page_is_left_out_and_a_store_that_is_away_ends_it():

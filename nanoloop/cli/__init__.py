@@ -103,7 +103,7 @@ COMMANDS = {
         ),
     ),
     "memory": CommandHelp(
-        "show what is where in a conversation, set its summary right, list who waits for one",
+        "show what lies where in a conversation, correct its summary, list those that wait for one",
         (
             "nanoloop memory show work",
             "nanoloop memory edit work",
@@ -202,7 +202,7 @@ def add_actions(parser: argparse.ArgumentParser) -> Callable[[str, str], argpars
 
 
 def is_agreed(question: str, *, nobody_there: NanoloopError) -> bool:
-    """Whether the person at the terminal says yes; raises what is given where there is none."""
+    """Whether the person at the terminal says yes; raises `nobody_there` if there is none."""
     if not (os.isatty(0) and os.isatty(2)):
         raise nobody_there
     with suppress(EOFError):
@@ -294,7 +294,7 @@ def _print_version() -> Exit:
 
 
 def _tell(error: BaseException) -> int:
-    """Say what went wrong and give its code; a bug goes on as it is, with its traceback."""
+    """Say what went wrong and give its code; a bug is raised as it is, with its traceback."""
     causes = [*_causes(error)]
     if not all(isinstance(cause, tuple(kind for kind, _ in _EXITS)) for cause in causes):
         raise error

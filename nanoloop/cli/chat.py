@@ -15,7 +15,7 @@ import anyio
 from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.cli import Exit
-from nanoloop.cli.first_run import add_local, settle
+from nanoloop.cli.first_run import add_local, settings_with_model
 from nanoloop.errors import SettingsError
 from nanoloop.files import make_folder
 from nanoloop.settings import Settings
@@ -23,7 +23,7 @@ from nanoloop.telemetry import Telemetry
 
 CHANNEL = "terminal"
 _LOG_BYTES = 5_000_000
-"""The log of interactive chats begins anew beyond this; the one before is kept."""
+"""Above this size the log of interactive chats is started afresh; the previous one is kept."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
         if getattr(args, flag) is not None and not getattr(args, flag).strip():
             raise SettingsError(f"--{flag} is empty: give it some text, or leave it out")
     is_for_a_person = _is_for_a_person(args)
-    settings = settle(args, can_ask=is_for_a_person)
+    settings = settings_with_model(args, can_ask=is_for_a_person)
     if settings is None:
         return Exit.NOT_CONFIGURED
     talk = _at_prompt if is_for_a_person else partial(_for_script, args=args)

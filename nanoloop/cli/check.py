@@ -1,4 +1,4 @@
-"""`nanoloop check`: whether all that a daemon needs is right, and the next step where it isn't."""
+"""`nanoloop check`: whether all that a daemon needs is right, and the next step if it isn't."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ONE_TOKEN = {"max_tokens": 1, "thinking": None}
 _LIMIT = re.compile(r"max_(completion_|output_)?tokens|output limit")
 """In the words of a server that is there, knows key and model, and refuses so short an answer."""
 _HOW = """
-Each model is asked for one token, and each chat platform is connected to; where a daemon runs, it
+Each model is asked for one token, and each chat platform is connected to; if a daemon runs, it
 says how they stand."""
 
 
@@ -113,7 +113,7 @@ async def _models(settings: Settings) -> list[Check]:
 
 
 async def _model(model: str, settings: Settings, models: Models) -> tuple[bool, str]:
-    """Whether it can be asked, and what is to be said of it."""
+    """Whether it can be asked, and what to say of it."""
     if lacks := lacking(settings, model):
         return False, no_model(settings) if model == settings.model else f"{model}: {lacks}"
     if is_local(model):
@@ -146,7 +146,7 @@ async def _answer(model: str, models: Models) -> str:
 
 
 async def _one_token(model: str, models: Models) -> Reply:
-    """What the model says where it may say hardly anything; raises `NanoloopError`."""
+    """What the model answers in one token; raises `NanoloopError`."""
     provider, (word, name) = models.provider_of(model), split(model)
     fitted = getattr(provider, "with_options", None)
     if fitted is not None and (word in VENDORS or not word):
@@ -172,14 +172,14 @@ async def _store(settings: Settings) -> Check:
 
 
 async def _try_to_keep(store: Store) -> None:
-    """Raise `StoreError` where a server takes no sessions; nothing is left behind."""
+    """Raise `StoreError` if a server takes no sessions; nothing is left behind."""
     # Cut off in between, it leaves by itself.
     session = await store.create(ttl=60)
     await store.delete(session.id)
 
 
 def _try_to_write(path: Path) -> None:
-    """Raise `OSError` where sessions could not be written there; nothing is left behind."""
+    """Raise `OSError` if sessions could not be written there; nothing is left behind."""
     there = next(each for each in (path, *path.parents) if each.exists())
     if there == path and path.is_file():
         if not os.access(path, os.W_OK):

@@ -1,4 +1,4 @@
-"""`nanoloop config`: what is set, and by whom."""
+"""`nanoloop config`: each setting, and where its value came from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanoloop.settings.problems import MASK, shown
 _HEAD = """\
 # Settings of nanoloop, written by `nanoloop config --example`.
 #
-# Each setting stands here with its default, or with an example where it has none:
+# Each setting stands here with its default, or with an example if it has none:
 # take away the # in front of its name to change it. It is read from --config FILE, else
 # from nanoloop.toml in the working folder, else from ~/.config/nanoloop/nanoloop.toml.
 # Stronger than the file are variables (NANOLOOP_MODEL; two underscores reach into a table:

@@ -17,8 +17,14 @@ from pydantic import SecretStr
 from nanoloop.cli import load_settings
 from nanoloop.cli.amounts import size
 from nanoloop.cli.config import values
-from nanoloop.cli.model import fetched
-from nanoloop.cli.servers import MOST_SHOWN, RunningServer, models_at, running, served_by
+from nanoloop.cli.model import fetch_model
+from nanoloop.cli.servers import (
+    MOST_SHOWN,
+    RunningServer,
+    models_at,
+    models_of_vendor,
+    running_servers,
+)
 from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SMALLEST, Model, file_of, find, is_local
 from nanoloop.providers.vendors import VENDORS, split
@@ -48,22 +54,22 @@ def add_local(parser: ArgumentParser) -> None:
         metavar="NAME",
         nargs="?",
         const=SMALLEST.name,
-        help="a model on this machine, fetched where it is missing (%(const)s; see `model list`)",
+        help="a model on this machine, fetched if it is missing (%(const)s; see `model list`)",
     )
 
 
-def settle(args: Namespace, *, can_ask: bool) -> Settings | None:
-    """The settings with a model that can be asked; None, once said, where there is none."""
+def settings_with_model(args: Namespace, *, can_ask: bool) -> Settings | None:
+    """The settings with a model that can be asked; None, with a message, if there is none."""
     if args.local is not None:
         args.model = f"{PREFIX}{args.local.removeprefix(PREFIX)}"
     settings = load_settings(args)
-    # Whoever names a vendor has chosen already: they want to hear which key is missing.
+    # Anyone who names a vendor has chosen already, and wants to hear which key is missing.
     can_ask = can_ask and not split(settings.model)[0]
     found = settings if settings.has_model else _chosen(args, settings) if can_ask else None
     if found is None:
         print(f"nanoloop: {no_model(settings)}", file=sys.stderr)
     else:
-        make_ready(found)
+        fetch_local_models(found)
     return found
 
 
@@ -80,12 +86,12 @@ def no_model(settings: Settings) -> str:
 
 
 def _chosen(args: Namespace, settings: Settings) -> Settings | None:
-    said = ask(settings)
+    said = ask_for_model(settings)
     if said is None:
         return None
     path = Path(args.config) if args.config else settings.file or _usual_file()
     write(path, said)
-    print(f"Written to {path}; to choose anew, take {' and '.join(said)} out of it\n")
+    print(f"Written to {path}; to choose again, take {' and '.join(said)} out of it\n")
     return _loaded(args, said)
 
 
@@ -109,22 +115,24 @@ def _plain(value: Any) -> Any:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-Said = Mapping[str, str]
-"""What the settings file is to say."""
+Chosen = Mapping[str, str]
+"""Settings to write into the file."""
 _BYTES_A_MINUTE = 50_000_000 / 8 * 60
 _MODELS_SHOWN = 4
 
 
 class _Choice(NamedTuple):
-    """A line of the menu, and what follows where it is taken; None is another try."""
+    """A line of the menu, and what follows if it is taken; None means another try."""
 
     line: str
-    follow: Callable[[], Said | None]
+    follow: Callable[[], Chosen | None]
 
 
-def ask(settings: Settings, servers: Sequence[RunningServer] | None = None) -> Said | None:
-    """What the person chose, or None where they left."""
-    found = running() if servers is None else servers
+def ask_for_model(
+    settings: Settings, servers: Sequence[RunningServer] | None = None
+) -> Chosen | None:
+    """What the person chose, or None if they left."""
+    found = running_servers() if servers is None else servers
     keyed = [server_of(settings, word) for word in keyed_vendors(settings)]
     choices = [
         *(_local(model, settings) for model in CATALOGUE),
@@ -133,7 +141,7 @@ def ask(settings: Settings, servers: Sequence[RunningServer] | None = None) -> S
         *(_server(server) for server in found),
         *(_keyed(server) for server in keyed),
     ]
-    print("No model is set yet. Who shall answer? (Times to fetch are for 50 Mbit/s.)\n")
+    print("No model is set yet. Which model should answer? (Download times are for 50 Mbit/s.)\n")
     for number, choice in enumerate(choices, start=1):
         print(f"  {number}  {choice.line}")
     print()
@@ -143,7 +151,7 @@ def ask(settings: Settings, servers: Sequence[RunningServer] | None = None) -> S
         return print("\n")
 
 
-def _taken(choices: Sequence[_Choice]) -> Said:
+def _taken(choices: Sequence[_Choice]) -> Chosen:
     while True:
         said = input(f"1 to {len(choices)} (Enter is 1, Ctrl-D leaves): ").strip() or "1"
         if said not in map(str, range(1, len(choices) + 1)):
@@ -159,7 +167,7 @@ def _local(model: Model, settings: Settings) -> _Choice:
     effort = "here already" if is_here else f"{size(model.size_bytes or 0)}, {how_long}"
     line = f"{model.name} on this machine ({effort}): {model.about}"
 
-    def follow() -> Said | None:
+    def follow() -> Chosen | None:
         if can_run():
             return {"model": f"{PREFIX}{model.name}"}
         return print(EXTRA)
@@ -179,8 +187,8 @@ def _server(server: RunningServer) -> _Choice:
 def _keyed(server: Configured) -> _Choice:
     line = f"{server.vendor.title}, with the key that is set"
 
-    def follow() -> Said | None:
-        listed = [model.removeprefix(f"{server.word}:") for model in served_by(server)]
+    def follow() -> Chosen | None:
+        listed = [model.removeprefix(f"{server.word}:") for model in models_of_vendor(server)]
         if not listed:
             return print(f"{server.vendor.title} lists no models: check the key.")
         return {"model": f"{server.word}:{_one_of(listed[:MOST_SHOWN], listed[0])}"}
@@ -188,7 +196,7 @@ def _keyed(server: Configured) -> _Choice:
     return _Choice(line, follow)
 
 
-def _with_key(settings: Settings) -> Said | None:
+def _with_key(settings: Settings) -> Chosen | None:
     if not (key := getpass("Key (not shown): ").strip()):
         return print("No key was typed.")
     model = _one_of((), settings.model)
@@ -209,9 +217,9 @@ def _with(settings: Settings, word: str, key: str) -> Settings:
     return settings.model_copy(update={"providers": {**settings.providers, word: own}})
 
 
-def _with_address(settings: Settings) -> Said:
+def _with_address(settings: Settings) -> Chosen:
     url = _address()
-    key = getpass("Key (not shown; Enter where it wants none): ").strip()
+    key = getpass("Key (not shown; Enter if it wants none): ").strip()
     models = models_at(url, key or None)
     if not models:
         print(f"Nothing at {url} lists its models; check the address, or go on.")
@@ -246,20 +254,20 @@ def can_run() -> bool:
     return find_spec("xllamacpp") is not None
 
 
-def make_ready(settings: Settings) -> None:
-    """Fetch the local models' files where they are missing: whoever names a model wants it."""
+def fetch_local_models(settings: Settings) -> None:
+    """Fetch the local models' files that are missing: anyone who names a model wants it."""
     models = {model for _, model in models_of(settings) if is_local(model)}
     if models and not can_run():
         raise SettingsError(EXTRA)
     for model in sorted(models):
-        _make_ready(model, settings)
+        _fetch_if_missing(model, settings)
 
 
-def _make_ready(model: str, settings: Settings) -> None:
+def _fetch_if_missing(model: str, settings: Settings) -> None:
     path = file_of(model, settings.models)
     if not path.exists():
         if not model.startswith(PREFIX):
             raise SettingsError(f"there is no model file {path}: check the path")
-        fetched(find(path.stem), settings)
+        fetch_model(find(path.stem), settings)
     if model == settings.model and path.stem == SMALLEST.name and sys.stderr.isatty():
         print(_TINY, file=sys.stderr)

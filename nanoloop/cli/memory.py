@@ -1,4 +1,4 @@
-"""`nanoloop memory`: what is where in a conversation, its summary set right, who waits for one."""
+"""`nanoloop memory`: what lies where in a conversation; its summary, corrected or awaited."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from nanoloop.tokens import entry_tokens, text_tokens
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop memory` takes."""
     action = add_actions(parser)
-    shown = action("show", "draw what is where")
+    shown = action("show", "draw what lies where")
     edited = action("edit", "correct the summary: in $EDITOR, with --text, or from standard input")
-    waiting = action("status", "list who waits for a summary")
+    waiting = action("status", "list those that wait for a summary")
     for each in (shown, edited):
         each.add_argument(
             "name", metavar="SESSION", help="its id, its key such as telegram:42, or --session's"
@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
 
 
 async def show(args: Namespace, settings: Settings) -> None:
-    """Draw what is where."""
+    """Draw what lies where."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         picture = MemoryMap(session, await store.entries(session.id))
@@ -123,13 +123,13 @@ def _drafted(before: str) -> Path:
 
 
 async def _save(session_id: str, before: str, text: str, settings: Settings) -> bool:
-    """Save it; raises `SessionError` where the summary is not the one that was edited any more."""
+    """Save it; raises `SessionError` if the summary has changed since it was read."""
     if text == before.strip():
         return False
     async with opened(settings, read_only=False) as store:
         session = await store.load(session_id)
         if session.summary != before:
-            raise SessionError("the summary was written anew meanwhile: edit that one")
+            raise SessionError("the summary was rewritten meanwhile: edit the new one")
         session.update_summary(text)
         await store.save(session)
     return True

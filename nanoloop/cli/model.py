@@ -17,7 +17,7 @@ import anyio
 
 from nanoloop.cli import Exit, add_actions, is_agreed, load_settings
 from nanoloop.cli.amounts import size
-from nanoloop.cli.servers import Served, serving
+from nanoloop.cli.servers import ServerModels, configured_servers
 from nanoloop.errors import ModelError, NoSuchModel, SettingsError
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SUFFIX, Model, at, find, known
 from nanoloop.models.download import DownloadProgress, Tell, fetch, files_in
@@ -31,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     action = add_actions(parser)
     listed = action("list", "list what is here, may be had, and is served")
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
-    got = action("get", "fetch a model, or go on with one that was stopped")
+    got = action("get", "fetch a model, or resume one that was stopped")
     got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
     got.add_argument(
         "--sha256", metavar="SUM", type=_sum, help="the sum that a file from an address must have"
@@ -52,7 +52,7 @@ def run(args: Namespace) -> int:
 
 def show_list(args: Namespace, settings: Settings) -> int:
     """Print what runs on this machine, and what each server of the settings serves."""
-    served = serving(settings)
+    served = configured_servers(settings)
     here = files_in(settings.models)
     others = (Model(name=name, sources=()) for name in sorted(here) if not known(name))
     rows = [_facts(model, here.get(model.name, ())) for model in (*CATALOGUE, *others)]
@@ -77,13 +77,13 @@ def get(args: Namespace, settings: Settings) -> int:
     model = at(args.name, args.sha256) if "://" in args.name else find(args.name)
     if args.sha256 and model in CATALOGUE:
         raise SettingsError(f"--sha256 is for an address: the catalogue has the sum of {args.name}")
-    path = fetched(model, settings)
+    path = fetch_model(model, settings)
     print(f"{path}\ntalk with it: nanoloop chat --local {model.name}", file=sys.stderr)
     return Exit.DONE
 
 
 def show_path(args: Namespace, settings: Settings) -> int:
-    """Print where a model's file is; raises `NoSuchModel` where it isn't."""
+    """Print where a model's file is; raises `NoSuchModel` if it isn't here."""
     name, files = _files_of(args.name, settings.models)
     if not _is_whole(files):
         raise _not_here(name)
@@ -145,7 +145,7 @@ def _bytes_of(files: Sequence[Path]) -> int:
     return sum(file.stat().st_size for file in files if file.suffix != ".tag")
 
 
-def _served(served: list[Served]) -> Iterator[dict[str, Any]]:
+def _served(served: list[ServerModels]) -> Iterator[dict[str, Any]]:
     for each in served:
         for setting in each.models:
             name = setting.removeprefix(f"{each.server.word}:")
@@ -171,8 +171,8 @@ def _sum(text: str) -> str:
     return text.lower()
 
 
-def fetched(model: Model, settings: Settings) -> Path:
-    """The model's file, fetched in sight of whoever is there; raises `ModelError`."""
+def fetch_model(model: Model, settings: Settings) -> Path:
+    """The model's file, fetched with its progress shown; raises `ModelError`."""
     if (path := settings.models / model.file).exists():
         return path
     shown = _bar if sys.stderr.isatty() else _lines
@@ -183,9 +183,8 @@ def fetched(model: Model, settings: Settings) -> Path:
                 partial(fetch, model, settings.models, hub=settings.local.hub, tell=tell)
             )
     except KeyboardInterrupt:
-        _say(
-            f"stopped; what came is kept: `nanoloop model get {model.typed or model.name}` goes on"
-        )
+        words = f"nanoloop model get {model.typed or model.name}"
+        _say(f"stopped; what came is kept: `{words}` resumes it")
         raise
 
 

