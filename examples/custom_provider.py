@@ -12,8 +12,8 @@ import anyio
 from pydantic import BaseModel, SecretStr
 
 from nanoloop import Agent
+from nanoloop.plugins import Plugin
 from nanoloop.protocols import ChatMessage, OnText, Reply
-from nanoloop.providers.vendors import Plugin
 
 
 class ParrotSettings(BaseModel):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from nanoloop import plugins
 from nanoloop.agents import Agent, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.bus import InProcessBus
@@ -24,7 +25,6 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.models.catalogue import file_of
 from nanoloop.pictures import Pictures
 from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
-from nanoloop.providers import vendors as plugins
 from nanoloop.providers.models import Models, in_background
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
@@ -142,7 +142,7 @@ def _made(settings: Settings, announce: Announce, word: str, model: str) -> Prov
     if word == "local":
         return _local(settings, announce, model)
     if word and word not in VENDORS:
-        return plugins.load(word).make(own_of(settings, word), model)
+        return cast("Provider", plugins.load("providers", word).make(own_of(settings, word), model))
     server = server_of(settings, word)
     if word and server.lacks:
         raise SettingsError(server.lacks)

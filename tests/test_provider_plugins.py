@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from nanoloop import plugins
 from nanoloop.cli import main
 from nanoloop.errors import SettingsError
 from nanoloop.parts import make_provider
-from nanoloop.providers import vendors
 from nanoloop.settings import Settings
 
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -31,7 +31,7 @@ def install(tmp_path, monkeypatch):
         (site / "parrots.py").write_text(code)
 
     yield install
-    vendors._points.cache_clear()
+    plugins._installed.cache_clear()
     sys.modules.pop("parrots", None)
 
 
@@ -122,7 +122,7 @@ def test_one_that_is_broken_or_takes_no_settings_is_told(install, load, code, to
 
 
 BROKEN = """
-from nanoloop.providers.vendors import Plugin
+from nanoloop.plugins import Plugin
 
 class Broken:
     async def chat(self, **_):

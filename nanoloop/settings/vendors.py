@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
 
+from nanoloop import plugins
 from nanoloop.errors import SettingsError
 from nanoloop.models.catalogue import file_of, is_local, known
 from nanoloop.providers import vendors
-from nanoloop.providers import vendors as plugins
 from nanoloop.providers.vendors import VENDORS, Vendor, split
 from nanoloop.settings.keys import Section, setting
 from nanoloop.settings.problems import InvalidSettings, Problem, http_address, malformed, shown
@@ -71,9 +71,9 @@ def table_for(name: str) -> type[BaseModel]:
         raise SettingsError("providers.local takes no settings: those of local models are in local")
     if name in VENDORS:
         return VendorSettings
-    if plugins.is_installed(name):
-        return plugins.load(name).settings or _Nothing
-    known = [*VENDORS, *plugins.names()]
+    if plugins.is_installed("providers", name):
+        return plugins.load("providers", name).settings or _Nothing
+    known = [*VENDORS, *plugins.names("providers")]
     near = get_close_matches(name, known, n=1)
     advice = f"did you mean providers.{near[0]}?" if near else f"there are {', '.join(known)}"
     raise SettingsError(f"providers.{name} names no provider: {advice}")
