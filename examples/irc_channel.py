@@ -1,6 +1,12 @@
-"""A platform of your own: IRC, by the kit. `[channels.others.irc.options]` are its settings."""
+"""A platform of your own: IRC, by the kit; a package of yours names it as an entry point.
 
-from collections.abc import Callable, Sequence
+    [project.entry-points."nanoloop.channels"]
+    irc = "irc_channel:PLUGIN"
+
+Then its settings stand in `[channels.irc]`, or in NANOLOOP_CHANNELS__IRC__PASSWORD and the like.
+"""
+
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,36 +15,43 @@ from uuid import uuid4
 
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
+from pydantic import SecretStr
 
-from nanoloop.channels.kit import Hear, Heard, Limits, Place, Platform, Refused, Text, Upload
+from nanoloop.channels import kit
 from nanoloop.channels.kit.markdown import utf8
-from nanoloop.errors import SendLater, SettingsError
+from nanoloop.errors import SendLater
 
 LOST = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.IncompleteRead)
 
 
-@dataclass(kw_only=True)
-class Irc(Platform):
-    """A bot on an IRC server; what IRC has not, such as edits, is left as `Platform` has it."""
+class IrcSettings(kit.PlatformSettings):
+    """What `[channels.irc]` takes, beside `users` and what else each platform does."""
 
-    name = "irc"
-    limits = Limits(text=340, size=utf8, edit_seconds=None)  # 512 bytes with the names before it
     host: str
     nick: str
     port: int = 6697
     tls: bool = True
-    password: str = ""
-    channels: Sequence[str] = ()
+    password: SecretStr = SecretStr("-")
+    channels: tuple[str, ...] = ()
+
+
+@dataclass
+class Irc(kit.Platform):
+    """A bot on an IRC server; what IRC has not, such as edits, is left as `Platform` has it."""
+
+    name = "irc"
+    limits = kit.Limits(text=340, size=utf8, edit_seconds=None)  # of 512 bytes, with the names
+    own: IrcSettings
     _sending: anyio.Lock = field(default_factory=anyio.Lock, init=False)
     _pongs: dict[str, anyio.Event] = field(default_factory=dict, init=False)
 
-    async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
+    async def listen(self, hear: kit.Hear, connected: Callable[[], None]) -> None:
         """Read lines, and don't wait for `hear` there: the PONGs of `post` are among them."""
-        connecting = anyio.connect_tcp(self.host, self.port, tls=self.tls)
+        connecting = anyio.connect_tcp(self.own.host, self.own.port, tls=self.own.tls)
         async with await connecting as self._stream, anyio.create_task_group() as group:
             lines = BufferedByteReceiveStream(self._stream)
-            hello = f"PASS {self.password or '-'}", f"NICK {self.nick}", f"USER {self.nick} 0 * :-"
-            await self._send(*hello)
+            password, nick = self.own.password.get_secret_value(), self.own.nick
+            await self._send(f"PASS {password}", f"NICK {nick}", f"USER {nick} 0 * :-")
             with suppress(*LOST):
                 while line := words(await lines.receive_until(b"\n", 10_000)):
                     await self._obey(line, connected)
@@ -55,20 +68,20 @@ class Irc(Platform):
             case [_, "PONG", *_, token] if token in self._pongs:
                 self._pongs.pop(token).set()
             case [_, "001", *_]:
-                await self._send(*(f"JOIN {channel}" for channel in self.channels))
+                await self._send(*(f"JOIN {channel}" for channel in self.own.channels))
                 connected()
             case [_, "433", *_]:
                 raise SendLater("the nick is taken")
             case [_, "432" | "464" | "465", *_, why]:
-                raise Refused(f"IRC refuses the nick or password: {why}")
+                raise kit.Refused(f"IRC refuses the nick or password: {why}")
             case [_, "ERROR", why] if "password" in why:
-                raise Refused(f"IRC wants another password: {why}")
+                raise kit.Refused(f"IRC wants another password: {why}")
 
-    def _heard(self, sender: str, kind: str, to: str, text: str) -> Heard:
-        nick, private = sender.partition("!")[0], to.lower() == self.nick.lower()
-        me = self.nick.lower()
+    def _heard(self, sender: str, kind: str, to: str, text: str) -> kit.Heard:
+        me = self.own.nick.lower()
+        nick, private = sender.partition("!")[0], to.lower() == me
         named = next((word for word in text.split() if word.strip("@:,.?!").lower() == me), "")
-        return Heard(
+        return kit.Heard(
             chat=(nick if private else to).lower(),
             id=uuid4().hex,
             sender=sender,
@@ -84,7 +97,7 @@ class Irc(Platform):
         async with self._sending:
             await self._stream.send("".join(f"{line}\r\n" for line in lines).encode())
 
-    async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - the seam's
+    async def post(self, place: kit.Place, text: kit.Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - the seam's
         """Say it, further lines behind a space; the PONG tells that the server has it."""
         self._pongs[id] = pong = anyio.Event()
         said = f"\r\nPRIVMSG {place.chat} : ".join(filter(str.strip, text.plain.splitlines()))
@@ -95,9 +108,9 @@ class Irc(Platform):
             raise SendLater("the connection was lost")
         return id
 
-    async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam
+    async def upload(self, place: kit.Place, file: kit.Upload, **told: Any) -> str:
         """Say that there is a file."""
-        return await self.post(place, Text(plain=f"({file.name})"), reply_to=reply_to, id=id)
+        return await self.post(place, kit.Text(plain=f"({file.name})"), **told)
 
 
 def words(received: bytes) -> list[str]:
@@ -108,9 +121,9 @@ def words(received: bytes) -> list[str]:
     return [sender, *start.split(), *([last] if colon else [])]
 
 
-def make(options: dict[str, Any], folder: Path) -> Irc:  # noqa: ARG001 - IRC keeps nothing
-    """`irc = "irc_channel:make"` below a package's `[project.entry-points."nanoloop.channels"]`."""
-    try:
-        return Irc(**options)
-    except TypeError as wrong:
-        raise SettingsError(f"channels.others.irc.options: {wrong}") from None
+def make(own: IrcSettings, folder: Path) -> Irc:  # noqa: ARG001 - IRC keeps nothing
+    """The platform; the folder of the data is for those that keep something."""
+    return Irc(own)
+
+
+PLUGIN = kit.Plugin(name="irc", settings=IrcSettings, make=make)

@@ -7,42 +7,20 @@ import subprocess
 import pytest
 
 from tests.openai_server import OpenAIServer
+from tests.packages import make_package
 from tests.stages.command_line import CommandLine, ended, line_with
 
-PLUGIN = """
-import anyio
-from nanoloop.channels.kit.platform import Refused
-from nanoloop.testing.channels import FakeChats, FakePlatform
-
-class Quiet(FakePlatform):
-    def __init__(self, token):
-        super().__init__(FakeChats())
-        self.name, self.token = "quiet", token
-
-    async def listen(self, hear, connected):
-        if self.token == "wrong":
-            raise Refused("the token is wrong: get another one")
-        connected()
-        await anyio.sleep_forever()
-
-def make(options, folder):
-    return Quiet(options["token"])
-"""
 SETTINGS = """
-[channels.others.quiet]
+[channels.quiet]
 users = ["1"]
-options = {token = "right"}
+token = "right"
 """
 
 
 @pytest.fixture
 async def nanoloop(tmp_path):
     packages = tmp_path / "packages"
-    about = packages / "quiet-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: quiet\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[nanoloop.channels]\nquiet = quiet:make\n")
-    (packages / "quiet.py").write_text(PLUGIN)
+    make_package(packages)
     (tmp_path / "nanoloop.toml").write_text(SETTINGS)
     async with OpenAIServer(otherwise="ok") as server:
         nanoloop = CommandLine(tmp_path, server.url)
@@ -91,7 +69,7 @@ async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nan
         change("\n[channels", 'prompt = "Be brief."\nloop.lane_limit = 3\n[channels')
         process.send_signal(signal.SIGHUP)
         said = json.loads(await line_with(process.stderr, "settings_reloaded"))
-        assert said["taken"] == ["channels.others.quiet.users", "prompt"]
+        assert said["taken"] == ["channels.quiet.users", "prompt"]
         assert said["left"] == ["loop.lane_limit"]
         change("prompt", "promt")
         process.send_signal(signal.SIGHUP)
@@ -113,8 +91,7 @@ async def test_a_check_says_that_all_is_well(nanoloop):
     [
         ("right", "wrong", "WRONG  quiet: the token is wrong: get another one"),
         ('users = ["1"]', "", "WRONG  quiet: it connects, but nobody may talk: set users"),
-        (".quiet]", ".loud]", "WRONG  loud: channels.others.loud names no channel: install"),
-        ("[channels", '[channels.slack]\ntoken = "x"\n[channels', "WRONG  slack: it has no token"),
+        ('token = "right"', "", "WRONG  quiet: it has no token: set it in [channels.quiet]"),
     ],
 )
 async def test_a_check_says_what_is_wrong_and_the_next_step(nanoloop, change, old, new, line):

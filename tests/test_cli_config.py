@@ -10,14 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanoloop import cli
+from nanoloop import cli, plugins
 from nanoloop.cli import COMMANDS, Exit, main
 from nanoloop.cli.config import example, values
 from nanoloop.errors import NoConnection, SessionNotFound, SettingsError, StoreLocked
 from nanoloop.settings import Settings
+from nanoloop.settings.channels import PlatformSettings, table_for
 from nanoloop.settings.keys import known_settings
 
 ROOT = Path(__file__).parent.parent
+PLATFORM = plugins.names("channels")[0]
+OWN = {f"channels.{PLATFORM}.{key}" for key, _ in known_settings(table_for(PLATFORM))} - {
+    f"channels.{PLATFORM}.{key}" for key, _ in known_settings(PlatformSettings)
+}
+"""What it takes that others do not."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,11 +93,13 @@ def test_the_example_changes_nothing(tmp_path):
 
 
 def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
-    (tmp_path / "nanoloop.toml").write_text(re.sub(r"^#(?! |$)", "", example(), flags=re.MULTILINE))
+    every = re.sub(r"^#(?! |$)", "", example(), flags=re.MULTILINE)
+    (tmp_path / "nanoloop.toml").write_text(every.replace("channels.NAME", f"channels.{PLATFORM}"))
     settings = Settings.load(cwd=tmp_path)
-    shown = {re.sub(r"\.(cook|groq)\.", ".NAME.", key) for key, _ in values(settings)}
+    keys = [key for key, _ in values(settings) if key not in OWN]
+    shown = {re.sub(rf"\.(cook|groq|{PLATFORM})\.", ".NAME.", key) for key in keys}
     assert shown == {key for key, _ in known_settings(Settings)}
-    assert all(settings.origin(key).kind == "file" for key, _ in values(settings))
+    assert all(settings.origin(key).kind == "file" for key in keys)
     optional = dict.fromkeys(
         ("summary_model", "api_key", "base_url", "context_limit", "context_tokens")
     )

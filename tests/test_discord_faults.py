@@ -7,21 +7,20 @@ import anyio
 import discord
 import pytest
 
-from nanoloop.channels.kit.access import Rules
 from nanoloop.channels.kit.backlog import Gaps, SeenMessages
 from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.errors import Declined, SettingsError
 from nanoloop.events import ChannelLost, ChannelRefused
 from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.settings.channels import DiscordSettings
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from nanoloop.testing.channels.suite import Growing
 from tests.discord_server import DiscordServer
 
 # isort: split
 
-from nanoloop.channels.discord import make
+from nanoloop.channels.discord import DiscordSettings, make
 from nanoloop.channels.discord.client import explained
 from tests.discord_stage import DiscordStage
 
@@ -159,7 +158,7 @@ async def test_who_has_a_role_may_talk(stage, tmp_path):
     (_, ann), (_, bob) = await stage.people(2)
     role = stage.world.create_role(stage.guild.id, "friends")
     stage.world.add_member_role(stage.guild.id, int(ann), role.id)
-    rules = Rules(roles=frozenset({str(role.id)}))
+    rules = PlatformSettings(roles=(str(role.id),))
     async with Bot(stage.platform(), tmp_path, rules=rules):
         await stage.say(stage.group, stage.naming("hello"), sender=bob)
         await stage.say(stage.group, stage.naming("good day"), sender=ann)

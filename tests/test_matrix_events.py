@@ -7,14 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.channels.kit.platform import Place
+from nanoloop.channels.matrix import MatrixSettings, make
 from nanoloop.channels.matrix import homeserver as reading
-from nanoloop.channels.matrix import make
 from nanoloop.channels.matrix.hearing import named
 from nanoloop.channels.matrix.homeserver import Homeserver
 from nanoloop.channels.matrix.rooms import placed, rendered
 from nanoloop.channels.matrix.sync import Bookmark, _arrival
 from nanoloop.errors import SettingsError
-from nanoloop.settings.channels import MatrixSettings
 
 ME = "@nano:example.org"
 OUTER = ["body", "msgtype", "info", "user_ids", "formatted_body", "m.relates_to", "m.mentions"]

@@ -3,12 +3,12 @@
 import anyio
 import pytest
 
-from nanoloop.channels.kit.access import Rules
 from nanoloop.channels.kit.platform import Host
 from nanoloop.channels.matrix import rooms as unreadable
 from nanoloop.channels.matrix import sync as timeline
 from nanoloop.events import SenderRefused
 from nanoloop.messages import Attachment
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from tests.matrix_stage import listening, matrix_stage
 
@@ -294,10 +294,10 @@ async def test_the_bot_follows_a_room_that_moves(stage):
 
 
 async def test_who_may_invite_the_bot_may_change_while_it_runs(stage, tmp_path):
-    async with Bot(stage.platform(), tmp_path, rules=Rules(pairing=False)) as bot:
+    async with Bot(stage.platform(), tmp_path, rules=PlatformSettings(pairing=False)) as bot:
         refused = await stage.ann.create_room(stage.bot.id)
         await comes_to(lambda: membership(stage, refused), "leave")
-        bot.channel.rules = Rules(users=frozenset({stage.ann.id}))
+        bot.channel.rules = PlatformSettings(users=(stage.ann.id,))
         welcome = await stage.ann.create_room(stage.bot.id)
         await comes_to(lambda: membership(stage, welcome), "join")
     reasons = [event.reason for event in bot.events if isinstance(event, SenderRefused)]

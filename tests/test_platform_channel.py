@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from nanoloop.attachments import Attachments
-from nanoloop.channels.kit.access import TOO_MUCH, Rules
+from nanoloop.channels.kit.access import TOO_MUCH
 from nanoloop.channels.kit.drafts import Progress, fetched_from
 from nanoloop.channels.kit.intake import Transcriber, kept_in
 from nanoloop.channels.kit.platform import File, Upload
@@ -23,8 +23,9 @@ from nanoloop.events import (
 )
 from nanoloop.messages import Outbound
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.fake import LIMITS, FakeChats
-from nanoloop.testing.channels.stage import OPEN, Bot, answers, comes_to, says
+from nanoloop.testing.channels.stage import Bot, answers, comes_to, open_to_all, says
 from nanoloop.testing.channels.suite import Growing, waits
 from tests.images import huge_png, png
 
@@ -149,7 +150,7 @@ async def test_a_file_that_an_answer_names_is_sent(chats, tmp_path):
 
 
 async def test_a_bot_that_serves_nobody_says_so_at_the_start(chats, tmp_path):
-    async with Bot(chats.platform(), tmp_path, rules=Rules()) as bot:
+    async with Bot(chats.platform(), tmp_path, rules=PlatformSettings()) as bot:
         await comes_to(lambda: is_up(bot), wanted=True)
     assert "nanoloop pair approve" in happened(bot, NobodyMayTalk)[0].advice
 
@@ -160,7 +161,11 @@ async def is_up(bot):
 
 @pytest.mark.parametrize(
     "rules",
-    [Rules(chats=frozenset({CHAT})), Rules(users=frozenset({"ann"})), Rules(users={"*"})],
+    [
+        PlatformSettings(chats=(CHAT,)),
+        PlatformSettings(users=("ann",)),
+        PlatformSettings(users=("*",)),
+    ],
 )
 async def test_a_chat_a_person_or_everyone_can_be_let_in(chats, tmp_path, rules):
     async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
@@ -170,7 +175,7 @@ async def test_a_chat_a_person_or_everyone_can_be_let_in(chats, tmp_path, rules)
 
 
 async def test_a_stranger_in_a_group_is_not_answered(chats, tmp_path):
-    rules = replace(OPEN, users=frozenset({"ann"}))
+    rules = open_to_all(users=("ann",))
     async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
         await chats.say("group", "hello, all", sender="eve")
         await chats.say("group", "@bot hello", sender="eve")
@@ -180,7 +185,7 @@ async def test_a_stranger_in_a_group_is_not_answered(chats, tmp_path):
 
 
 async def test_an_operator_approves_a_code_in_a_chat(chats, tmp_path):
-    rules = Rules(operators=frozenset({"ann"}))
+    rules = PlatformSettings(operators=("ann",))
     async with Bot(chats.platform(), tmp_path, rules=rules):
         await chats.say("with-eve", "hello", sender="eve")
         code = (await answers(chats, "with-eve", 1))[0].splitlines()[1]
@@ -192,14 +197,14 @@ async def test_an_operator_approves_a_code_in_a_chat(chats, tmp_path):
 
 
 async def test_nobody_lets_himself_in(chats, tmp_path):
-    rules = Rules(users=frozenset({"eve"}))
+    rules = PlatformSettings(users=("eve",))
     async with Bot(chats.platform(), tmp_path, rules=rules):
         await chats.say("with-eve", "/pair ABCDEFGH", sender="eve")
         assert "operator" in (await answers(chats, "with-eve", 1))[0]
 
 
 async def test_a_code_is_given_once_and_not_for_each_message(chats, tmp_path):
-    async with Bot(chats.platform(), tmp_path, rules=Rules()) as bot:
+    async with Bot(chats.platform(), tmp_path, rules=PlatformSettings()) as bot:
         for _ in range(3):
             await chats.say(CHAT, "hello")
 
@@ -211,7 +216,7 @@ async def test_a_code_is_given_once_and_not_for_each_message(chats, tmp_path):
 
 
 async def test_a_chat_has_a_budget_for_a_day(chats, tmp_path):
-    async with Bot(chats.platform(), tmp_path, rules=replace(OPEN, per_day=1)):
+    async with Bot(chats.platform(), tmp_path, rules=open_to_all(per_day=1)):
         await chats.say(CHAT, "one")
         await says(chats, CHAT, "You said: one")
         await chats.say(CHAT, "two")
@@ -226,7 +231,7 @@ async def test_a_chat_has_a_budget_for_a_day(chats, tmp_path):
 
 async def test_what_was_said_beside_the_bot_can_be_ignored(chats, tmp_path):
     provider = ScriptedProvider(otherwise="yes")
-    rules = replace(OPEN, overheard="ignore")
+    rules = open_to_all(overheard="ignore")
     async with Bot(chats.platform(), tmp_path, provider=provider, rules=rules):
         await chats.say("group", "it is late", sender="bob")
         await chats.say("group", "@bot is it?")
@@ -511,9 +516,9 @@ async def test_a_question_heard_again_ends_no_typing_for_itself_and_others(chats
 
 
 async def test_what_the_rules_say_goes_with_each_message(chats, tmp_path):
-    rules = replace(OPEN, burst_seconds=0.01, steers=True, threads="shared")
+    rules = open_to_all(burst_seconds=0.01, steers=True, threads="shared", agent="cook")
     taken = []
-    async with Bot(chats.platform(), tmp_path, rules=rules, agent="cook") as bot:
+    async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
         hand_in = bot.loop.bus.hand_in
 
         async def noting(message):
@@ -602,7 +607,7 @@ async def test_a_command_that_is_delivered_twice_is_done_once(chats, tmp_path):
 
 async def test_a_message_during_an_answer_can_steer_it(chats, tmp_path):
     provider = ScriptedProvider(held=True)
-    rules = replace(OPEN, steers=True)
+    rules = open_to_all(steers=True)
     async with Bot(chats.platform(), tmp_path, provider=provider, rules=rules) as bot:
         await chats.say(CHAT, "one")
         await provider.asked()

@@ -12,8 +12,8 @@ from nanoloop.channels.kit.access import (
     AccessControl,
     Pairing,
     Person,
+    PlatformSettings,
     Rate,
-    Rules,
     command,
 )
 from nanoloop.channels.kit.channel import Typist
@@ -268,7 +268,7 @@ async def test_a_file_that_is_said_to_be_too_large_is_not_fetched():
 
 @pytest.mark.parametrize("pairing", [True, False])
 def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pairing):
-    people, rules = Pairing(), Rules(users=frozenset({"ann"}), pairing=pairing)
+    people, rules = Pairing(), PlatformSettings(users=("ann",), pairing=pairing)
     people.approve(people.code_for(person("bob")))
     door = AccessControl("fake", rules=lambda: rules, pairing=people, announce=lambda _: None)
 
@@ -282,7 +282,7 @@ def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pai
 
 
 def test_a_role_lets_its_holders_in():
-    rules = Rules(roles=frozenset({"staff"}))
+    rules = PlatformSettings(roles=("staff",))
     door = AccessControl("fake", rules=lambda: rules, pairing=Pairing(), announce=lambda _: None)
     assert door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all", "staff")))
     assert not door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all",)))

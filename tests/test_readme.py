@@ -9,6 +9,8 @@ import pytest
 from nanoloop.events import Event
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings import Settings  # noqa: F401 - loads every event there is
+from nanoloop.settings.channels import PlatformSettings
+from nanoloop.settings.problems import shown
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -44,7 +46,16 @@ def the_vendors():
     return "\n".join(lines)
 
 
+def the_platforms():
+    lines = ["| setting | default | |", "|---|---|---|"]
+    for name, field in PlatformSettings.model_fields.items():
+        default = shown(field.default) if field.default not in ((), None) else "none"
+        lines.append(f"| `{name}` | {default} | {field.description} |")
+    return "\n".join(lines)
+
+
 PARTS = {
+    "platforms": the_platforms,
     "events": the_events,
     "vendors": the_vendors,
     "bot": partial(the_example, "bot.py"),

@@ -2,10 +2,9 @@
 
 import pytest
 
-from nanoloop.channels.telegram import make
+from nanoloop.channels.telegram import TelegramSettings, make
 from nanoloop.channels.telegram.receiving import Webhook
 from nanoloop.errors import SettingsError
-from nanoloop.settings.channels import TelegramSettings
 from tests.telegram_server import TOKEN
 
 

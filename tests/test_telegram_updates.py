@@ -1,13 +1,11 @@
 """What people do on Telegram, as the kit hears it."""
 
-from dataclasses import replace
-
 import pytest
 
 from nanoloop.channels.telegram.hearing import Moves
 from nanoloop.channels.telegram.platform import TelegramPlatform
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing.channels.stage import OPEN, Bot, says
+from nanoloop.testing.channels.stage import Bot, open_to_all, says
 from tests.telegram_server import BOT
 from tests.telegram_stage import GROUP, NAMED, listening, telegram
 
@@ -154,7 +152,7 @@ async def test_a_group_keeps_its_conversation_when_it_becomes_a_supergroup(stage
         return stage.platform(moves=Moves(tmp_path / "moves.json"))
 
     stage.server.chats[SMALL] = {}
-    rules = replace(OPEN, groups="always")
+    rules = open_to_all(groups="always")
     provider = ScriptedProvider(otherwise="yes")
     await stage.say(str(SMALL), "apples", sender=ANN)
     second = await stage.say(str(SMALL), "pears", sender=ANN)
@@ -172,7 +170,7 @@ async def test_a_group_keeps_its_conversation_when_it_becomes_a_supergroup(stage
 async def test_an_answer_follows_its_group_to_where_it_has_moved(stage, tmp_path):
     stage.server.chats[SMALL] = {}
     provider = ScriptedProvider(held=True, otherwise="yes")
-    rules = replace(OPEN, groups="always")
+    rules = open_to_all(groups="always")
     async with Bot(stage.platform(), tmp_path, provider=provider, rules=rules):
         await stage.say(str(SMALL), "hello", sender=ANN)
         await provider.asked()

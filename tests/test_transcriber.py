@@ -17,6 +17,7 @@ from nanoloop.messages import Attachment
 from nanoloop.parts import make_channels, make_transcriber
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
+from tests.packages import make_package
 from tests.stages.command_line import CommandLine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -137,8 +138,10 @@ def test_a_function_is_found_by_its_name(speech):
     assert make_transcriber(Settings()) is None
 
 
-async def test_each_platform_is_given_it(speech, tmp_path):
-    channels = {"transcribe": "nl_voices:Ear.words_of", "telegram": {"token": "1:a"}}
+async def test_each_platform_is_given_it(speech, tmp_path, monkeypatch):
+    make_package(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    channels = {"transcribe": "nl_voices:Ear.words_of", "quiet": {"token": "1:a"}}
     settings = Settings(data=tmp_path, channels=channels)
     app = App.of(settings, provider=ScriptedProvider())
     [channel] = make_channels(settings, app)
@@ -173,9 +176,11 @@ def test_a_name_that_no_function_has_is_refused():
 
 @pytest.mark.slow
 async def test_the_daemon_does_not_start_without_it_and_the_check_says_so(tmp_path):
-    text = 'channels.transcribe = "nl_none:f"\nchannels.telegram.token = "1:a"\n'
+    text = 'channels.transcribe = "nl_none:f"\nchannels.quiet.token = "1:a"\n'
     (tmp_path / "nanoloop.toml").write_text(text)
+    make_package(tmp_path / "packages")
     nanoloop = CommandLine(tmp_path, "http://127.0.0.1:9")
+    nanoloop.set(PYTHONPATH=f"{tmp_path / 'packages'}:{nanoloop._env['PYTHONPATH']}")
     told = 'nanoloop.toml:1: channels.transcribe is "nl_none:f", but there is no module nl_none'
     assert told in (await nanoloop.run("run", code=2))[1]
     assert f"{told}: install it" in (await nanoloop.run("check", code=1))[0]

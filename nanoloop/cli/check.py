@@ -17,7 +17,7 @@ from typing import NamedTuple
 import anyio
 
 from nanoloop.attachments import is_pillow_here
-from nanoloop.channels.kit.channel import OURS, PlatformChannel, make_channel, wanted
+from nanoloop.channels.kit.channel import PlatformChannel, make_channel, wanted
 from nanoloop.channels.kit.platform import Heard, Refused
 from nanoloop.channels.screen import printable
 from nanoloop.channels.states import running
@@ -33,6 +33,7 @@ from nanoloop.protocols import Reply, Store
 from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.vendors import lacking, models_of
 from nanoloop.stores.place import default_url, path_of, shown
 from nanoloop.telemetry import Telemetry
@@ -201,10 +202,9 @@ def _pictures() -> Check:
 
 async def _channels(settings: Settings) -> AsyncIterator[Check]:
     daemon = running(settings.data)
-    for name in OURS:
-        own = getattr(settings.channels, name)
-        if own.enabled and own.model_fields_set and not own.is_wanted:
-            says = "it has no token, or not all it needs to connect: see the example settings"
+    for name, own in settings.channels.platforms.items():
+        if isinstance(own, PlatformSettings) and own.enabled and own.lacks:
+            says = f"it has no {' and no '.join(own.lacks)}: set it in [channels.{name}]"
             yield Check(name, is_well=False, says=says)
     for name, _ in wanted(settings):
         if daemon is None or name not in daemon.channels:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from nanoloop.cli import Exit, load_settings
 from nanoloop.settings import Settings
-from nanoloop.settings.keys import Unit, by_name, is_named, table_of
+from nanoloop.settings.keys import Unit, beside, by_name, is_named, table_of
 from nanoloop.settings.problems import MASK, shown
 
 _HEAD = """\
@@ -72,6 +72,8 @@ def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
             yield from values(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
+    for own, inner in (table.model_extra or {}).items():
+        yield from values(inner, f"{above}{own}.")
 
 
 def example() -> str:
@@ -87,6 +89,11 @@ def _table(model: type[BaseModel], above: str = "") -> Iterator[str]:
         else:
             yield from _header(f"{above}{name}", field, inner)
             yield from _table(inner, f"{above}{name}.")
+    if mark := beside(model):
+        yield f"# {mark.usual.__doc__}"
+        yield f"#[{above}{mark.example}]"
+        yield ""
+        yield from _table(mark.usual)
 
 
 def _header(key: str, field: FieldInfo, inner: type[BaseModel]) -> Iterator[str]:

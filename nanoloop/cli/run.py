@@ -9,7 +9,6 @@ import stat
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from io import TextIOBase
@@ -18,8 +17,7 @@ from typing import Any, TextIO, cast
 import anyio
 
 from nanoloop.app import App
-from nanoloop.channels.kit.access import Rules
-from nanoloop.channels.kit.channel import PlatformChannel, rules_of, wanted
+from nanoloop.channels.kit.channel import PlatformChannel, wanted
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.channels.states import States
 from nanoloop.cli import Exit, load_settings
@@ -30,6 +28,7 @@ from nanoloop.events import SettingsRefused, SettingsReloaded
 from nanoloop.parts import check_models, make_agents, make_channels, make_web
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.telemetry import Telemetry
 
 CHAT = "default"
@@ -140,8 +139,8 @@ class _StandardError(TextIOBase):
         return sys.stderr.isatty()
 
 
-_RULES = "|".join(field.name for field in fields(Rules))
-LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.(others\.)?\w+\.({_RULES})")
+_RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
+LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.\w+\.({_RULES})")
 """What can be changed while it runs: prompts and agents, who may talk and how much, the log."""
 
 _OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "summary")
@@ -177,10 +176,11 @@ class Reload:
             return
         self._app.loop.agents.renew(agents)
         self._app.telemetry.set_level(fresh.log.level)
-        rules = {name: rules_of(own) for name, own in wanted(fresh)}
+        rules = dict(wanted(fresh))
         for channel in self._channels:
-            if isinstance(channel, PlatformChannel) and channel.name in rules:
-                channel.rules = rules[channel.name]
+            own = rules.get(channel.name)
+            if isinstance(channel, PlatformChannel) and isinstance(own, PlatformSettings):
+                channel.rules = own
         self._tell(dict(values(fresh)))
 
     def _check_agents(self, fresh: Settings) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from nanoloop.models.part import is_local
+from nanoloop.models.catalogue import is_local
 from nanoloop.plugins import is_installed
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
@@ -25,13 +26,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from nanoloop.events import Level
 from nanoloop.sentences import ENGLISH
-from nanoloop.settings.channels import (
-    DiscordSettings,
-    MatrixSettings,
-    OtherSettings,
-    SlackSettings,
-    TelegramSettings,
-)
+from nanoloop.settings import channels as channel_tables
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
 from nanoloop.settings.problems import InvalidSettings, conflicts, function_name, http_address
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
@@ -282,7 +278,11 @@ class WebSettings(Section):
 
 
 class ChannelSettings(Section):
-    """The ways in and out for chats, a table each."""
+    """The ways in and out for chats, a table each; platforms are plugins, and bring their own."""
+
+    model_config = ConfigDict(extra="allow")
+    tables: ClassVar = ByName(channel_tables.table_for, usual=PlatformSettings, example="NAME")
+    __pydantic_extra__: dict[str, SerializeAsAny[BaseModel]] = Field(init=False)
 
     transcribe: Annotated[str, AfterValidator(function_name)] | None = Field(
         default=None, examples=["speech:words_of"]
@@ -292,11 +292,13 @@ class ChannelSettings(Section):
     """How long it may take; the model is then told that the voice message could not be read."""
     terminal: TerminalSettings = TerminalSettings()
     web: WebSettings = WebSettings()
-    telegram: TelegramSettings = TelegramSettings()
-    matrix: MatrixSettings = MatrixSettings()
-    discord: DiscordSettings = DiscordSettings()
-    slack: SlackSettings = SlackSettings()
-    others: dict[str, OtherSettings] = Field(default_factory=dict)
+
+    _typed = model_validator(mode="before")(channel_tables.typed)
+
+    @property
+    def platforms(self) -> Mapping[str, BaseModel]:
+        """The tables of plugins that something is said in, by their names."""
+        return self.__pydantic_extra__
 
 
 class AgentSettings(Section):

@@ -1,17 +1,24 @@
-"""The tables of chat platforms: what all of them have, and what each has of its own."""
+"""The tables of channels: what every chat platform has, and what the plugin of each adds."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import BaseModel, Field
 
+from nanoloop import plugins
+from nanoloop.errors import SettingsError
 from nanoloop.settings.keys import Messages, Names, Section, Unit
-from nanoloop.settings.problems import http_address
+from nanoloop.settings.problems import checked
 
 
 class PlatformSettings(Section):
-    """A chat platform: who may talk there, when the bot answers, how much."""
+    """A chat platform by its NAME; of its own it has what config/NAME.example.toml shows."""
+
+    needs: ClassVar[Sequence[str]] = ()
+    """What has to be set before it can connect."""
 
     enabled: bool = True
     """Whether it is served, once it has what it needs to connect."""
@@ -45,79 +52,46 @@ class PlatformSettings(Section):
     """The agent for new conversations here; left out, it is the one for all."""
 
     @property
+    def lacks(self) -> list[str]:
+        """What has to be set before it can connect, and is not."""
+        return [name for name in self.needs if getattr(self, name) is None]
+
+    @property
     def is_wanted(self) -> bool:
         """Whether it is to be served."""
-        return self.enabled
+        return self.enabled and not self.lacks
 
 
-class TelegramSettings(PlatformSettings):
-    """Telegram; the token is from @BotFather."""
-
-    token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot's token; better kept in NANOLOOP_CHANNELS__TELEGRAM__TOKEN."""
-    api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
-    """Where the Bot API is; a server of one's own knows no limit for files."""
-    webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
-        default=None, examples=["https://bot.example.org/telegram"]
+def table_for(name: str) -> type[BaseModel]:
+    """What `[channels.NAME]` may hold; raises `SettingsError` where there is no such channel."""
+    if plugins.is_installed("channels", name):
+        return plugins.load("channels", name).settings or _Nothing
+    if name == "others":
+        raise SettingsError(
+            "channels.others is gone: write [channels.NAME] for [channels.others.NAME], and what "
+            "stood in its options beside the rest"
+        )
+    known = plugins.names("channels")
+    near = get_close_matches(name, [*known, *OWN], n=1)
+    advice = f"did you mean channels.{near[0]}?" if near else f"there are {', '.join(known)}"
+    raise SettingsError(
+        f"channels.{name} names no channel: {advice}; or install the package that has it"
     )
-    """Where Telegram is to bring messages; left out, it is asked for them: no address is needed."""
-    webhook_host: str = "127.0.0.1"
-    """Where to listen for them, behind a proxy that has the certificate."""
-    webhook_port: Annotated[int, Field(ge=0, le=65535)] = 8443
-    """The port."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it is to be served."""
-        return self.enabled and self.token is not None
 
 
-class MatrixSettings(PlatformSettings):
-    """Matrix; the bot has an account on any homeserver."""
-
-    homeserver: Annotated[str, AfterValidator(http_address)] | None = Field(
-        default=None, examples=["https://matrix.example.org"]
-    )
-    """Where the account's homeserver is."""
-    user: str | None = Field(default=None, examples=["@bot:example.org"])
-    """The account."""
-    token: SecretStr | None = Field(default=None, examples=["..."])
-    """Its access token."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it is to be served."""
-        return self.enabled and self.token is not None
+def typed(said: Any) -> Any:
+    """Each channel's table in the type that its plugin names; raises `InvalidSettings`."""
+    if not isinstance(said, dict):
+        return said
+    return {
+        name: table if name in OWN else checked(f"channels.{name}", table_for(name), table)
+        for name, table in said.items()
+    }
 
 
-class DiscordSettings(PlatformSettings):
-    """Discord; the token is from the developer portal."""
-
-    token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot's token; better kept in NANOLOOP_CHANNELS__DISCORD__TOKEN."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it is to be served."""
-        return self.enabled and self.token is not None
+OWN = ("transcribe", "transcribe_timeout_seconds", "terminal", "web")
+"""What stands in [channels] that is no plugin's."""
 
 
-class SlackSettings(PlatformSettings):
-    """Slack, over Socket Mode: no public address is needed."""
-
-    token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot token, xoxb-…; better kept in NANOLOOP_CHANNELS__SLACK__TOKEN."""
-    app_token: SecretStr | None = Field(default=None, examples=["..."])
-    """The app-level token, xapp-…, with connections:write."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it is to be served."""
-        return self.enabled and None not in (self.token, self.app_token)
-
-
-class OtherSettings(PlatformSettings):
-    """A channel of another package, by the name that it has there."""
-
-    options: dict[str, Any] = Field(default_factory=dict, examples=[{"server": "irc.example.org"}])
-    """What that package wants to know."""
+class _Nothing(Section):
+    """The table of a channel that takes no settings."""

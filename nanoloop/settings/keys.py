@@ -22,7 +22,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """Marks a table of tables that are not all alike: which one a name has."""
+    """Marks a table of tables that are not all alike: which one a name has.
+
+    It stands in the annotation of a dict, or as `tables` of a model that has settings of its own
+    beside them.
+    """
 
     table: Callable[[str], type[BaseModel]]
     """Raises `SettingsError` for a name that has none."""
@@ -39,11 +43,13 @@ def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[st
             yield key, field
         else:
             yield from known_settings(table, f"{key}{'.NAME' * is_named(field)}.")
+    if mark := beside(model):
+        yield from known_settings(mark.usual, f"{above}NAME.")
 
 
 def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
     """The setting or table at that path, or None; raises `SettingsError` as `ByName` does."""
-    field = model.model_fields.get(path[0])
+    field = _field(model, path[0])
     table = table_of(field) if field else None
     rest = path[1:]
     if field and is_named(field) and rest:
@@ -57,10 +63,24 @@ def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
 
 def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
     """What may have been meant by that path: all settings, or those of its own named table."""
-    mark = by_name(model.model_fields[path[0]]) if path[0] in model.model_fields else None
-    if mark is None or len(path) < 2:  # noqa: PLR2004 - a name and a key
+    field = model.model_fields.get(path[0])
+    table = table_of(field) if field else None
+    mark = (by_name(field) if field else None) or (beside(table) if table else None)
+    if mark is None or len(path) < 2 or (table and path[1] in table.model_fields):  # noqa: PLR2004 - a name and a key
         return dict(known_settings(model))
     return dict(known_settings(mark.table(path[1]), f"{path[0]}.{path[1]}."))
+
+
+def beside(model: type[BaseModel]) -> ByName | None:
+    """How the tables differ that a model takes beside its own settings."""
+    return getattr(model, "tables", None)
+
+
+def _field(model: type[BaseModel], name: str) -> FieldInfo | None:
+    field, mark = model.model_fields.get(name), beside(model)
+    if field is None and mark is not None:
+        return FieldInfo(annotation=mark.table(name))
+    return field
 
 
 def variable(key: str) -> str:

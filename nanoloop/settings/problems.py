@@ -11,10 +11,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from nanoloop.errors import SettingsError
-from nanoloop.settings.keys import is_secret
+from nanoloop.settings.keys import is_secret, setting
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -126,6 +126,26 @@ def malformed(
     """The value has the wrong type or is out of bounds."""
     what = MASK if is_secret(field) else shown(value)
     return Problem(text=f"{key} is {what}, {_wrong(value, error)}", origin=origin)
+
+
+def checked(above: str, table: type[BaseModel], said: Any) -> BaseModel:
+    """The table of that name in its type; raises `InvalidSettings` with all that is wrong."""
+    if isinstance(said, BaseModel):
+        return said
+    try:
+        return table.model_validate(said)
+    except ValidationError as error:
+        wrong = [_problem(above, table, each) for each in error.errors()]
+        raise InvalidSettings(wrong) from None  # its text may hold a secret
+
+
+def _problem(above: str, table: type[BaseModel], error: ErrorDetails) -> Problem:
+    path = tuple(map(str, error["loc"]))
+    key = ".".join((above, *path))
+    field = setting(table, path) if path else None
+    if error["type"] == "missing" or field is None:
+        return Problem(text=f"{key} is missing: set it" if path else f"{key}: {error['msg']}")
+    return malformed(key, error["input"], field, error, None)
 
 
 def _wrong(value: Any, error: ErrorDetails) -> str:

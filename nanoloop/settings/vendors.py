@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
 from nanoloop import plugins
 from nanoloop.errors import SettingsError
 from nanoloop.models.catalogue import file_of, is_local, known
 from nanoloop.providers import vendors
 from nanoloop.providers.vendors import VENDORS, Vendor, split
-from nanoloop.settings.keys import Section, setting
-from nanoloop.settings.problems import InvalidSettings, Problem, http_address, malformed, shown
+from nanoloop.settings.keys import Section
+from nanoloop.settings.problems import Problem, checked, http_address, shown
 
 if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
     from nanoloop.settings import Settings, SummarySettings
 
 
@@ -181,23 +179,9 @@ def _lacking_to_plugin(settings: Settings, word: str) -> str | None:
 
 
 def _table(name: str, said: Any) -> BaseModel:
-    if isinstance(said, BaseModel):
-        return said
-    table = table_for(name)
-    try:
-        return table.model_validate(said)
-    except ValidationError as error:
-        wrong = [_problem(f"providers.{name}", table, each) for each in error.errors()]
-        raise InvalidSettings(wrong) from None  # its text may hold a secret
-
-
-def _problem(above: str, table: type[BaseModel], error: ErrorDetails) -> Problem:
-    path = tuple(map(str, error["loc"]))
-    key = ".".join((above, *path))
-    field = setting(table, path) if path else None
-    if error["type"] == "missing" or field is None:
-        return Problem(text=f"{key} is missing: set it" if path else f"{key}: {error['msg']}")
-    return malformed(key, error["input"], field, error, None)
+    return (
+        said if isinstance(said, BaseModel) else checked(f"providers.{name}", table_for(name), said)
+    )
 
 
 def _is_table(said: Any) -> bool:

@@ -5,18 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanoloop.channels.discord.platform import DiscordPlatform
+from pydantic import Field, SecretStr
+
 from nanoloop.errors import SettingsError
+from nanoloop.plugins import Plugin
+from nanoloop.settings.channels import PlatformSettings
 
 if TYPE_CHECKING:
-    from nanoloop.settings.channels import DiscordSettings
-
+    from nanoloop.channels.discord.platform import DiscordPlatform
 
 _PARTS = 3
 
 
+class DiscordSettings(PlatformSettings):
+    """Discord; the token is from the developer portal."""
+
+    needs = ("token",)
+
+    token: SecretStr | None = Field(default=None, examples=["..."])
+    """The bot's token; better kept in NANOLOOP_CHANNELS__DISCORD__TOKEN."""
+
+
 def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
     """The platform; raises `SettingsError`."""
+    # Not before: whoever reads the settings needs no library.
+    from nanoloop.channels.discord.platform import DiscordPlatform  # noqa: PLC0415 - as above
+
     token = own.token.get_secret_value().strip() if own.token else ""
     if len(token.split(".")) != _PARTS:
         raise SettingsError(
@@ -24,3 +38,6 @@ def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
             "from Bot at discord.com/developers/applications"
         )
     return DiscordPlatform(token, folder=folder)
+
+
+PLUGIN = Plugin(name="discord", settings=DiscordSettings, make=make, extra="discord")

@@ -14,6 +14,8 @@ from nanoloop.channels.kit.platform import (
     TooLong,
     Upload,
 )
+from nanoloop.plugins import Plugin
+from nanoloop.settings.channels import PlatformSettings
 
 __all__ = [
     "File",
@@ -24,6 +26,8 @@ __all__ = [
     "MessageGone",
     "Place",
     "Platform",
+    "PlatformSettings",
+    "Plugin",
     "Refused",
     "Text",
     "TooLong",

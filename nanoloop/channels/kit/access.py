@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from nanoloop.channels.kit.backlog import Notebook
 from nanoloop.channels.kit.platform import Heard
 from nanoloop.events import Announce, NobodyMayTalk, PairingApproved, PairingAsked, SenderRefused
+from nanoloop.settings.channels import PlatformSettings
 
 EVERYONE = "*"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
@@ -40,7 +40,7 @@ class AccessControl:
         self,
         channel: str,
         *,
-        rules: Callable[[], Rules],
+        rules: Callable[[], PlatformSettings],
         pairing: Pairing,
         announce: Announce,
     ) -> None:
@@ -72,9 +72,9 @@ class AccessControl:
         """Whether the sender is known here."""
         rules = self._rules()
         return bool(
-            {EVERYONE, heard.sender} & (rules.users | rules.operators)
+            {EVERYONE, heard.sender} & {*rules.users, *rules.operators}
             or heard.chat in rules.chats
-            or rules.roles.intersection(heard.roles)
+            or {*rules.roles} & {*heard.roles}
             or (rules.pairing and self._pairing.is_in(self._channel, heard.sender))
         )
 
@@ -149,38 +149,6 @@ def command(text: str) -> str | None:
         return None
     words = text[1:].split(maxsplit=1)
     return words[0].partition("@")[0].lower() if words else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """All of it may change while the channel runs; with none of it set, nobody may talk."""
-
-    users: frozenset[str] = frozenset()
-    """Who may talk, by the platform's id; `*` stands for everyone."""
-    chats: frozenset[str] = frozenset()
-    """Chats in which everyone may talk."""
-    roles: frozenset[str] = frozenset()
-    """Roles whose holders may talk."""
-    operators: frozenset[str] = frozenset()
-    """Who may talk, approve others, and use commands that change a group's conversation."""
-    pairing: bool = True
-    """Whether an unknown person in a private chat gets a code that an operator may approve."""
-    groups: Literal["mention", "always", "never"] = "mention"
-    """When a message in a group is answered."""
-    overheard: Literal["keep", "ignore"] = "keep"
-    """Whether what a group says among itself is told to the model with the next question."""
-    threads: Literal["own", "shared"] = "own"
-    """Whether a thread is a conversation of its own, or a part of its chat's."""
-    burst_seconds: float = 0
-    """What is said within so short a time is answered together."""
-    steers: bool = False
-    """Whether a message during an answer is told to that answer, instead of waiting its turn."""
-    per_minute: int = 20
-    """Messages that one person may send in a minute."""
-    per_day: int | None = None
-    """Messages that are answered in one chat in a day."""
-    stream: bool = True
-    """Whether an answer is shown as it grows, where the platform lets messages be edited."""
 
 
 CODE_SECONDS = 3600

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import fields
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 
+from nanoloop import plugins
 from nanoloop.attachments import Attachments
-from nanoloop.channels.kit.access import AccessControl, Pairing, Rules
+from nanoloop.channels.kit.access import AccessControl, Pairing
 from nanoloop.channels.kit.connection import Connection, State
 from nanoloop.channels.kit.drafts import Drafts, Fetch, Progress, fetched_from
 from nanoloop.channels.kit.intake import Files, Intake, Keep, Transcriber, kept_in
 from nanoloop.channels.kit.platform import Guest, Host, Place, Platform
-from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.errors import SettingsError
 from nanoloop.events import Announce, TextStreamed, silent
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus, Channel
+from nanoloop.settings.channels import PlatformSettings
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from nanoloop.settings import Settings
-    from nanoloop.settings.channels import PlatformSettings
 
 
 class PlatformChannel:
@@ -39,9 +39,8 @@ class PlatformChannel:
         self,
         platform: Platform,
         *,
-        rules: Rules | None = None,
+        rules: PlatformSettings | None = None,
         folder: Path | None = None,
-        agent: str | None = None,
         keep: Keep | None = None,
         transcriber: Transcriber | None = None,
         fetch: Fetch | None = None,
@@ -55,8 +54,8 @@ class PlatformChannel:
         """
         self.platform = platform
         self.name = platform.name
-        self.rules = rules or Rules()
-        """May be set anew while it runs."""
+        self.rules = rules or PlatformSettings()
+        """Who may talk and how; may be set anew while it runs. With none, nobody may talk."""
         self._connection = Connection(platform, announce=announce, sleep=sleep)
         file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
@@ -74,7 +73,6 @@ class PlatformChannel:
             transcriber=transcriber,
             announce=announce,
         )
-        self._agent = agent
         self._announce = announce
         if isinstance(platform, Guest):
             platform.meet(Host(channel=self.name, welcomes=self._door.welcomes, announce=announce))
@@ -127,7 +125,6 @@ class PlatformChannel:
             self.name,
             bus=bus,
             rules=lambda: self.rules,
-            agent=self._agent,
             door=self._door,
             drafts=self._drafts,
             files=self._files,
@@ -142,29 +139,16 @@ class PlatformChannel:
             self._typist.start(chat, question, self._group)
 
 
-OURS = ("telegram", "matrix", "discord", "slack")
-"""Each is in `nanoloop.channels.NAME.making`, with a library that is an extra of that name."""
-GROUP = "nanoloop.channels"
-"""The entry points of other packages; each is a `Make`, given the table's `options`."""
-
-Make = Callable[[Any, Path], Platform | Channel]
-"""Given a channel's own settings and the data folder, makes it; raises `SettingsError`."""
-
-
-def wanted(settings: Settings) -> Iterator[tuple[str, PlatformSettings]]:
-    """The channels that are to be served, each with its settings."""
-    for name in OURS:
-        own: PlatformSettings = getattr(settings.channels, name)
-        if own.is_wanted:
+def wanted(settings: Settings) -> Iterator[tuple[str, BaseModel]]:
+    """The channels of plugins that are to be served, each with its settings."""
+    for name, own in settings.channels.platforms.items():
+        if getattr(own, "is_wanted", True):
             yield name, own
-    for name, other in settings.channels.others.items():
-        if other.is_wanted:
-            yield name, other
 
 
 def make_channel(
     name: str,
-    own: PlatformSettings,
+    own: BaseModel,
     *,
     folder: Path,
     attachments: Attachments,
@@ -172,51 +156,20 @@ def make_channel(
     announce: Announce,
 ) -> Channel:
     """The channel of that name; its library is loaded only now. Raises `SettingsError`."""
-    make, given = _ours(name) if name in OURS else _other(name), getattr(own, "options", own)
-    made = make(given, folder)
+    made: Platform | Channel = plugins.load("channels", name).make(own, folder)
     if not isinstance(made, Platform):
         return made
+    if not isinstance(own, PlatformSettings):
+        raise SettingsError(f"the channel {name!r} has to have settings that are PlatformSettings")
     return PlatformChannel(
         made,
-        rules=rules_of(own),
+        rules=own,
         folder=folder,
-        agent=own.agent,
         keep=kept_in(attachments, owner=f"{name}:"),
         transcriber=transcriber,
         fetch=fetched_from(attachments),
         announce=announce,
     )
-
-
-def rules_of(own: PlatformSettings) -> Rules:
-    """What its settings say of who may talk, and how much."""
-    said: dict[str, Any] = {field.name: getattr(own, field.name) for field in fields(Rules)}
-    said |= {name: frozenset(value) for name, value in said.items() if isinstance(value, tuple)}
-    return Rules(**said)
-
-
-def _ours(name: str) -> Make:
-    try:
-        make: Make = import_module(f"nanoloop.channels.{name}").make
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("nanoloop"):
-            raise
-        raise SettingsError(
-            f"channels.{name} needs {missing.name}, which is not installed: {how_to_install(name)}"
-        ) from None
-    return make
-
-
-def _other(name: str) -> Make:
-    found = entry_points(group=GROUP, name=name)
-    if not found:
-        known = ", ".join(sorted({point.name for point in entry_points(group=GROUP)})) or "none"
-        raise SettingsError(
-            f"channels.others.{name} names no channel: install the package that has it "
-            f"(there are: {known})"
-        )
-    make: Make = next(iter(found)).load()
-    return make
 
 
 LONGEST_SECONDS = 600.0

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 import anyio
 
 from nanoloop.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
-from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessControl, Rules, command
+from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
 from nanoloop.channels.kit.platform import File, Heard, Place
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
@@ -22,6 +22,7 @@ from nanoloop.events import Announce, FileLeftOut, HearingFailed, MessageRepeate
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.protocols import Bus
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
@@ -47,8 +48,7 @@ class Intake:
         name: str,
         *,
         bus: Bus,
-        rules: Callable[[], Rules],
-        agent: str | None,
+        rules: Callable[[], PlatformSettings],
         door: AccessControl,
         drafts: Drafts,
         files: Files,
@@ -59,7 +59,6 @@ class Intake:
         self._name = name
         self._bus = bus
         self._rules = rules
-        self._agent = agent
         self._door = door
         self._drafts = drafts
         self._files = files
@@ -160,7 +159,7 @@ class Intake:
             reply_to=heard.reply_to,
             group=not heard.private,
             key=self._key(heard),
-            agent=self._agent,
+            agent=rules.agent,
             burst_seconds=max(rules.burst_seconds, heard.burst_seconds),
             steers=rules.steers,
             time=heard.time,

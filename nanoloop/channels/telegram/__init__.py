@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from nanoloop.channels.telegram.hearing import Moves
-from nanoloop.channels.telegram.platform import TelegramPlatform, is_token
+from pydantic import AfterValidator, Field, SecretStr
+
 from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.plugins import Plugin
+from nanoloop.settings.channels import PlatformSettings
+from nanoloop.settings.problems import http_address
 
 if TYPE_CHECKING:
+    from nanoloop.channels.telegram.platform import TelegramPlatform
     from nanoloop.channels.telegram.receiving import Webhook
-    from nanoloop.settings.channels import TelegramSettings
+
+_TOKEN = re.compile(r"\d+:[\w-]+", re.ASCII)
+
+
+class TelegramSettings(PlatformSettings):
+    """Telegram; the token is from @BotFather."""
+
+    needs = ("token",)
+
+    token: SecretStr | None = Field(default=None, examples=["..."])
+    """The bot's token; better kept in NANOLOOP_CHANNELS__TELEGRAM__TOKEN."""
+    api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
+    """Where the Bot API is; a server of one's own knows no limit for files."""
+    webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
+        default=None, examples=["https://bot.example.org/telegram"]
+    )
+    """Where Telegram is to bring messages; left out, it is asked for them: no address is needed."""
+    webhook_host: str = "127.0.0.1"
+    """Where to listen for them, behind a proxy that has the certificate."""
+    webhook_port: Annotated[int, Field(ge=0, le=65535)] = 8443
+    """The port."""
 
 
 def make(own: TelegramSettings, folder: Path) -> TelegramPlatform:
     """The platform; raises `SettingsError`."""
+    # Not before: whoever reads the settings needs no library.
+    from nanoloop.channels.telegram.hearing import Moves  # noqa: PLC0415 - as above
+    from nanoloop.channels.telegram.platform import TelegramPlatform  # noqa: PLC0415 - as above
+
     token = own.token.get_secret_value().strip() if own.token else ""
-    if not is_token(token):
+    if not _TOKEN.fullmatch(token):
         raise SettingsError(
             "channels.telegram.token is no token of Telegram's: it looks like 12345678:AbC-dEf; "
             "@BotFather shows it with /mybots"
@@ -38,3 +67,6 @@ def _webhook(own: TelegramSettings) -> Webhook | None:
             + how_to_install("web")
         ) from None
     return Webhook(own.webhook_url, host=own.webhook_host, port=own.webhook_port)
+
+
+PLUGIN = Plugin(name="telegram", settings=TelegramSettings, make=make, extra="telegram")

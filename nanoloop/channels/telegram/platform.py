@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from html import escape
@@ -34,14 +33,8 @@ LIMITS = Limits(
 )
 PHOTOS = ("image/jpeg", "image/png", "image/webp")
 PHOTO_BYTES = 10_000_000
-_TOKEN = re.compile(r"\d+:[\w-]+", re.ASCII)
 _NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
 """It would come and go while an answer grows."""
-
-
-def is_token(text: str) -> bool:
-    """Whether it looks like a bot's token."""
-    return _TOKEN.fullmatch(text) is not None
 
 
 class TelegramPlatform:

@@ -7,12 +7,11 @@ class TestMyPlatform(ChannelSuite):
 """
 
 from nanoloop.testing.channels.fake import FakeChats, FakePlatform
-from nanoloop.testing.channels.stage import OPEN, Bot, Shown, Stage, comes_to
+from nanoloop.testing.channels.stage import Bot, Shown, Stage, comes_to, open_to_all
 from nanoloop.testing.channels.suite import ComingIn, GoingOut, StayingUp, WhoMayTalk
 from nanoloop.testing.channels.traffic import Ledger, day
 
 __all__ = [
-    "OPEN",
     "Bot",
     "ChannelSuite",
     "FakeChats",
@@ -22,6 +21,7 @@ __all__ = [
     "Stage",
     "comes_to",
     "day",
+    "open_to_all",
 ]
 
 

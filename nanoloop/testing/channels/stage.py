@@ -12,13 +12,13 @@ import anyio
 
 from nanoloop.agents import Agent
 from nanoloop.bus import InProcessBus
-from nanoloop.channels.kit.access import Rules
 from nanoloop.channels.kit.channel import PlatformChannel
 from nanoloop.channels.kit.platform import Platform
 from nanoloop.events import Event
 from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Provider
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.stores.sqlite import SqliteStore
 
 Skill = Literal[
@@ -178,8 +178,11 @@ def check(so: object, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
-OPEN = Rules(users=frozenset({"*"}), per_minute=100_000)
-"""Everyone may talk, as much as they like."""
+def open_to_all(**said: Any) -> PlatformSettings:
+    """Everyone may talk, as much as they like, unless something else is said here."""
+    return PlatformSettings(**{"users": ("*",), "per_minute": 100_000, **said})
+
+
 _HASTE = 100
 """How many times faster rests are than in life."""
 
@@ -198,17 +201,22 @@ class Bot:
         folder: Path,
         *,
         provider: Provider | None = None,
-        rules: Rules = OPEN,
+        rules: PlatformSettings | None = None,
         sleep: Callable[[float], Awaitable[None]] = hurry,
         **channel: Any,
     ) -> None:
-        """What more a `PlatformChannel` takes can be given too."""
+        """Without rules it is open to all; what more a `PlatformChannel` takes can be given too."""
         self.events: list[Event] = []
         """What happened."""
         self.provider = provider or ScriptedProvider()
         announce = self.events.append
         self.channel = PlatformChannel(
-            platform, rules=rules, folder=folder, announce=announce, sleep=sleep, **channel
+            platform,
+            rules=rules or open_to_all(),
+            folder=folder,
+            announce=announce,
+            sleep=sleep,
+            **channel,
         )
         self._store = SqliteStore(folder / "bot.sqlite", durability="flush")
         self.loop = AgentLoop(

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from nanoloop.channels.kit.access import TOO_FAST, Pairing, Rules
+from nanoloop.channels.kit.access import TOO_FAST, Pairing
 from nanoloop.errors import ProviderError
 from nanoloop.events import ChannelRefused, SenderRefused
 from nanoloop.protocols import OnText, Reply
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import (
-    OPEN,
     Bot,
     Shown,
     Stage,
@@ -26,6 +25,7 @@ from nanoloop.testing.channels.stage import (
     check,
     comes_to,
     needs,
+    open_to_all,
     says,
 )
 
@@ -84,7 +84,7 @@ class ComingIn:
     async def test_a_burst_becomes_one_turn(self, stage: Stage, tmp_path: Path) -> None:
         """With all that was said in it."""
         chat, ann = (await stage.people(1))[0]
-        rules = Rules(users=OPEN.users, burst_seconds=0.3)
+        rules = open_to_all(burst_seconds=0.3)
         provider = ScriptedProvider(otherwise="all at once")
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=rules):
             for text in ("one", "two", "three"):
@@ -448,7 +448,7 @@ class WhoMayTalk:
         """The model hears nothing before."""
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider()
-        async with Bot(stage.platform(), tmp_path, provider=provider, rules=Rules()):
+        async with Bot(stage.platform(), tmp_path, provider=provider, rules=PlatformSettings()):
             await stage.say(chat, "hello", sender=ann)
             said = (await answers(stage, chat, 1))[0]
             code = re.search(r"[A-Z2-9]{8}", said)
@@ -460,7 +460,7 @@ class WhoMayTalk:
     async def test_an_allow_list_lets_in_whom_it_names(self, stage: Stage, tmp_path: Path) -> None:
         """By the platform's id, and nobody else."""
         (chat, ann), (other, bob) = await stage.people(2)
-        rules = Rules(users=frozenset({ann}), pairing=False)
+        rules = PlatformSettings(users=(ann,), pairing=False)
         async with Bot(stage.platform(), tmp_path, rules=rules):
             await stage.say(other, "hello", sender=bob)
             refused = await answers(stage, other, 1)
@@ -471,12 +471,12 @@ class WhoMayTalk:
     async def test_who_says_too_much_is_told_once(self, stage: Stage, tmp_path: Path) -> None:
         """And then left alone."""
         chat, ann = (await stage.people(1))[0]
-        async with Bot(stage.platform(), tmp_path, rules=replace(OPEN, per_minute=2)) as bot:
+        async with Bot(stage.platform(), tmp_path, rules=open_to_all(per_minute=2)) as bot:
             for text in ("one", "two", "three", "four"):
                 await stage.say(chat, text, sender=ann)
             await answers(stage, chat, 3)
             await comes_to(partial(_refused, bot), 2)
-            bot.channel.rules = OPEN
+            bot.channel.rules = open_to_all()
             await stage.say(chat, "five", sender=ann)
             said = await answers(stage, chat, 4)
         wanted = sorted([TOO_FAST, "You said: one", "You said: two", "You said: five"])
@@ -520,11 +520,11 @@ class WhoMayTalk:
         (chat, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
-            bot.channel.rules = replace(OPEN, groups="never")
+            bot.channel.rules = open_to_all(groups="never")
             await stage.say(stage.group, stage.naming("is it?"), sender=ann)
             await stage.say(chat, "hello", sender=ann)
             await says(stage, chat, "yes")
-            bot.channel.rules = replace(OPEN, groups="always")
+            bot.channel.rules = open_to_all(groups="always")
             await stage.say(stage.group, "is it?", sender=ann)
             await says(stage, stage.group, "yes")
 
@@ -532,7 +532,7 @@ class WhoMayTalk:
         """A command that changes nothing is everyone's."""
         needs(stage, "group")
         (_, ann), (_, bob) = await stage.people(2)
-        rules = replace(OPEN, operators=frozenset({ann}), groups="always")
+        rules = open_to_all(operators=(ann,), groups="always")
         async with Bot(stage.platform(), tmp_path, rules=rules):
             await stage.say(stage.group, "/new", sender=bob)
             await answers(stage, stage.group, 1)
@@ -563,7 +563,7 @@ class WhoMayTalk:
             await stage.say(stage.group, stage.naming("pears"), sender=ann, thread=first)
             await provider.asked(2)
             check("apples" not in str(provider.calls[1].messages[1:]), "the thread knows the chat")
-            bot.channel.rules = replace(OPEN, threads="shared")
+            bot.channel.rules = open_to_all(threads="shared")
             await stage.say(stage.group, stage.naming("plums"), sender=ann, thread=first)
             await provider.asked(3)
             check("apples" in str(provider.calls[2].messages[1:]), "the thread knows no chat")

@@ -1,38 +1,43 @@
-"""Providers of other packages: a real entry point, its settings, and its answers."""
+"""Plugins of other packages, by real entry points: their settings, and what is made of them."""
 
 import sys
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from nanoloop import plugins
+from nanoloop.channels.kit.channel import wanted
 from nanoloop.cli import main
 from nanoloop.errors import SettingsError
 from nanoloop.parts import make_provider
 from nanoloop.settings import Settings
+from nanoloop.settings.channels import PlatformSettings
+from tests.packages import make_package
 
 HELLO = [{"role": "user", "content": "Hello."}]
-EXAMPLE = Path(__file__).parent.parent / "examples" / "custom_provider.py"
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "custom_provider.py"
+IRC = (ROOT / "examples" / "irc_channel.py").read_text()
 PARROT = 'model = "parrot:grey"\n[providers.parrot]\nkey = "k-1234567"\ngreeting = "Yes."'
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a package with that code, as pip leaves it behind: parrot is an entry point of it."""
+    """Install a package with that code, which is gone behind the test."""
     site = tmp_path / "site"
     monkeypatch.syspath_prepend(site)
-    monkeypatch.delitem(sys.modules, "parrots", raising=False)
+    installed = []
 
-    def install(code):
-        about = site / "parrots-1.0.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: parrots\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text("[nanoloop.providers]\nparrot = parrots:PLUGIN\n")
-        (site / "parrots.py").write_text(code)
+    def install(code, kind="providers", name="parrot"):
+        make_package(site, code, kind=kind, name=name)
+        installed.append(f"{name}s")
 
     yield install
     plugins._installed.cache_clear()
-    sys.modules.pop("parrots", None)
+    for module in installed:
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture
@@ -175,3 +180,98 @@ def test_config_shows_settings_of_any_type_and_no_secret(install, monkeypatch, c
     assert "https://********@host/" in out
     assert "0:00:07" in out
     assert "1234567" not in out
+
+
+# Channels
+
+
+CHANNEL = '[channels.irc]\nhost = "irc.example.org"\nnick = "bot"\n'
+
+
+def test_the_table_of_an_installed_channel_is_like_that_of_ours(install, load):
+    install(IRC, "channels", "irc")
+    settings = load(f"{CHANNEL}users = ['ann']", NANOLOOP_CHANNELS__IRC__PASSWORD="p-1234567")
+    own = settings.channels.irc
+    assert (own.host, own.users, own.groups) == ("irc.example.org", ("ann",), "mention")
+    assert own.password.get_secret_value() == "p-1234567"
+    assert str(settings.origin("channels.irc.users")).endswith("nanoloop.toml:4")
+    assert [name for name, _ in wanted(settings)] == ["irc"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_config_shows_a_channels_settings_with_the_secret_ones_masked(install, load, capsys, flags):
+    install(IRC, "channels", "irc")
+    load(f"{CHANNEL}password = 'p-1234567'")
+    assert main(["config", *flags]) == 0
+    out = capsys.readouterr().out
+    assert "channels.irc.password" in out
+    assert "irc.example.org" in out
+    assert "1234567" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("pasword = 'p-1234567'", "nanoloop.toml:4: channels.irc.pasword is ********, but there"),
+        ("pasword = 'p-1234567'", "did you mean channels.irc.password?"),
+        ("grups = 'always'", "did you mean channels.irc.groups?"),
+        ("groups = 'allways'", "4: channels.irc.groups is \"allways\", not 'mention', 'always' or"),
+        ("port = 'x'", '4: channels.irc.port is "x", not a whole number'),
+        ("[channels.irk]\nnick = 'x'", "channels.irk names no channel: did you mean channels.irc?"),
+        ("[channels.tui]\nnick = 'x'", "channels.tui names no channel: there are"),
+        ("[channels]\ntranscrib = 'x:y'", "did you mean channels.transcribe?"),
+        ("[channels.others.irc]\nusers = []", "write [channels.NAME] for [channels.others.NAME]"),
+    ],
+)
+def test_what_is_wrong_with_a_channels_settings_is_told_as_of_ours(install, load, text, told):
+    install(IRC, "channels", "irc")
+    above = "" if text.startswith("[") else CHANNEL
+    with pytest.raises(SettingsError) as caught:
+        load(f"{above}{text}")
+    assert told in str(caught.value)
+    assert "1234567" not in str(caught.value)
+
+
+def test_what_a_channel_must_have_is_named(install, load):
+    install(IRC, "channels", "irc")
+    with pytest.raises(SettingsError, match=r"channels\.irc\.nick is missing: set it"):
+        load("[channels.irc]\nhost = 'irc.example.org'")
+
+
+def test_a_channel_is_not_loaded_where_no_setting_names_it(install, load):
+    install("raise AssertionError", "channels", "irc")
+    load("channels.transcribe = 'speech:words_of'")
+    assert "ircs" not in sys.modules
+
+
+LACKING = """
+from nanoloop.channels.kit import PlatformSettings, Plugin
+
+def make(own, folder):
+    import no_such_library
+
+PLUGIN = Plugin(name="irc", settings=PlatformSettings, make=make, extra="irc")
+"""
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_extra(install):
+    install(LACKING, "channels", "irc")
+    told = r"the channel 'irc' needs no_such_library, .* extra \"irc\""
+    with pytest.raises(SettingsError, match=told):
+        plugins.load("channels", "irc").make(None, None)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in plugins.OURS["channels"] if plugins.is_installed("channels", name)]
+)
+def test_each_channel_of_ours_is_a_plugin_like_any_other(name):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    plugin = import_module(f"nanoloop.channels.{name}").PLUGIN
+    assert isinstance(plugin, plugins.Plugin)
+    assert (plugin.name, plugin.extra) == (name, name)
+    assert plugin.extra in project["optional-dependencies"]
+    declared = project["entry-points"]["nanoloop.channels"]
+    assert declared[name] == f"nanoloop.channels.{name}:PLUGIN"
+    own = plugin.settings.model_fields.keys() - PlatformSettings.model_fields
+    shown = (ROOT / "config" / f"{name}.example.toml").read_text().lower()
+    assert [key for key in own if key not in shown] == []
