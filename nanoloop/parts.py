@@ -28,8 +28,8 @@ from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.providers.models import Models, in_background
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
-from nanoloop.settings import AgentSettings, Settings
-from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
+from nanoloop.settings import AgentSettings, Settings, ToolSettings
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, checked, shown
 from nanoloop.settings.vendors import (
     ServerSettings,
     call_timeout_seconds,
@@ -46,6 +46,8 @@ from nanoloop.telemetry import Telemetry
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from nanoloop.app import App
     from nanoloop.channels.kit.intake import Transcriber
     from nanoloop.channels.web.callers import Token
@@ -244,6 +246,8 @@ def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
     """The agents that these settings describe, the one for all among them."""
     tools = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     terminal = settings.channels.terminal.agent
+    installed = {name: _installed(name, own) for name, own in settings.tools.of_plugins.items()}
+    tools = {**tools, **installed}
     return Agents(
         make_agent(settings, AgentSettings(), tools=tools),
         {name: make_agent(settings, own, name, tools) for name, own in settings.agents.items()},
@@ -277,10 +281,19 @@ def make_agent(
 def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) -> Tool:
     if name in tools:
         return tools[name]
+    if plugins.is_installed("tools", name):
+        return _installed(name, checked(f"tools.{name}", ToolSettings.table_for(name), {}))
     key = f"agents.{agent}.tools"
-    near = get_close_matches(name, tools, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(tools)}"
+    known = [*tools, *plugins.names("tools")]
+    near = get_close_matches(name, known, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(known)}"
     raise SettingsError(f"{settings.origin(key)}: {key} names no tool with {name!r}: {advice}")
+
+
+def _installed(name: str, own: BaseModel) -> Tool:
+    """The tool of another package, given its settings."""
+    made: Tool = plugins.load("tools", name).make(own)
+    return made
 
 
 def make_loop(

@@ -30,9 +30,13 @@ class Plugin:
     settings: type[BaseModel] | None
     """What may stand in its table, such as `[channels.irc]`; None where nothing may."""
     make: Callable[..., Any]
-    """Makes it from an instance of that (or None) and what each of its kind is given.
+    """Makes it from what each of its kind is given; raises `SettingsError` where that won't do.
 
-    Raises `SettingsError` where these do not do.
+    `own` is an instance of `settings`, or None:
+    a channel `make(own, folder)`, a `Platform` of the kit or a `Channel`;
+    a tool `make(own)`, a `Tool` or a function;
+    a provider `make(own, model)`;
+    a store `make(opening, url)`, with a `stores.opening.Opening`: its URL says all else.
     """
     extra: str = ""
     """The extra of nanoloop that its library comes with; empty where it needs none."""

@@ -14,15 +14,17 @@ from nanoloop import cli, plugins
 from nanoloop.cli import COMMANDS, Exit, main
 from nanoloop.cli.config import example, values
 from nanoloop.errors import NoConnection, SessionNotFound, SettingsError, StoreLocked
-from nanoloop.settings import Settings
-from nanoloop.settings.channels import PlatformSettings, table_for
+from nanoloop.settings import ChannelSettings, Settings
+from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import known_settings
 
 ROOT = Path(__file__).parent.parent
 PLATFORM = plugins.names("channels")[0]
-OWN = {f"channels.{PLATFORM}.{key}" for key, _ in known_settings(table_for(PLATFORM))} - {
-    f"channels.{PLATFORM}.{key}" for key, _ in known_settings(PlatformSettings)
-}
+SHARED = PlatformSettings.model_fields.keys()
+OWN = [
+    f"channels.{PLATFORM}.{name}"
+    for name in ChannelSettings.table_for(PLATFORM).model_fields.keys() - SHARED
+]
 """What it takes that others do not."""
 
 

@@ -11,9 +11,10 @@ from nanoloop import plugins
 from nanoloop.channels.kit.channel import wanted
 from nanoloop.cli import main
 from nanoloop.errors import SettingsError
-from nanoloop.parts import make_provider
+from nanoloop.parts import make_agents, make_provider, open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
+from nanoloop.telemetry import Telemetry
 from tests.packages import make_package
 
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -275,3 +276,74 @@ def test_each_channel_of_ours_is_a_plugin_like_any_other(name):
     own = plugin.settings.model_fields.keys() - PlatformSettings.model_fields
     shown = (ROOT / "config" / f"{name}.example.toml").read_text().lower()
     assert [key for key in own if key not in shown] == []
+
+
+# Tools and stores
+
+
+WEATHER = """
+from pydantic import BaseModel, SecretStr
+from nanoloop.plugins import Plugin
+
+class WeatherSettings(BaseModel):
+    key: SecretStr = SecretStr("none")
+
+def make(own):
+    def weather(city: str) -> str:
+        "Tell the weather."
+        return f"sun in {city}, says {own.key.get_secret_value()}"
+    return weather
+
+PLUGIN = Plugin(name="weather", settings=WeatherSettings, make=make)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "agents"),
+    [
+        ("", []),
+        ("[tools.weather]\nkey = 'k-1234567'", ["assistant"]),
+        ("[agents.cook]\ntools = ['clock', 'weather']", ["cook"]),
+    ],
+)
+def test_a_tool_is_for_agents_that_name_it_or_for_all_where_it_has_a_table(
+    install, load, text, agents
+):
+    install(WEATHER, "tools", "weather")
+    made = make_agents(load(text))
+    assert [name for name in made if "weather" in told(made[name])] == agents
+
+
+def told(agent):
+    return {spec.name for spec in agent.toolbox.specs}
+
+
+def test_a_tool_that_nobody_has_is_told_with_those_that_are_installed(install, load):
+    install(WEATHER, "tools", "weather")
+    with pytest.raises(SettingsError, match=r"did you mean 'weather'\?"):
+        make_agents(load("[agents.cook]\ntools = ['wether']"))
+
+
+SHELF = """
+from nanoloop import InMemoryStore
+from nanoloop.plugins import Plugin
+
+class Shelf(InMemoryStore):
+    def __init__(self, place):
+        super().__init__()
+        self.place = place
+
+PLUGIN = Plugin(name="shelf", settings=None, make=lambda how, url: Shelf((how.data, url)))
+"""
+
+
+def test_a_store_is_opened_by_its_url(install, load, tmp_path):
+    install(SHELF, "stores", "shelf")
+    settings = load("store.url = 'shelf://top'")
+    store = open_store(settings, Telemetry())
+    assert store.place == (settings.data, "shelf://top")
+
+
+def test_a_url_of_a_store_that_is_not_installed_is_refused(load):
+    with pytest.raises(SettingsError, match="no place for sessions"):
+        load("store.url = 'shelf://top'")

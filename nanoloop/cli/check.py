@@ -202,7 +202,7 @@ def _pictures() -> Check:
 
 async def _channels(settings: Settings) -> AsyncIterator[Check]:
     daemon = running(settings.data)
-    for name, own in settings.channels.platforms.items():
+    for name, own in settings.channels.of_plugins.items():
         if isinstance(own, PlatformSettings) and own.enabled and own.lacks:
             says = f"it has no {' and no '.join(own.lacks)}: set it in [channels.{name}]"
             yield Check(name, is_well=False, says=says)

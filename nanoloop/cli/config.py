@@ -91,7 +91,8 @@ def _table(model: type[BaseModel], above: str = "") -> Iterator[str]:
             yield from _table(inner, f"{above}{name}.")
     if mark := beside(model):
         yield f"# {mark.usual.__doc__}"
-        yield f"#[{above}{mark.example}]"
+        # With nothing below it, it stays a comment where every line is taken in.
+        yield f"#{' ' * (not mark.usual.model_fields)}[{above}{mark.example}]"
         yield ""
         yield from _table(mark.usual)
 

@@ -14,7 +14,6 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
@@ -26,9 +25,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from nanoloop.events import Level
 from nanoloop.sentences import ENGLISH
-from nanoloop.settings import channels as channel_tables
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
+from nanoloop.settings.plugins import NoSettings, PluginTables
 from nanoloop.settings.problems import InvalidSettings, conflicts, function_name, http_address
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
 from nanoloop.settings.vendors import VendorSettings, lacking, table_for, tables
@@ -94,8 +93,15 @@ class TurnSettings(Section):
     """How often the model may be asked in one turn, tool results included."""
 
 
-class ToolSettings(Section):
+class ToolTable(NoSettings):
+    """A tool of another package by its NAME; agents that name no tools may then call it too."""
+
+
+class ToolSettings(PluginTables):
     """Calls that the model makes."""
+
+    kind = "tools"
+    usual = ToolTable
 
     timeout_seconds: Seconds = 60
     """How long one tool call may take; the model is then told that it took too long."""
@@ -277,12 +283,15 @@ class WebSettings(Section):
     tokens: dict[str, TokenSettings] = Field(default_factory=dict)
 
 
-class ChannelSettings(Section):
+class ChannelSettings(PluginTables):
     """The ways in and out for chats, a table each; platforms are plugins, and bring their own."""
 
-    model_config = ConfigDict(extra="allow")
-    tables: ClassVar = ByName(channel_tables.table_for, usual=PlatformSettings, example="NAME")
-    __pydantic_extra__: dict[str, SerializeAsAny[BaseModel]] = Field(init=False)
+    kind = "channels"
+    usual = PlatformSettings
+    gone: ClassVar = {
+        "others": "write [channels.NAME] for [channels.others.NAME], and what stood in its options "
+        "beside the rest"
+    }
 
     transcribe: Annotated[str, AfterValidator(function_name)] | None = Field(
         default=None, examples=["speech:words_of"]
@@ -292,13 +301,6 @@ class ChannelSettings(Section):
     """How long it may take; the model is then told that the voice message could not be read."""
     terminal: TerminalSettings = TerminalSettings()
     web: WebSettings = WebSettings()
-
-    _typed = model_validator(mode="before")(channel_tables.typed)
-
-    @property
-    def platforms(self) -> Mapping[str, BaseModel]:
-        """The tables of plugins that something is said in, by their names."""
-        return self.__pydantic_extra__
 
 
 class AgentSettings(Section):

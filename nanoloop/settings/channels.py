@@ -1,17 +1,13 @@
-"""The tables of channels: what every chat platform has, and what the plugin of each adds."""
+"""What every chat platform takes, to which the plugin of each adds its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from nanoloop import plugins
-from nanoloop.errors import SettingsError
 from nanoloop.settings.keys import Messages, Names, Section, Unit
-from nanoloop.settings.problems import checked
 
 
 class PlatformSettings(Section):
@@ -60,38 +56,3 @@ class PlatformSettings(Section):
     def is_wanted(self) -> bool:
         """Whether it is to be served."""
         return self.enabled and not self.lacks
-
-
-def table_for(name: str) -> type[BaseModel]:
-    """What `[channels.NAME]` may hold; raises `SettingsError` where there is no such channel."""
-    if plugins.is_installed("channels", name):
-        return plugins.load("channels", name).settings or _Nothing
-    if name == "others":
-        raise SettingsError(
-            "channels.others is gone: write [channels.NAME] for [channels.others.NAME], and what "
-            "stood in its options beside the rest"
-        )
-    known = plugins.names("channels")
-    near = get_close_matches(name, [*known, *OWN], n=1)
-    advice = f"did you mean channels.{near[0]}?" if near else f"there are {', '.join(known)}"
-    raise SettingsError(
-        f"channels.{name} names no channel: {advice}; or install the package that has it"
-    )
-
-
-def typed(said: Any) -> Any:
-    """Each channel's table in the type that its plugin names; raises `InvalidSettings`."""
-    if not isinstance(said, dict):
-        return said
-    return {
-        name: table if name in OWN else checked(f"channels.{name}", table_for(name), table)
-        for name, table in said.items()
-    }
-
-
-OWN = ("transcribe", "transcribe_timeout_seconds", "terminal", "web")
-"""What stands in [channels] that is no plugin's."""
-
-
-class _Nothing(Section):
-    """The table of a channel that takes no settings."""

@@ -24,8 +24,8 @@ class Unit:
 class ByName:
     """Marks a table of tables that are not all alike: which one a name has.
 
-    It stands in the annotation of a dict, or as `tables` of a model that has settings of its own
-    beside them.
+    It stands in the annotation of a dict; a model that has settings of its own beside them gives
+    it by `beside()`.
     """
 
     table: Callable[[str], type[BaseModel]]
@@ -73,7 +73,8 @@ def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, Fi
 
 def beside(model: type[BaseModel]) -> ByName | None:
     """How the tables differ that a model takes beside its own settings."""
-    return getattr(model, "tables", None)
+    known: Callable[[], ByName] | None = getattr(model, "beside", None)
+    return known() if known else None
 
 
 def _field(model: type[BaseModel], name: str) -> FieldInfo | None:

@@ -15,6 +15,7 @@ from nanoloop.models.catalogue import file_of, is_local, known
 from nanoloop.providers import vendors
 from nanoloop.providers.vendors import VENDORS, Vendor, split
 from nanoloop.settings.keys import Section
+from nanoloop.settings.plugins import NoSettings
 from nanoloop.settings.problems import Problem, checked, http_address, shown
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def table_for(name: str) -> type[BaseModel]:
     if name in VENDORS:
         return VendorSettings
     if plugins.is_installed("providers", name):
-        return plugins.load("providers", name).settings or _Nothing
+        return plugins.load("providers", name).settings or NoSettings
     known = [*VENDORS, *plugins.names("providers")]
     near = get_close_matches(name, known, n=1)
     advice = f"did you mean providers.{near[0]}?" if near else f"there are {', '.join(known)}"
@@ -154,10 +155,6 @@ def no_model(settings: Settings, key: str, model: str, why: str) -> Problem:
     origin = settings.origin(key)
     where = None if origin.kind == "default" else origin
     return Problem(text=f"{key} is {shown(model)}, but {why}", origin=where, keys=(key,))
-
-
-class _Nothing(Section):
-    """The table of a provider that takes no settings."""
 
 
 def _plain(settings: Settings) -> ServerSettings:

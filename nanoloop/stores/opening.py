@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from nanoloop import plugins
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, Store
 from nanoloop.stores.layered import LayeredStore
@@ -31,7 +32,9 @@ class Opening:
     def open(self, url: str) -> Store:
         """The store that this URL names; nothing is touched before it is used."""
         kind, _ = parts(url)
-        return _OPENERS[kind](self, url)
+        make = _OPENERS.get(kind) or plugins.load("stores", kind).make
+        made: Store = make(self, url)
+        return made
 
     def at(self, url: str) -> Path:
         """The path that a URL means."""

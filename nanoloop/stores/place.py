@@ -1,9 +1,11 @@
-"""A store's URL: which kind of store it means, and where that is. Pure."""
+"""A store's URL: which kind of store it means, and where that is."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+from nanoloop import plugins
 
 FORMS = "memory:, jsonl:FOLDER, sqlite:FILE, redis://… or postgresql://…"
 FOLDER, FILE = "sessions", "sessions.sqlite"
@@ -20,7 +22,8 @@ def parts(url: str) -> tuple[str, str]:
     kind, colon, place = url.partition(":")
     is_whole = re.match(r"//[^/]|///.", place) is not None
     is_path = kind in _PATHS and bool(colon)
-    if is_path or url == "memory:" or (kind in _SERVERS and is_whole):
+    is_ours = is_path or url == "memory:" or (kind in _SERVERS and is_whole)
+    if is_ours or (colon and plugins.is_installed("stores", kind)):
         return kind, place
     raise ValueError(f"no place for sessions: write {FORMS}")
 

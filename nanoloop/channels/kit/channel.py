@@ -141,7 +141,7 @@ class PlatformChannel:
 
 def wanted(settings: Settings) -> Iterator[tuple[str, BaseModel]]:
     """The channels of plugins that are to be served, each with its settings."""
-    for name, own in settings.channels.platforms.items():
+    for name, own in settings.channels.of_plugins.items():
         if getattr(own, "is_wanted", True):
             yield name, own
 
