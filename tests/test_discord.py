@@ -4,8 +4,8 @@ import pytest
 
 from nanoloop.testing.channels import ChannelSuite
 from nanoloop.testing.channels.traffic import day
-from tests.discord_server import DiscordServer
-from tests.discord_stage import DiscordStage
+from tests.servers.discord import DiscordServer
+from tests.stages.discord import DiscordStage
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from nanoloop.testing.channels.suite import Growing
-from tests.discord_server import DiscordServer
+from tests.servers.discord import DiscordServer
 
 # isort: split
 
 from nanoloop.channels.discord import DiscordSettings, make
 from nanoloop.channels.discord.client import explained
-from tests.discord_stage import DiscordStage
+from tests.stages.discord import DiscordStage
 
 
 @pytest.fixture

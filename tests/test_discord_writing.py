@@ -2,7 +2,7 @@
 
 import pytest
 
-import tests.discord_server  # noqa: F401 - first: it loads the library without its warning
+import tests.servers.discord  # noqa: F401 - first: it loads the library without its warning
 
 # isort: split
 

@@ -13,7 +13,7 @@ from examples.irc_channel import PLUGIN, IrcSettings, words
 from nanoloop.events import ChannelLost
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels import ChannelSuite
-from nanoloop.testing.channels.stage import Bot, Shown, Stage, comes_to, says
+from nanoloop.testing.channels.stage import Bot, Stage, VisibleMessage, comes_to, says
 from nanoloop.testing.channels.traffic import day
 from tests.conftest import running
 from tests.servers.ngircd import OPERATOR, PASSWORD, Ngircd
@@ -115,7 +115,7 @@ class IrcStage(Stage):
         for sender, kind, *rest in person.heard:
             if kind == "PRIVMSG" and sender.startswith(f"{self.bot}!") and rest[0] == chat:
                 texts += [f"{texts.pop()}\n{rest[1][1:]}" if rest[1][0] == " " else rest[1]]
-        return [Shown(id=str(n), text=text, is_bots=True) for n, text in enumerate(texts)]
+        return [VisibleMessage(id=str(n), text=text, is_bots=True) for n, text in enumerate(texts)]
 
     async def cut(self):
         killer = await self._person(f"op{self._number}", f"OPER {OPERATOR} {OPERATOR}")

@@ -4,7 +4,7 @@ import pytest
 
 from nanoloop.testing.channels import ChannelSuite
 from nanoloop.testing.channels.traffic import day
-from tests.matrix_stage import matrix_stage
+from tests.stages.matrix import matrix_stage
 
 
 @pytest.fixture

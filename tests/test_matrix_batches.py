@@ -6,7 +6,7 @@ import pytest
 from nanoloop.channels.kit.platform import Heard
 from nanoloop.channels.matrix import sync
 from nanoloop.channels.matrix.sync import Batches, Bookmark
-from nanoloop.testing import Gate
+from nanoloop.testing.faults import Gate
 
 
 class Kit:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nanoloop.channels.kit.platform import Place
 from nanoloop.channels.matrix import MatrixSettings, make
 from nanoloop.channels.matrix import homeserver as reading
-from nanoloop.channels.matrix.hearing import named
 from nanoloop.channels.matrix.homeserver import Homeserver
+from nanoloop.channels.matrix.platform import named
 from nanoloop.channels.matrix.rooms import placed, rendered
 from nanoloop.channels.matrix.sync import Bookmark, _arrival
 from nanoloop.errors import SettingsError

@@ -10,7 +10,7 @@ from nanoloop.events import SenderRefused
 from nanoloop.messages import Attachment
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
-from tests.matrix_stage import listening, matrix_stage
+from tests.stages.matrix import listening, matrix_stage
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 

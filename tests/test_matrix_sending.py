@@ -8,7 +8,7 @@ from nanoloop.errors import Declined, SendLater
 from nanoloop.events import ChannelRefused
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, comes_to, says
-from tests.matrix_stage import listening, matrix_stage
+from tests.stages.matrix import listening, matrix_stage
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 HELLO = Text(plain="hello")

@@ -4,8 +4,8 @@ import pytest
 
 from nanoloop.testing.channels import ChannelSuite
 from nanoloop.testing.channels.traffic import day
-from tests.slack_server import SlackServer
-from tests.slack_stage import SlackStage
+from tests.servers.slack import SlackServer
+from tests.stages.slack import SlackStage
 
 
 @pytest.fixture

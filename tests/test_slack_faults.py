@@ -11,8 +11,8 @@ from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from nanoloop.testing.channels.suite import Growing
-from tests.slack_server import BOT, SlackServer
-from tests.slack_stage import SlackStage
+from tests.servers.slack import BOT, SlackServer
+from tests.stages.slack import SlackStage
 
 CHAT, ANN = "D0", "U0"
 

@@ -4,7 +4,7 @@ import pytest
 
 from nanoloop.testing.channels import ChannelSuite
 from nanoloop.testing.channels.traffic import day
-from tests.telegram_stage import free_port, telegram
+from tests.stages.telegram import free_port, telegram
 
 
 class Telegram(ChannelSuite):

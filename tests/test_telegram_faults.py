@@ -15,8 +15,8 @@ from nanoloop.channels.telegram.receiving import Webhook
 from nanoloop.errors import Declined, SendLater
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, comes_to, says
-from tests.telegram_server import TOKEN
-from tests.telegram_stage import free_port, listening, telegram
+from tests.servers.telegram import TOKEN
+from tests.stages.telegram import free_port, listening, telegram
 
 ANN, BOB = "1001", "1002"
 HELLO = Text(plain="**hello**", formatted="<b>hello</b>")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.channels.telegram.platform import rendered
-from tests.telegram_html import Malformed, shown
+from tests.servers.telegram import Malformed, shown
 
 BEGINS = ["> ", ">> ", "- ", "1. ", "# ", "|", "\n|---|---|\n", "\n", "\n\n"]
 MARKS = ["**", "_", "~~", "`", "```", "[", "](", ")", "\\"]

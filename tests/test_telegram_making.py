@@ -5,7 +5,7 @@ import pytest
 from nanoloop.channels.telegram import TelegramSettings, make
 from nanoloop.channels.telegram.receiving import Webhook
 from nanoloop.errors import SettingsError
-from tests.telegram_server import TOKEN
+from tests.servers.telegram import TOKEN
 
 
 def test_a_token_makes_a_platform(tmp_path):

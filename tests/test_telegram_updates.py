@@ -6,8 +6,8 @@ from nanoloop.channels.telegram.hearing import Moves
 from nanoloop.channels.telegram.platform import TelegramPlatform
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, open_to_all, says
-from tests.telegram_server import BOT
-from tests.telegram_stage import GROUP, NAMED, listening, telegram
+from tests.servers.telegram import BOT
+from tests.stages.telegram import GROUP, NAMED, listening, telegram
 
 ANN, BOB = "1001", "1002"
 SMALL, LARGE = -500, -1_001_000_000_500

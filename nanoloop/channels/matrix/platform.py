@@ -1,20 +1,51 @@
-"""Matrix: rooms of any homeserver that the bot has an account on."""
+"""Matrix: rooms of any homeserver that the bot has an account on, and what people say there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 from uuid import uuid4
 
 import anyio
 
 from nanoloop.channels.kit.markdown import utf8
-from nanoloop.channels.kit.platform import Hear, Host, Limits, MessageGone, Place, Text, Upload
-from nanoloop.channels.matrix.hearing import MatrixHearing, Recent
-from nanoloop.channels.matrix.homeserver import ENCRYPTED, MESSAGE, TOMBSTONE, Homeserver, content
+from nanoloop.channels.kit.platform import (
+    File,
+    Hear,
+    Heard,
+    Host,
+    Limits,
+    MessageGone,
+    Place,
+    Text,
+    Upload,
+)
+from nanoloop.channels.matrix.homeserver import (
+    ENCRYPTED,
+    MESSAGE,
+    REDACTION,
+    STICKER,
+    TOMBSTONE,
+    Event,
+    Homeserver,
+    answered,
+    content,
+    edited,
+    moment,
+    redacted,
+    table,
+    text,
+    thread,
+    words,
+)
 from nanoloop.channels.matrix.rooms import (
     Content,
     Invitations,
@@ -168,3 +199,238 @@ class MatrixPlatform:
 def _kind(room: Room) -> str:
     """In groups the mark of bots: no bot answers it, though telephones keep quiet then."""
     return "m.text" if room.private else "m.notice"
+
+
+_BOTS = frozenset({"m.notice", "m.server_notice", "m.key.verification.request"})
+"""What no person has written: other bots, the homeserver, clients among themselves."""
+_KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
+    "m.image": "image",
+    "m.audio": "audio",
+    "m.video": "video",
+    "m.file": "file",
+}
+_SIDE_BY_SIDE = 20
+"""Rooms that are looked at at once: the homeserver may have to be asked about each."""
+
+
+class MatrixHearing:
+    """Understands what was said."""
+
+    def __init__(
+        self, homeserver: Homeserver, *, rooms: Rooms, recent: Recent, file_bytes: int
+    ) -> None:
+        self._homeserver = homeserver
+        self._rooms = rooms
+        self._recent = recent
+        self._file_bytes = file_bytes
+
+    async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
+        """What it comes to, by room and in order."""
+        found: dict[str, list[Heard]] = {room: [] for room in rooms}
+        limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
+
+        async def look(room: str) -> None:
+            async with limiter:
+                found[room] = await self._in_room(room, rooms[room])
+
+        async with anyio.create_task_group() as group:
+            for room in rooms:
+                group.start_soon(look, room, name=f"matrix room {room}")
+        return found
+
+    async def _in_room(self, room_id: str, events: Sequence[Event]) -> list[Heard]:
+        room = await self._rooms.see(room_id)
+        heard = []
+        for event in events:
+            heard.append(await self._understood(room, event))
+            # After that: of what takes a message back it is asked who said that message.
+            self._recent.learn(event)
+        return [one for one in heard if one is not None]
+
+    async def _understood(self, room: Room, event: Event) -> Heard | None:
+        if event.get("type") == REDACTION:
+            return self._taken_back(room, event)
+        said = content(event)
+        if event.get("type") not in (MESSAGE, STICKER) or "body" not in said:
+            return None  # what was taken back since has no body any more
+        return await (self._edit if edited(said) else self._message)(room, event)
+
+    async def _message(self, room: Room, event: Event) -> Heard:
+        said, sender = content(event), words(event, "sender")
+        name = room.name(sender)
+        is_named, mention = named(said, me=self._me, name=room.name(self._me))
+        original = await self._recent.find(room.id, answered(said)) if answered(said) else None
+        return Heard(
+            chat=room.id,
+            id=words(event, "event_id"),
+            sender=sender,
+            name=name,
+            text=text(said, name),
+            private=room.private,
+            addressed=is_named or words(original, "sender") == self._me,
+            mention=mention,
+            thread=thread(said),
+            reply_to=answered(said) or None,
+            quote=text(content(original)) if original else "",
+            files=self._files(event),
+            is_bot=sender == self._me or words(said, "msgtype") in _BOTS,
+            time=moment(event),
+        )
+
+    async def _edit(self, room: Room, event: Event) -> Heard | None:
+        """Only who said it may say it otherwise: the homeserver doesn't see to that."""
+        earlier = edited(content(event))
+        original = await self._recent.find(room.id, earlier)
+        if original is None or original.get("sender") != event.get("sender"):
+            return None
+        relation = table(content(original), "m.relates_to")
+        now = {**table(event, "content", "m.new_content"), "m.relates_to": relation}
+        heard = await self._message(room, {**event, "content": now})
+        return replace(heard, edits=earlier, files=())
+
+    def _taken_back(self, room: Room, event: Event) -> Heard:
+        """By whom doesn't matter: the homeserver sees to that, and a moderator may."""
+        original = self._recent.known(redacted(event)) or {}
+        sender = words(original, "sender") or words(event, "sender")
+        return Heard(
+            chat=room.id,
+            id=words(event, "event_id"),
+            sender=sender,
+            name=room.name(sender),
+            private=room.private,
+            thread=thread(content(original)),
+            deletes=redacted(event),
+            is_bot=sender == self._me,
+            time=moment(event),
+        )
+
+    def _files(self, event: Event) -> tuple[File, ...]:
+        said = content(event)
+        kind = "image" if event.get("type") == STICKER else _KINDS.get(words(said, "msgtype"))
+        address = words(said, "url")
+        if kind is None or not address.startswith("mxc://"):
+            return ()
+        size = table(said, "info").get("size")
+        file = File(
+            kind=kind,
+            fetch=partial(self._homeserver.download, address, self._file_bytes),
+            name=words(said, "filename") or words(said, "body"),
+            mime_type=words(said, "info", "mimetype"),
+            size=size if isinstance(size, int) and size >= 0 else None,
+        )
+        return (file,)
+
+    @property
+    def _me(self) -> str:
+        return self._homeserver.me
+
+
+_END = r"(?![\w-]|[.:]\w)"
+"""Nothing that could belong to a longer name."""
+
+
+def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
+    """Whether it does, and the words in its body that do so; empty where none do."""
+    names = _names(me, name)
+    start = _at_the_beginning(words(said, "body"), me, names)
+    if start:
+        return True, start
+    if _is_mentioned(said, me) or _is_linked(said, me) or _stands_in(said, me):
+        return True, _first(words(said, "body"), (me, *names))
+    return False, ""
+
+
+def _names(me: str, name: str) -> Sequence[str]:
+    """What people call it, the longest first."""
+    called = {found for found in (name, me[1:].partition(":")[0]) if found}
+    return sorted((sign + found for found in called for sign in ("", "@")), key=len, reverse=True)
+
+
+def _at_the_beginning(body: str, me: str, names: Sequence[str]) -> str:
+    """`nano: hello`, `@nano hello`; a plain `nano hello` may be about it and not to it."""
+    plain = "|".join(map(re.escape, names))
+    signed = "|".join(re.escape(name) for name in (me, *names) if name.startswith("@"))
+    form = rf"\s*((?:{plain})(?=[:,](?:\s|$))|(?:{signed}){_END})"
+    found = re.match(form, body, re.IGNORECASE)
+    return found[1] if found else ""
+
+
+def _is_mentioned(said: Mapping[str, Any], me: str) -> bool:
+    people = table(said, "m.mentions").get("user_ids")
+    return isinstance(people, list) and me in people
+
+
+def _is_linked(said: Mapping[str, Any], me: str) -> bool:
+    """Whether it holds what clients make of a name that is chosen from a list."""
+    formatted = words(said, "formatted_body")
+    return any(f'"https://matrix.to/#/{form}"' in formatted for form in (me, quote(me, safe="")))
+
+
+def _stands_in(said: Mapping[str, Any], me: str) -> bool:
+    return re.search(rf"(?<!\S){re.escape(me)}{_END}", words(said, "body")) is not None
+
+
+def _first(body: str, names: Sequence[str]) -> str:
+    """The first of these names that stands in the text, as it is written there."""
+    for name in names:
+        if found := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", body, re.IGNORECASE):
+            return found[0]
+    return ""
+
+
+REMEMBERED = 5000
+
+
+class Recent:
+    """Remembers so many, and asks the homeserver for older ones."""
+
+    def __init__(self, homeserver: Homeserver) -> None:
+        self._homeserver = homeserver
+        self._events: OrderedDict[str, Event] = OrderedDict()
+
+    def learn(self, event: Event) -> None:
+        """Remember it; one that was edited says what it says now."""
+        if taken_back := redacted(event):
+            self._change(taken_back, {})
+        elif earlier := edited(content(event)):
+            known = self._events.get(earlier)
+            if known is not None and known.get("sender") == event.get("sender"):
+                self._change(earlier, _anew(known, event))
+        else:
+            self._keep(event)
+
+    def known(self, message: str) -> Event | None:
+        """What is remembered of it; its content is empty where it was taken back."""
+        return self._events.get(message)
+
+    async def find(self, room: str, message: str) -> Event | None:
+        """The event, from the homeserver if need be; None where it may not be seen."""
+        if message in self._events:
+            return self._events[message]
+        ask = self._homeserver.ask
+        try:
+            answer = await ask(self._homeserver.client.room_get_event(room, message))
+        except Declined:
+            return None
+        event: Event = answer.event.source
+        edit = table(event, "unsigned", "m.relations", "m.replace")
+        if edit:
+            event = {**event, "content": _anew(event, edit)}
+        self._keep(event)
+        return event
+
+    def _keep(self, event: Event) -> None:
+        # What is sent comes back, and may have been edited by then.
+        self._events.setdefault(str(event.get("event_id")), event)
+        while len(self._events) > REMEMBERED:
+            self._events.popitem(last=False)
+
+    def _change(self, message: str, said: Event) -> None:
+        if message in self._events:
+            self._events[message] = {**self._events[message], "content": said}
+
+
+def _anew(event: Event, edit: Event) -> Event:
+    """What it says now; where it stands doesn't change with that."""
+    relation = table(event, "content", "m.relates_to")
+    return {**table(edit, "content", "m.new_content"), "m.relates_to": relation}

@@ -7,18 +7,18 @@ class TestMyPlatform(ChannelSuite):
 """
 
 from nanoloop.testing.channels.fake import FakeChats, FakePlatform
-from nanoloop.testing.channels.stage import Bot, Shown, Stage, comes_to, open_to_all
+from nanoloop.testing.channels.stage import Bot, Stage, VisibleMessage, comes_to, open_to_all
 from nanoloop.testing.channels.suite import ComingIn, GoingOut, StayingUp, WhoMayTalk
-from nanoloop.testing.channels.traffic import Ledger, day
+from nanoloop.testing.channels.traffic import TrafficRecord, day
 
 __all__ = [
     "Bot",
     "ChannelSuite",
     "FakeChats",
     "FakePlatform",
-    "Ledger",
-    "Shown",
     "Stage",
+    "TrafficRecord",
+    "VisibleMessage",
     "comes_to",
     "day",
     "open_to_all",

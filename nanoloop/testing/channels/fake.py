@@ -24,7 +24,7 @@ from nanoloop.channels.kit.platform import (
     Upload,
 )
 from nanoloop.errors import SendLater
-from nanoloop.testing.channels.stage import Shown, Skill
+from nanoloop.testing.channels.stage import Skill, VisibleMessage
 
 
 class FakePlatform:
@@ -193,10 +193,10 @@ class FakeChats:
         """Deliver the last thing that was said once more."""
         self._tell(self._events[-1])
 
-    async def shown(self, chat: str) -> Sequence[Shown]:
+    async def shown(self, chat: str) -> Sequence[VisibleMessage]:
         """What is to be seen in a chat now, oldest first."""
         return [
-            Shown(id=m.id, text=m.text, is_bots=m.sender == BOT, reply_to=m.reply_to)
+            VisibleMessage(id=m.id, text=m.text, is_bots=m.sender == BOT, reply_to=m.reply_to)
             for m in self._chats[chat].values()
         ]
 

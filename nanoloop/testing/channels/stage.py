@@ -19,7 +19,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Provider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import PlatformSettings
-from nanoloop.stores.sqlite import SqliteStore
+from nanoloop.stores.sqlite.store import SqliteStore
 
 Skill = Literal[
     "bots",
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class VisibleMessage:
     """A message as people see it now."""
 
     id: str
@@ -104,7 +104,7 @@ class Stage(Protocol):
         """Deliver to the bot once more what was said last."""
         ...
 
-    async def shown(self, chat: str) -> Sequence[Shown]:
+    async def shown(self, chat: str) -> Sequence[VisibleMessage]:
         """What is to be seen in the chat now, oldest first."""
         ...
 

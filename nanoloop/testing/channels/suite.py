@@ -19,8 +19,8 @@ from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import (
     Bot,
-    Shown,
     Stage,
+    VisibleMessage,
     answers,
     check,
     comes_to,
@@ -337,7 +337,7 @@ class GoingOut:
             await says(stage, chat, "You said: go")
 
 
-async def bots(stage: Stage, chat: str) -> Sequence[Shown]:
+async def bots(stage: Stage, chat: str) -> Sequence[VisibleMessage]:
     """What the bot says in a chat."""
     return [shown for shown in await stage.shown(chat) if shown.is_bots]
 

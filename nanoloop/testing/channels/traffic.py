@@ -25,7 +25,7 @@ _SLOW, _SLOW_SECONDS = 0.1, 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class TrafficRecord:
     """What became of all that was said."""
 
     said: int
@@ -57,7 +57,7 @@ async def day(
     restarts: int = 3,
     seconds: float = 60,
     **bot: Any,
-) -> Ledger:
+) -> TrafficRecord:
     """Let people talk with a bot that is killed so often, over a platform that fails now and then.
 
     `seconds` is how long the last answers may take once nothing fails any more; what a `Bot`
@@ -135,13 +135,13 @@ class _Talk:
                     seconds=seconds,
                 )
 
-    async def ledger(self, *, starts: int) -> Ledger:
+    async def ledger(self, *, starts: int) -> TrafficRecord:
         """What became of it."""
         found = {chat: await self._answers(chat) for chat, _ in self._people}
         wanted = {chat: self._wanted(chat) for chat in found}
         counts = Counter(answer for answers in found.values() for answer in answers)
         all_wanted = [answer for answers in wanted.values() for answer in answers]
-        return Ledger(
+        return TrafficRecord(
             said=sum(self._said.values()),
             answered=sum(counts[answer] > 0 for answer in all_wanted),
             faults=self._faults,

@@ -2,18 +2,21 @@
 
 import json
 import math
+import re
 import time
 from collections import Counter, defaultdict
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from html import unescape
 from itertools import count
+from urllib.parse import parse_qsl
 
 import anyio
+import httpx
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from nanoloop.channels.kit.markdown import utf16
-from tests.telegram_faults import Faults, Post, Refusal
-from tests.telegram_html import Malformed, shown
-from tests.telegram_http import Cut, HttpServer
-from tests.telegram_webhook import Bringer
 
 TOKEN = "123456:stand-in-Token_of-tests"
 BOT = {"id": 123456, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
@@ -306,3 +309,225 @@ class TelegramServer:
             "from": BOT,
             "text": post.text,
         }
+
+
+class Refusal(Exception):
+    """An answer that says no."""
+
+    def __init__(self, code, words, **parameters):
+        super().__init__(words)
+        self.code, self.words, self.parameters = code, words, parameters
+
+
+@dataclass(slots=True)
+class Post:
+    """A message as the chat shows it."""
+
+    id: int
+    sender: int
+    text: str
+    reply_to: int | None = None
+    thread: int | None = None
+    edits: int = 0
+    file: bytes | None = None
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong next."""
+
+    lost: int = 0
+    unconfirmed: int = 0
+    limited: int = 0
+    seconds: int = 1
+    failing: int = 0
+    """Requests of any kind that are answered with 502."""
+    plain_only: bool = False
+    refused: bool = False
+    blocked: set = field(default_factory=set)
+    rate: tuple[int, float] | None = None
+    """So many messages in a chat in so many seconds."""
+
+
+BODY_BYTES = 60_000_000
+
+
+class Cut(Exception):
+    """The connection ends here, without a word."""
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request."""
+
+    path: str
+    values: dict[str, str]
+    files: dict[str, tuple[str, bytes]] = field(default_factory=dict)
+
+
+class HttpServer:
+    """Hands each request to `answer`, which returns a status and a body; cuts those that rest."""
+
+    def __init__(self, answer):
+        self._answer = answer
+        self._resting = set()
+
+    async def serve(self, listener):
+        async with anyio.create_task_group() as group, listener:
+            await listener.serve(self._talk, group)
+
+    def cut_resting(self):
+        """Cut what is connected and asks for nothing now."""
+        for scope in self._resting:
+            scope.cancel()
+
+    async def _talk(self, stream):
+        buffered = BufferedByteReceiveStream(stream)
+        with suppress(anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, Cut):
+            async with stream:
+                while True:
+                    await self._one(stream, buffered)
+
+    async def _one(self, stream, buffered):
+        with anyio.CancelScope() as scope:
+            self._resting.add(scope)
+            try:
+                head = await buffered.receive_until(b"\r\n\r\n", 65536)
+            finally:
+                self._resting.discard(scope)
+        if scope.cancelled_caught:
+            raise Cut
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {
+            name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)
+        }
+        body = await buffered.receive_exactly(int(headers.get("content-length", 0)))
+        status, said = await self._answer(_asked(first.split(" ")[1], headers, body))
+        said = said if isinstance(said, bytes) else json.dumps(said).encode()
+        await stream.send(
+            b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (status, len(said), said)
+        )
+
+
+def _asked(path, headers, body):
+    kind = headers.get("content-type", "")
+    if kind.startswith("multipart/form-data"):
+        return _parts(path, kind, body)
+    return Asked(path, dict(parse_qsl(body.decode(), keep_blank_values=True)))
+
+
+def _parts(path, kind, body):
+    asked = Asked(path, {})
+    for part in message_from_bytes(f"Content-Type: {kind}\r\n\r\n".encode() + body).get_payload():
+        name = part.get_param("name", header="content-disposition")
+        data = part.get_payload(decode=True)
+        if part.get_filename() is None:
+            asked.values[name] = data.decode()
+        else:
+            asked.files[name] = (part.get_filename(), data)
+    return asked
+
+
+class Bringer:
+    """Brings each until it is answered with 200."""
+
+    def __init__(self, server):
+        self._server = server
+        self._busy = set()
+
+    async def bring(self):
+        """Bring each chat's updates in order, different chats' side by side."""
+        async with httpx.AsyncClient() as client, anyio.create_task_group() as group:
+            while True:
+                for update in [*self._server.pending.values()] if self._server.webhook else []:
+                    chat = _chat_of(update)
+                    if chat not in self._busy:
+                        self._busy.add(chat)
+                        group.start_soon(self._bring_all, client, chat)
+                await self._server.news.wait()
+
+    async def _bring_all(self, client, chat):
+        while self._server.webhook:
+            found = [one for one in self._server.pending.values() if _chat_of(one) == chat]
+            if not found:
+                break
+            if await self._brought(client, found[0]):
+                self._server.pending.pop(found[0]["update_id"], None)
+            else:
+                await anyio.sleep(0.01)
+        self._busy.discard(chat)
+
+    async def _brought(self, client, update):
+        url, secret = self._server.webhook
+        with suppress(httpx.HTTPError):
+            headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
+            said = await client.post(url, json=update, headers=headers, timeout=60)
+            return said.status_code == 200
+        return False
+
+
+def _chat_of(update):
+    return next(value for value in update.values() if isinstance(value, dict))["chat"]["id"]
+
+
+TAGS = {"a", "b", "strong", "i", "em", "u", "ins", "s", "strike", "del", "code", "pre"}
+TAGS |= {"blockquote", "tg-spoiler", "tg-emoji", "span"}
+_NAME = re.compile(r"[^\s>]*")
+_ATTRIBUTE = re.compile(r"""\s*([^\s=>]*)(?:\s*=\s*("[^"]*"|'[^']*'|[^\s>"']+))?""")
+_ENTITY = re.compile(r"&(?:lt|gt|amp|quot|#\d+|#x[0-9a-fA-F]+);")
+
+
+class Malformed(Exception):
+    """It can't be parsed; the text is Telegram's."""
+
+
+def shown(html):
+    """The text that people see; raises `Malformed`."""
+    text, place, open_tags = [], 0, []
+    while place < len(html):
+        begin = html.find("<", place)
+        begin = len(html) if begin < 0 else begin
+        text.append(_ENTITY.sub(lambda found: unescape(found[0]), html[place:begin]))
+        place = begin
+        if begin < len(html):
+            is_end = html.startswith("</", begin)
+            place = (_end_tag if is_end else _start_tag)(html, begin, open_tags)
+    if open_tags:
+        raise Malformed(f'Can\'t find end tag corresponding to start tag "{open_tags[-1]}"')
+    return "".join(text)
+
+
+def _start_tag(html, begin, open_tags):
+    name = _NAME.match(html, begin + 1)
+    if name[0].lower() not in TAGS:
+        raise Malformed(f'Unsupported start tag "{name[0]}" at byte offset {begin}')
+    place, attributes = name.end(), {}
+    while not html.startswith(">", place):
+        found = _ATTRIBUTE.match(html, place)
+        if not found[1]:
+            rest = html[found.end() :]
+            if not rest.startswith(">"):
+                raise Malformed(f"Unclosed start tag at byte offset {begin}")
+            place = found.end()
+            break
+        attributes[found[1]] = (found[2] or "").strip("\"'")
+        place = found.end()
+    if name[0] == "span" and attributes.get("class") != "tg-spoiler":
+        raise Malformed(f'Tag "span" must have class "tg-spoiler" at byte offset {begin}')
+    open_tags.append(name[0].lower())
+    return place + 1
+
+
+def _end_tag(html, begin, open_tags):
+    if not open_tags:
+        raise Malformed(f"Unexpected end tag at byte offset {begin}")
+    end = html.find(">", begin)
+    if end < 0:
+        raise Malformed(f"Unclosed end tag at byte offset {begin}")
+    name, wanted = html[begin + 2 : end].strip().lower(), open_tags.pop()
+    if name not in ("", wanted):
+        raise Malformed(
+            f'Unmatched end tag at byte offset {begin}, expected "</{wanted}>", found "</{name}>"'
+        )
+    return end + 1

@@ -4,8 +4,8 @@ import html
 from typing import get_args
 
 from nanoloop.channels.slack.platform import SlackPlatform
-from nanoloop.testing.channels.stage import Shown, Skill
-from tests.slack_server import APP_TOKEN, BOT, TOKEN
+from nanoloop.testing.channels.stage import Skill, VisibleMessage
+from tests.servers.slack import APP_TOKEN, BOT, TOKEN
 
 NOT_THERE = {"formatting", "typing"}
 """Slack takes every text, and shows nobody that a bot types."""
@@ -62,7 +62,7 @@ class SlackStage:
     async def shown(self, chat):
         channel, _, thread = chat.partition(" ")
         return [
-            Shown(id=m["ts"], text=html.unescape(m["text"]), is_bots=m["user"] == BOT)
+            VisibleMessage(id=m["ts"], text=html.unescape(m["text"]), is_bots=m["user"] == BOT)
             for m in self.server.channels[channel].values()
             if not thread or m.get("thread_ts") == thread
         ]

@@ -16,9 +16,8 @@ from nanoloop.channels.kit.markdown import utf16
 from nanoloop.channels.kit.platform import Place
 from nanoloop.channels.telegram.platform import TelegramPlatform
 from nanoloop.channels.telegram.receiving import Webhook
-from nanoloop.testing.channels.stage import Shown, Skill
-from tests.telegram_faults import Post
-from tests.telegram_server import BOT, TOKEN, TelegramServer
+from nanoloop.testing.channels.stage import Skill, VisibleMessage
+from tests.servers.telegram import BOT, TOKEN, Post, TelegramServer
 
 GROUP = -1_001_000_000_001
 FIRST_PERSON = 1001
@@ -145,7 +144,7 @@ class TelegramStage:
         place = Place.of(chat)
         thread = int(place.thread) if place.thread else None
         return [
-            Shown(
+            VisibleMessage(
                 id=str(post.id),
                 text=post.text,
                 is_bots=post.sender == BOT["id"],

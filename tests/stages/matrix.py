@@ -15,8 +15,8 @@ import httpx2
 from nanoloop.channels.kit.platform import Host
 from nanoloop.channels.matrix.platform import LIMITS, MatrixPlatform
 from nanoloop.channels.matrix.sync import Bookmark
-from nanoloop.testing.channels.stage import Shown, comes_to
-from tests.matrix_proxy import matrix_proxy
+from nanoloop.testing.channels.stage import VisibleMessage, comes_to
+from tests.servers.matrix_proxy import matrix_proxy
 
 _NUMBERS = count(1)
 QUICK = replace(LIMITS, text=1000, edit_seconds=0.05)
@@ -200,7 +200,7 @@ class MatrixStage:
         owner = self._owners[chat]
         await owner.look()
         return [
-            Shown(
+            VisibleMessage(
                 id=event["event_id"],
                 text=event["content"]["body"],
                 is_bots=event["sender"] == self.bot.id,

@@ -7,8 +7,8 @@ import anyio
 from nanoloop.channels.discord.platform import DiscordPlatform
 from nanoloop.channels.kit.backlog import SeenMessages
 from nanoloop.channels.kit.platform import Place
-from nanoloop.testing.channels.stage import Shown, Skill
-from tests.discord_server import TOKEN, serializers
+from nanoloop.testing.channels.stage import Skill, VisibleMessage
+from tests.servers.discord import TOKEN, serializers
 
 NOT_THERE = {"formatting"}
 """Discord takes every text."""
@@ -83,7 +83,7 @@ class DiscordStage:
         channel = int(chat.split()[-1])
         bot = self.world.bot_user.id
         return [
-            Shown(id=str(m.id), text=m.content, is_bots=m.author_id == bot)
+            VisibleMessage(id=str(m.id), text=m.content, is_bots=m.author_id == bot)
             for m in self.world.messages.get(channel, {}).values()
         ]
 
