@@ -21,7 +21,6 @@ from nanoloop.events import (
 )
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
-from nanoloop.memory.writer import Prefix
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
@@ -127,11 +126,7 @@ class Exchange:
         await self._view.fill(self._store)
 
     def _summarise(self) -> None:
-        self._summarizer.fire_and_forget(self.session, prefix_of=self._asked_of)
-
-    def _asked_of(self, left: Sequence[Entry]) -> Prefix:
-        tools = self._agent.toolbox.specs or None
-        return Prefix(messages=self._view.shown(left), tools=tools, model=self._agent.model)
+        self._summarizer.fire_and_forget(self.session)
 
     async def think(self, *, resumed: bool = False) -> Answer:
         """Ask the model until there is an answer; raises `ProviderError`."""

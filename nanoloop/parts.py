@@ -359,7 +359,6 @@ def make_summarizer(
         idle_seconds=settings.summary.idle_seconds,
         ledger_items=settings.summary.ledger_items,
         ledger_chars=settings.summary.ledger_chars,
-        reuse_prefix=settings.summary.reuse_prefix,
         announce=telemetry,
     )
 

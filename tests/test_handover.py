@@ -9,7 +9,6 @@ from nanoloop import Agent, AgentLoop, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong
 from nanoloop.events import ContextShrunk, WindowTrimmed
-from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
@@ -17,7 +16,6 @@ from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
 
 SUMMARY_CALL = "You keep the memory"
-LEAVING = "about to leave the window"
 
 
 class Split:
@@ -123,17 +121,6 @@ async def test_a_request_over_the_tokens_is_cut_at_once_and_summarised_behind():
         assert any(isinstance(event, WindowTrimmed) for event in loop.events)
         assert model.summaries.waiting == 1
         assert said(model.shown)[-1].startswith("say 11")
-
-
-async def test_a_summary_may_go_on_from_the_bytes_that_the_model_was_asked_last():
-    model = Split()
-    summarizer = Summarizer(model, reuse_prefix=True)
-    async with running(model, summarizer=summarizer, handover=True, **SMALL) as loop:
-        await talk(loop, 0, 6)
-        calls = [call.messages for call in model.chats.calls]
-        place, asked = next((n, m) for n, m in enumerate(calls) if LEAVING in m[-1]["content"])
-        assert len(asked) > 3
-        assert asked[:-1] == calls[place - 1][: len(asked) - 1]
 
 
 @tool

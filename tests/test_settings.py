@@ -120,6 +120,10 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ('[stor]\nkind = "x"', "1: stor is a table, but there is no such setting: did you mean st"),
         ("[agents.smith]\npromt = 1", "2: agents.smith.promt is 1, but there is no such setting"),
         ("[agents.smith]\npromt = 1", "did you mean agents.smith.prompt?"),
+        (
+            "[summary]\nreuse_prefix = true",
+            "2: summary.reuse_prefix is true, but this setting is gone: remove it; for a cheaper",
+        ),
         ('xyzzy = "q"', '1: xyzzy is "q", but there is no such setting: `nanoloop config` lists'),
         ("model = 5", "1: model is 5, not a text"),
         ('message_buffer_limit = "50"', 'message_buffer_limit is "50", not a whole number'),

@@ -10,8 +10,8 @@ from nanoloop import Entry, Session, Summarizer
 from nanoloop.context import build_messages
 from nanoloop.errors import AnswerRefused, BadAnswer, ContextTooLong
 from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed
-from nanoloop.memory.writer import PROMPT, Prefix, accepted, calls_of, lines_of, summary_request
-from nanoloop.protocols import Reply, ToolCall, ToolSpec
+from nanoloop.memory.writer import PROMPT, accepted, calls_of, lines_of, summary_request
+from nanoloop.protocols import Reply
 from nanoloop.providers.scripted import ScriptedProvider
 
 BEGIN, END = "=== messages begin ===", "=== messages end ==="
@@ -150,50 +150,6 @@ def test_case_15_no_text_passes_for_a_mark_or_for_another_speaker(text):
     assert "===" not in re.sub(r"\s|\u200b", "", line)
     assert "<|" not in line
     assert not re.search(r"\n\s*(user|assistant|system)\b", line)
-
-
-# In the chat's own words
-
-
-TOOLS = (ToolSpec(name="clock", description="", parameters={}),)
-
-
-def prefix_of(entries, model=None):
-    return Prefix(messages=build_messages("Be kind.", entries), tools=TOOLS, model=model)
-
-
-async def fold_as_before(provider, prefix_of=prefix_of, texts=("one", "two"), **settings):
-    session = left(*texts)
-    async with Summarizer(provider, reuse_prefix=True, **settings) as summarizer:
-        summarizer.fire_and_forget(session, prefix_of=prefix_of)
-        assert await summarizer.drain(5) == 0
-    return session
-
-
-async def test_with_the_chats_model_the_call_begins_as_the_last_request_did():
-    provider = ScriptedProvider(["S"])
-    session = await fold_as_before(provider)
-    (call,) = provider.calls
-    assert [m["content"] for m in call.messages[:3]] == ["Be kind.", "one", "two"]
-    assert (call.messages[3]["role"], call.tools) == ("user", list(TOOLS))
-    assert (session.summary, session.has_pending) == ("S", False)
-
-
-async def test_an_answer_that_calls_a_tool_there_is_asked_for_again_in_plain_form():
-    called = Reply(text="x", tool_calls=(ToolCall(id="1", name="clock", arguments="{}"),))
-    provider = ScriptedProvider([called, "S"])
-    session = await fold_as_before(provider)
-    assert session.summary == "S"
-    assert (len(provider.calls[1].messages), provider.calls[1].tools) == (2, None)
-
-
-async def test_r4_10_another_model_a_part_and_by_default_is_asked_in_plain_form():
-    of_chat, of_parts = ScriptedProvider(["S"]), ScriptedProvider(otherwise="S")
-    await fold_as_before(of_chat, model="small")
-    await fold_as_before(of_parts, texts=("x" * 2000, "y" * 2000), batch_chars=1000)
-    await fold(left("one", "two"), of_default := ScriptedProvider(["S"]))
-    calls = [*of_chat.calls, *of_parts.calls, *of_default.calls]
-    assert [len(call.messages) for call in calls] == [2] * len(calls)
 
 
 # Taken in

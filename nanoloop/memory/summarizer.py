@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,7 +27,7 @@ from nanoloop.events import (
 from nanoloop.memory.budget import BreakerState, Budget, Spent, local_now
 from nanoloop.memory.facts import Item, found_in, merged
 from nanoloop.memory.schedule import Admission, Agenda, Backoff, Waiting, Why
-from nanoloop.memory.writer import PrefixOf, SummaryWriter, Written, batches
+from nanoloop.memory.writer import SummaryWriter, Written, batches
 from nanoloop.protocols import Provider, Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import message_count
@@ -37,13 +37,6 @@ Callback = Callable[[str], Awaitable[None] | None]
 
 LEAST_PAUSE_SECONDS = 0.01
 """Between two looks at the agenda, whatever the clock says."""
-
-
-class About(TypedDict, total=False):
-    """What a fold is asked for besides its session."""
-
-    focus: str
-    prefix_of: PrefixOf | None
 
 
 class Summarizer:
@@ -71,7 +64,6 @@ class Summarizer:
         idle_seconds: float | None = None,
         ledger_items: int = 60,
         ledger_chars: int = 3000,
-        reuse_prefix: bool = False,
         max_concurrent: int = 16,
         announce: Announce = silent,
         clock: Callable[[], float] = time.monotonic,
@@ -82,7 +74,6 @@ class Summarizer:
         With a `spent_file`, what a day's tokens were spent on outlasts the process.
         """
         self._idle_seconds = idle_seconds
-        self._reuse_prefix = reuse_prefix
         self._announce = announce = contained(announce)
         self._clock = clock
         self._budget = Budget(daily_tokens, kept_in=spent_file, now=now)
@@ -175,14 +166,12 @@ class Summarizer:
         *_: object,
         force: bool = False,
         focus: str = "",
-        prefix_of: PrefixOf | None = None,
         **__: object,
     ) -> bool:
         """Start to fold in what is pending, and return at once; False where nothing is started.
 
         One task per session: what is evicted while it runs is folded in by the same one. With
-        `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind,
-        `prefix_of` what the chat model was asked (used with `reuse_prefix`).
+        `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind.
         """
         if session in self._folded_now:
             return False
@@ -191,8 +180,7 @@ class Summarizer:
             return False
         if self._admission.has_to_wait(session, even_small=force, even_resting=force):
             return False
-        prefix_of = prefix_of if self._reuse_prefix else None
-        self._start(session, even_small=force, focus=focus, prefix_of=prefix_of)
+        self._start(session, even_small=force, focus=focus)
         return True
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
@@ -217,16 +205,16 @@ class Summarizer:
                 started += 1
         return started
 
-    def _start(self, session: Session, *, even_small: bool, **about: Unpack[About]) -> None:
+    def _start(self, session: Session, *, even_small: bool, focus: str = "") -> None:
         self._agenda.remove(session.id)
         session.summary_in_progress = True
         self._folded_now.add(session)
         name = f"summary {session.id}"
         if self._group is not None:
-            self._group.start_soon(self._fold, session, even_small, about, name=name)
+            self._group.start_soon(self._fold, session, even_small, focus, name=name)
         else:
             loop = asyncio.get_running_loop()
-            task = loop.create_task(self._fold(session, even_small, about), name=name)
+            task = loop.create_task(self._fold(session, even_small, focus), name=name)
             self._loose.add(task)
             task.add_done_callback(self._loose.discard)
 
@@ -262,16 +250,15 @@ class Summarizer:
                 await waited
         return text
 
-    async def _fold(self, session: Session, even_small: bool, about: About) -> None:
+    async def _fold(self, session: Session, even_small: bool, focus: str) -> None:
         epoch = session.epoch
         try:
             while session.has_pending and session.epoch == epoch:
                 async with self._limiter:
-                    went_well = await self._fold_batch(session, epoch, even_small, about)
+                    went_well = await self._fold_batch(session, epoch, even_small, focus)
                 if not went_well:
                     break
                 even_small = True  # the end of a long talk is not left behind
-                about = {**about, "prefix_of": None}  # that request had the summary before this one
                 self._admission.succeeded(session)
                 self._start_waiting(self._agenda.that_are("breaker"))
         finally:
@@ -282,16 +269,14 @@ class Summarizer:
         if session.epoch != epoch:  # erased or begun anew meanwhile; what was asked for since waits
             self.fire_and_forget(session, force=True)
 
-    async def _fold_batch(
-        self, session: Session, epoch: int, even_small: bool, about: About
-    ) -> bool:
+    async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
         """Fold one batch in; False where it is better to leave it for later."""
         started = self._clock()
         try:
             batch = await self._folding.next_batch(session)
             if not batch or self._admission.has_to_wait(session, batch, even_small=even_small):
                 return False
-            return await self._folding.fold(session, batch, epoch=epoch, **about)
+            return await self._folding.fold(session, batch, epoch=epoch, focus=focus)
         except (SessionNotFound, StoreConflict) as gone:
             self._announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
         except ModelResting:
@@ -346,16 +331,12 @@ class Folding:
         batch: Sequence[Entry],
         *,
         epoch: int,
-        focus: str = "",
-        prefix_of: PrefixOf | None = None,
+        focus: str,
     ) -> bool:
         """Make them part of the summary; False where what came back was too late for that."""
         started, before = self._clock(), session.summary
         self._announce_start(session, batch)
-        # A part of what left may end between a call and its result, which a chat never shows.
-        is_whole = batch[-1].seq >= session.pending_seq
-        prefix = prefix_of(batch) if prefix_of is not None and is_whole else None
-        written = await self._writer.write(batch, before, focus=focus, prefix=prefix)
+        written = await self._writer.write(batch, before, focus=focus)
         found = await _exact_in(batch)
         if session.epoch == epoch and session.summary != before:
             # Someone wrote it anew meanwhile: theirs stands, and the batch goes into that one.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +23,8 @@ from nanoloop.events import Announce, silent
 from nanoloop.memory.budget import Breaker, BreakerState, Budget
 from nanoloop.protocols import ChatMessage, Provider, Reply, ToolSpec, Usage
 from nanoloop.session.chat import entries_of, result_text, rough_tokens
+from nanoloop.protocols import Provider, Reply, Usage
+from nanoloop.session.chat import entries_of, result_text
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 PROMPT = """\
@@ -225,20 +226,10 @@ class SummaryWriter:
             return None
         return min(breaker.admits_at for breaker in self._breakers.values())
 
-    async def write(
-        self, said: Said, previous: str, *, focus: str = "", prefix: Prefix | None = None
-    ) -> Written:
-        """The summary of all of this and of the previous one.
-
-        With a `prefix` that the first model was asked too, it is asked so first of all.
-        """
+    async def write(self, said: Said, previous: str, *, focus: str = "") -> Written:
+        """The summary of all of this and of the previous one."""
         said = list(said)
         written = Written()
-        if prefix is not None and prefix.model == next(iter(self._breakers)):
-            # Whatever goes wrong with it, the plain form is the one to judge the model by.
-            with suppress(ProviderError):
-                written.text = await self._asked_as_before(prefix, focus, written)
-                return written
         chars = self.chars
         while True:
             try:
@@ -259,13 +250,6 @@ class SummaryWriter:
             request = summary_request(lines, text, max_words=self._max_words, focus=focus)
             text = await self._asked(request, written)
         return text
-
-    async def _asked_as_before(self, prefix: Prefix, focus: str, written: Written) -> str:
-        breaker = self._breakers[prefix.model]
-        if breaker.state != "closed":
-            raise ModelResting(breaker.model)
-        request = prefix.request(max_words=self._max_words, focus=focus)
-        return await self._answer(prefix.model, request, written, tools=prefix.tools)
 
     async def _asked(self, request: list[dict[str, Any]], written: Written) -> str:
         """The answer of the first model that gives one."""
@@ -294,13 +278,11 @@ class SummaryWriter:
         model: str | None,
         request: list[dict[str, Any]],
         written: Written,
-        *,
-        tools: Sequence[ToolSpec] | None = None,
     ) -> str:
         written.tries += 1
         try:
             with anyio.fail_after(self._timeout_seconds):
-                reply = await self._provider.chat(messages=request, tools=tools, model=model)
+                reply = await self._provider.chat(messages=request, tools=None, model=model)
         except TimeoutError as late:
             raise ProviderTimeout(f"no summary within {self._timeout_seconds:g} s") from late
         written.usage += reply.usage
@@ -370,30 +352,3 @@ def _end_of_words(text: str, max_words: int) -> int:
 
 def _has_no_spaces(character: str) -> bool:
     return "\u3040" <= character <= "\u9fff" or "\uac00" <= character <= "\ud7a3"
-
-
-_NOW = """\
-The messages above are about to leave the window. Do not answer them and call no tool: write the
-summary of them now, and carry on the one in the system prompt, if there is one.
-
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """A request as it was, or the beginning of it."""
-
-    messages: Sequence[ChatMessage]
-    tools: Sequence[ToolSpec] | None = None
-    model: str | None = None
-
-    def request(self, *, max_words: int, focus: str = "") -> list[dict[str, Any]]:
-        """The messages of a summary call that begins with it."""
-        asked = _NOW + PROMPT.format(max_words=max_words)
-        if focus:
-            asked += f"\nKeep in mind above all: {' '.join(focus.split())}\n"
-        return [*map(dict, self.messages), {"role": "user", "content": asked}]
-
-
-PrefixOf = Callable[[Sequence[Entry]], Prefix]
-"""From entries that left the window to what the chat model was asked of them."""

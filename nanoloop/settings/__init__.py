@@ -170,8 +170,6 @@ class SummarySettings(Section):
     """Names, dates, figures and the like that are kept word for word beside the summary."""
     ledger_chars: Annotated[int, Field(ge=0), Unit("characters")] = 3000
     """How long they may be together."""
-    reuse_prefix: bool = False
-    """Let the chat's model go on from its last request: cheaper, but orders in it weigh more."""
 
 
 class RecallSettings(Section):

@@ -56,6 +56,12 @@ _AT_MOST = (
 )
 
 
+GONE = {
+    "summary.reuse_prefix": "remove it; for a cheaper summary name a small summary_model",
+}
+"""Settings that there were, and what to do instead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One thing wrong with the settings."""
@@ -116,7 +122,8 @@ def unknown(key: str, value: Any, known: Mapping[str, FieldInfo], origin: Origin
     near = origin.spell(_with_names_of(key, name))
     advice = f"did you mean {near}?" if name else "`nanoloop config` lists them all"
     in_file = origin.kind == "file"
-    text = f"{key if in_file else origin} is {what}, but there is no such setting: {advice}"
+    no_more = "there is no such setting" if key not in GONE else "this setting is gone"
+    text = f"{key if in_file else origin} is {what}, but {no_more}: {GONE.get(key, advice)}"
     return Problem(text=text, origin=origin if in_file else None)
 
 
