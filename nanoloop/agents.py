@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from nanoloop.context import build_messages
+from nanoloop.context import Views
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
 from nanoloop.events import AgentUnknown, Announce, ResizeFailed, silent
 from nanoloop.protocols import (
@@ -32,14 +32,14 @@ from nanoloop.protocols import (
     Usage,
     vendor_of,
 )
-from nanoloop.session.chat import open_calls
 from nanoloop.session.conversation import ChatMessages
 from nanoloop.session.entry import Entry
+from nanoloop.session.options import DEFAULTS
 from nanoloop.session.session import Session
 from nanoloop.session.sync import Handler, Mutex, blocking, called, fitting
 from nanoloop.sessions import Sessions
 from nanoloop.tools.toolbox import Toolbox, as_text
-from nanoloop.turn import Answer, Turn
+from nanoloop.turn import Answer, Cutting, Keeping, Turn
 
 
 class AgentHistory:
@@ -95,6 +95,13 @@ class AgentHistory:
         if session.provider is None:
             session.provider = self.provider
 
+    def equip(self, session: Session, provider: Provider, *, defaults: Mapping[str, Any]) -> None:
+        """Let a session go by the agent's settings over these defaults, and lend it a provider."""
+        if session.settings.parent is not self.settings:
+            session.settings.inherit(self.settings, defaults=defaults)
+        if session.provider is None:
+            session.provider = provider
+
     # The history
 
     @property
@@ -123,6 +130,8 @@ class AgentHistory:
 
 
 PROMPT = "You are a helpful assistant. Answer briefly and to the point."
+BUFFER_LIMIT, BUFFER_MIN = 50, 10
+"""Messages above which a window is cut, and about how many stay, where nobody says otherwise."""
 
 
 class Agent(AgentHistory):
@@ -156,7 +165,7 @@ class Agent(AgentHistory):
         self.model = model
         self.max_steps = max_steps
         self.message_buffer_limit = message_buffer_limit
-        """With more messages the loop cuts the window; None: as the loop does for all."""
+        """With more messages the window is cut; None: as the loop does for all, else 50."""
         self.message_buffer_min = message_buffer_min
         self.toolbox = Toolbox(
             tuple(tools), timeout_seconds=tool_timeout_seconds, result_chars=tool_result_chars
@@ -168,6 +177,7 @@ class Agent(AgentHistory):
         self.announce = announce
         self._sessions = Sessions(store, announce=announce) if store is not None else None
         self._serial = Serial()
+        self._views = Views()
         if session is not None:
             self.attach_session(session)
 
@@ -192,9 +202,8 @@ class Agent(AgentHistory):
         provider = self._able()
         session = await self._session_for(session_id)
         async with self._serial.turn_in(session):
-            store = self._sessions.store if self._sessions and session is not self._own else None
-            request = AgentRequest(self, provider, session, given, store=store, on_text=on_text)
-            text = await request.answered()
+            turn = self._turn(session, provider, on_text)
+            text = await AgentRequest(turn, given, agent=self).answered()
             if session_id is not None:
                 session.release()  # what left the window is in the store
             return text
@@ -210,6 +219,29 @@ class Agent(AgentHistory):
         """As `ask`, in pieces: `async for piece in agent.stream(…)`."""
         return Stream(lambda hear: self.ask(given, session_id=session_id, on_text=hear))
 
+    def _turn(self, session: Session, provider: Provider, on_text: OnText | None) -> Turn:
+        store = self._sessions.store if self._sessions and session is not self._own else None
+        view = self._views.of(
+            session,
+            prompt=self.prompt,
+            model=self.model,
+            tools=self.toolbox.specs,
+            vendor=vendor_of(provider, self.model),
+        )
+        return Turn(
+            session,
+            agent=self,
+            provider=provider,
+            view=view,
+            keeping=Keeping(store=store, is_held=self.recording.handler is not None),
+            cutting=Cutting(
+                limit=self.message_buffer_limit or BUFFER_LIMIT,
+                keep=self.message_buffer_min or BUFFER_MIN,
+            ),
+            on_text=on_text,
+            announce=self.announce,
+        )
+
     def _able(self) -> Provider:
         if self.provider is None:
             raise ValueError(f"agent {self.name!r} has no provider: Agent(provider=...)")
@@ -221,8 +253,7 @@ class Agent(AgentHistory):
         if self._sessions is None:
             raise ValueError(f"agent {self.name!r} has no store: Agent(store=...)")
         session = await self._sessions.named(session_id, agent=self.name)
-        session.settings.inherit(self.settings)
-        self._lend_provider(session)
+        self.equip(session, self._able(), defaults=DEFAULTS)
         return session
 
 
@@ -381,6 +412,11 @@ class Recording:
     handler: Handler | None = None
     """(given, answer) to the messages to keep instead; None or [] keeps nothing."""
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether less of a question is kept than the model is shown."""
+        return bool(self.input_paths)
+
     def question(self, given: Any) -> Entry:
         """The user's entry as it is kept."""
         return Entry.message("user", content_of(picked(given, self.input_paths)))
@@ -440,43 +476,22 @@ def json_in(text: str) -> Any:
 
 
 class AgentRequest:
-    """Recorded as it goes, unless a handler says at the end what is recorded."""
+    """Kept as it goes, unless a handler says at the end what is kept."""
 
-    def __init__(
-        self,
-        agent: Agent,
-        provider: Provider,
-        session: Session,
-        given: Any,
-        *,
-        store: Store | None = None,
-        on_text: OnText | None = None,
-    ) -> None:
-        self._agent = agent
-        self._session = session
+    def __init__(self, turn: Turn, given: Any, *, agent: Agent) -> None:
+        self._turn = turn
+        self._session = turn.session
         self._given = given
-        self._store = store
-        self._shown = Entry.message("user", content_of(given))
+        self._agent = agent
+        self._recording = agent.recording
         self._asked = 0
-        self._vendor = vendor_of(provider, agent.model)
-        self._held: list[Entry] | None = [] if agent.recording.handler else None
-        """What was said so far, where a handler has still to say what is kept of it."""
-        self._turn = Turn(
-            provider=agent.hooks.before(provider, agent),
-            toolbox=agent.toolbox,
-            model=agent.model,
-            max_steps=agent.max_steps,
-            on_text=on_text,
-            announce=agent.announce,
-            session_id=session.id,
-        )
 
     async def answered(self) -> str:
         """The model's answer; raises `ProviderError`, and the user's message is kept then."""
         # Kept before the model is asked: whatever happens then, the question is not lost.
         await self._begin()
         try:
-            answer = await self._turn.run(self)
+            answer = await self._turn.run()
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await self._fail(error)
@@ -487,12 +502,11 @@ class AgentRequest:
     async def _begin(self) -> None:
         if self._session.agent is None:
             self._session.agent = self._agent.name
-        if self._held is not None:
-            self._held.append(self._shown)
-        else:
-            kept = self._agent.recording.question(self._given)
-            self._asked = self._session.add_entry(kept).seq
-        await self._save()
+        kept, shown = self._recording.question(self._given), None
+        if self._recording.is_partial:
+            shown = Entry.message("user", content_of(self._given))
+        self._asked = self._turn.take(kept, shown=shown)
+        await self._turn.begin()
 
     async def _finish(self, answer: Answer) -> None:
         with anyio.CancelScope(shield=True):
@@ -501,27 +515,38 @@ class AgentRequest:
         await self._agent.hooks.after(RequestOutcome(given=self._given, answer=answer), self._agent)
 
     async def _keep(self, answer: Answer) -> None:
-        if self._held is None:
-            await self.record(self._agent.recording.answer(answer.entries))
+        if not self._recording.handler:
+            for entry in self._recording.answer(answer.entries):
+                self._session.add_entry(entry)
+            await self._turn.save()
             return
         try:
-            said = await self._agent.recording.by_handler(self._given, answer.text)
+            said = await self._recording.by_handler(self._given, answer.text)
         except BaseException:
-            self._session.add_entry(self._agent.recording.question(self._given))
+            self._session.add_entry(self._recording.question(self._given))
             raise
         if said:
             self._session.add_chat_history(said)
-            await self._save()
+            await self._turn.save()
+
+    async def _resize(self) -> None:
+        try:
+            await self._turn.resize()
+        except ProviderError as error:  # the memo stays as it was; the answer is there all the same
+            name = type(error).__name__
+            self._agent.announce(ResizeFailed(session_id=self._session.id, error=name))
 
     async def _fail(self, error: BaseException) -> None:
         if isinstance(error, EmptyAnswer):
             self._take_back()
-        elif self._held is not None:
-            self._session.add_entry(self._agent.recording.question(self._given))
+        elif self._recording.handler:
+            self._session.add_entry(self._recording.question(self._given))
         else:
-            self._keep_what_there_is(error)
+            self._turn.break_off("the turn ended before it finished", since=self._asked)
+            if isinstance(error, anyio.get_cancelled_exc_class()):
+                self._turn.keep_half_said()
         with suppress(SessionNotFound):  # deleted meanwhile: nothing is revived
-            await self._save()
+            await self._turn.save()
         await self._agent.hooks.after(RequestOutcome(given=self._given, error=error), self._agent)
 
     def _take_back(self) -> None:
@@ -530,61 +555,6 @@ class AgentRequest:
         if newest is not None and newest.seq == self._asked:
             with suppress(HistoryNotLoaded):
                 self._session.undo()
-
-    def _keep_what_there_is(self, error: BaseException) -> None:
-        for entry in self._turn.finished:
-            self._session.add_entry(entry)
-        for call in open_calls([e for e in self._session.window if e.seq >= self._asked]):
-            why = "the turn ended before it finished"
-            name = call.content.get("tool", "")
-            self._session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
-        if isinstance(error, anyio.get_cancelled_exc_class()) and self._turn.said.strip():
-            said = Entry.message("assistant", self._turn.said, metadata={"stopped": True})
-            self._session.add_entry(said)
-
-    async def _resize(self) -> None:
-        read = partial(self._store.entries, self._session.id) if self._store else None
-        try:
-            await self._session.async_resize(read=read)
-        except ProviderError as error:  # the memo stays as it was; the answer is there all the same
-            name = type(error).__name__
-            self._agent.announce(ResizeFailed(session_id=self._session.id, error=name))
-        await self._save()
-
-    async def _save(self) -> None:
-        if self._store is None:
-            return
-        # One that no store knows yet was made elsewhere and attached.
-        save = self._store.save if self._session.revision else self._store.add
-        await save(self._session)
-
-    # What a turn needs of it
-
-    def request(self) -> list[dict[str, Any]]:
-        """The messages for the model, as of now."""
-        window = [self._shown if e.seq == self._asked else e for e in self._session.window]
-        return build_messages(
-            self._agent.prompt,
-            [*window, *(self._held or ())],
-            summary=self._session.summary,
-            memo=self._session.memo,
-            pins=self._session.pins,
-            ledger=self._session.ledger,
-            vendor=self._vendor,
-        )
-
-    async def record(self, entries: Sequence[Entry]) -> None:
-        """Add these entries; durable when this returns, where there is a store."""
-        if self._held is not None:
-            self._held.extend(entries)
-            return
-        for entry in entries:
-            self._session.add_entry(entry)
-        await self._save()
-
-    def shrink(self) -> int:
-        """Cut the window harder; how many entries are left in it, or 0 if nothing more can go."""
-        return len(self._session.window) if self._session.shrink() else 0
 
 
 Ask = Callable[[OnText], Awaitable[str]]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
-from nanoloop.events import Announce, ContextNearLimit
+from nanoloop.events import Announce, ContextNearLimit, silent
 from nanoloop.protocols import Store, ToolSpec
 from nanoloop.session.chat import entries_of, model_messages, result_text
 from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
@@ -186,22 +186,31 @@ SHORTER = (8000, 2000, 400)
 """The same for the newest ones, where they alone are too much; the first that fits."""
 
 
+NEAR = 0.8
+"""The part of what the model can read from which on that is nearly full."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """What a view keeps to."""
 
     context_tokens: int | None = None
     """Tokens of a whole request; None for any number."""
+    context_limit: int | None = None
+    """Tokens that the model can read; a request that takes most of them is told of."""
     handover: int = 0
     """Pending entries shown word for word until their summary is there; 0 is no handover."""
+    with_time: bool = False
+    """Whether each user's message is shown with the time it came at."""
 
 
 class Views:
     """The views of all sessions, and what was learnt of the models."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
-        self._ratios = Ratios()
+    def __init__(self, bounds: Bounds | None = None, announce: Announce = silent) -> None:
+        self.bounds = bounds or Bounds()
+        self.announce = announce
+        self.ratios = Ratios()
         self._abridged: WeakKeyDictionary[Session, Abridged] = WeakKeyDictionary()
 
     def of(
@@ -211,52 +220,43 @@ class Views:
         prompt: str,
         model: str | None = None,
         tools: Sequence[ToolSpec] = (),
-        with_time: bool = False,
         vendor: str = "",
     ) -> View:
-        """The view of this session for one exchange."""
+        """The view of this session for one turn."""
         abridged = self._abridged.get(session)
         if abridged is None or abridged.epoch != session.epoch:
             abridged = self._abridged[session] = Abridged(epoch=session.epoch)
         # More than is shown: a cut may bring many at once, and their first words are wanted.
-        session.held_pending = 2 * self._bounds.handover
-        return View(
-            session,
-            self._bounds,
-            abridged,
-            self._ratios,
-            prompt=prompt,
-            model=model,
-            tools=tools,
-            with_time=with_time,
-            vendor=vendor,
-        )
+        session.held_pending = 2 * self.bounds.handover
+        return View(session, self, abridged, prompt=prompt, model=model, tools=tools, vendor=vendor)
 
 
 class View:
-    """What one exchange asks with."""
+    """What one turn asks with."""
 
     def __init__(
         self,
         session: Session,
-        bounds: Bounds,
+        views: Views,
         abridged: Abridged,
-        ratios: Ratios,
         *,
         prompt: str,
         model: str | None,
         tools: Sequence[ToolSpec],
-        with_time: bool,
         vendor: str,
     ) -> None:
+        self.instead: dict[int, Entry] = {}
+        """What is shown in place of entries of the window, by their numbers."""
+        self.beside: list[Entry] = []
+        """What is shown behind the window and stands in no log."""
         self._session = session
-        self._bounds = bounds
+        self._bounds = views.bounds
         self._abridged = abridged
-        self._ratios = ratios
+        self._ratios = views.ratios
+        self._announce = views.announce
         self._prompt = prompt
         self._model = model
-        self._tools = 0 if bounds.context_tokens is None else tools_tokens(tools)
-        self._with_time = with_time
+        self._tools = 0 if views.bounds.context_tokens is None else tools_tokens(tools)
         self._vendor = vendor
         self._asked = self._asked_last = 0
 
@@ -273,14 +273,13 @@ class View:
         self._bound_pending()
         if self._bounds.context_tokens is not None:
             self._fit(self._bounds.context_tokens / self._ratios.of(self._model))
-        return self.shown([*self._pending, *self._session.window])
-
-    def shown(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-        """How the model is shown these entries, behind all that stands before them."""
+        window: Sequence[Entry] = self._session.window
+        if self.instead:
+            window = [self.instead.get(entry.seq, entry) for entry in window]
         return build_messages(
             self._prompt,
-            self._abridged.entries(entries),
-            with_time=self._with_time,
+            self._abridged.entries([*self._pending, *window, *self.beside]),
+            with_time=self._bounds.with_time,
             vendor=self._vendor,
             **self._told(),
         )
@@ -298,9 +297,22 @@ class View:
             self._abridged.shorten(self._session.last_seq, SHORTER[-1])
         return self._abridged.sizes(self._session.window) < before
 
-    def learn(self, counted: int) -> None:
-        """Hear what the provider counted for all requests of this exchange; 0 where it doesn't."""
+    def learn(self, counted: int, *, steps: int = 1) -> None:
+        """Hear what the provider counted for all requests of this turn; 0 where it doesn't."""
         self._ratios.learn(self._model, estimated=self._asked, counted=counted)
+        self._watch(counted // steps)
+
+    def _watch(self, tokens: int) -> None:
+        """Tell of a session that comes near what the model can read, each time it does."""
+        limit = self._bounds.context_limit
+        if limit is None:
+            return
+        tokens = tokens or self._session.context_size()
+        was_near, self._abridged.is_near = self._abridged.is_near, tokens >= NEAR * limit
+        if self._abridged.is_near and not was_near:
+            self._announce(
+                ContextNearLimit(session_id=self._session.id, tokens=tokens, limit=limit)
+            )
 
     # What is shown
 
@@ -405,6 +417,8 @@ class Abridged:
     epoch: int
     extract_upto: int = 0
     """Pending entries up to here are shown by their first words."""
+    is_near: bool = False
+    """Whether the last request came near what the model can read."""
     _shortenings: list[Shortening] = field(default_factory=list)
     _extract: list[tuple[int, str]] = field(default_factory=list)
 
@@ -496,29 +510,3 @@ def _line(entry: Entry) -> str:
     words = " ".join(text.split())
     more = "…" if len(words) > WORDS_LIMIT else ""
     return f"{entry.role}: {words[:WORDS_LIMIT]}{more}"
-
-
-NEAR = 0.8
-"""The part of the limit from which on it is near."""
-
-
-class Headroom:
-    """Compares each turn with the limit; None is no limit."""
-
-    def __init__(self, limit: int | None, announce: Announce) -> None:
-        self._limit = limit
-        self._announce = announce
-        self._near: WeakSet[Session] = WeakSet()
-
-    def measured(self, session: Session, tokens: int) -> None:
-        """Hear what a request of this session took, 0 where nobody counted; tell a crossing."""
-        if self._limit is None:
-            return
-        tokens = tokens or session.context_size()
-        if tokens < NEAR * self._limit:
-            self._near.discard(session)
-        elif session not in self._near:
-            self._near.add(session)
-            self._announce(
-                ContextNearLimit(session_id=session.id, tokens=tokens, limit=self._limit)
-            )

@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from nanoloop.agents import Agent, RequestOutcome
-from nanoloop.context import Headroom, Views
+from nanoloop.context import Views
 from nanoloop.errors import NanoloopError, place_of
 from nanoloop.events import (
     Announce,
     HookFailed,
+    ResizeFailed,
     TextStreamed,
     TurnFinished,
     TurnStarted,
     TurnStopped,
-    WindowTrimmed,
 )
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
-from nanoloop.session.chat import open_calls
-from nanoloop.session.entry import TOOL_RESULT, Entry
+from nanoloop.session.entry import Entry
+from nanoloop.session.options import UNLIMITED
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
-from nanoloop.tools.here import here
-from nanoloop.turn import Answer, Turn
+from nanoloop.turn import Answer, Cutting, Keeping, Turn
 
 STOPPED = "Stopped."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeParts:
+    """What all exchanges of a loop share."""
+
+    provider: Provider
+    """Who is asked where the agent has none of its own."""
+    sessions: Sessions
+    bus: Bus
+    summarizer: Summarizer
+    views: Views
+    buffer_limit: int
+    """With more messages a window is cut, unless the agent says otherwise."""
+    buffer_min: int
+    announce: Announce
 
 
 class Exchange:
@@ -39,52 +55,45 @@ class Exchange:
 
     def __init__(
         self,
-        *,
         session: Session,
         message: Inbound,
+        *,
         agent: Agent,
-        provider: Provider,
-        sessions: Sessions,
-        bus: Bus,
-        summarizer: Summarizer,
-        headroom: Headroom,
-        buffer_limit: int,
-        buffer_min: int,
-        views: Views,
-        with_time: bool,
-        announce: Announce,
-        steering: Callable[[Session], Sequence[Entry]] = lambda _: (),
+        parts: ExchangeParts,
+        steering: Callable[[Session], Sequence[Entry]],
     ) -> None:
         self.session = session
         self.message = message
         self._agent = agent
-        self._sessions = sessions
-        self._store = sessions.store
-        self._bus = bus
-        self._summarizer = summarizer
-        self._headroom = headroom
-        own = (agent.message_buffer_limit, agent.message_buffer_min)
-        self._buffer = (own[0] or buffer_limit, own[1] or buffer_min)
-        provider = agent.provider or provider
-        self._view = views.of(
+        self._sessions = parts.sessions
+        self._store = parts.sessions.store
+        self._bus = parts.bus
+        self._summarizer = parts.summarizer
+        self._announce = parts.announce
+        self._started = time.monotonic()
+        provider = agent.provider or parts.provider
+        agent.equip(session, provider, defaults=UNLIMITED)
+        self._view = parts.views.of(
             session,
             prompt=agent.prompt,
             model=agent.model,
             tools=agent.toolbox.specs,
-            with_time=with_time,
             vendor=vendor_of(provider, agent.model),
         )
-        self._announce = announce
-        self._steering = steering
-        self._started = time.monotonic()
         self._turn = Turn(
-            provider=agent.hooks.before(provider, agent),
-            toolbox=agent.toolbox,
-            model=agent.model,
-            max_steps=agent.max_steps,
-            on_text=_stream_to(bus, message, session.id),
-            announce=announce,
-            session_id=session.id,
+            session,
+            agent=agent,
+            provider=provider,
+            view=self._view,
+            keeping=Keeping(store=self._store, steering=steering),
+            cutting=Cutting(
+                limit=agent.message_buffer_limit or parts.buffer_limit,
+                keep=agent.message_buffer_min or parts.buffer_min,
+                # Not a method of this object: it would hold a session in a circle.
+                heard=partial(parts.summarizer.fire_and_forget, session),
+            ),
+            on_text=_stream_to(parts.bus, message, session.id),
+            announce=parts.announce,
         )
 
     @property
@@ -98,29 +107,16 @@ class Exchange:
         What waited is given as it was `kept`, the message last.
         """
         for entry in kept or (user_entry(self.message),):
-            self.session.awaiting = self.session.add_entry(entry).seq
-        self._trim()
-        await self._store.save(self.session)
-        await self._after_save()
+            self.session.awaiting = self._turn.take(entry)
+        await self._begin()
 
     async def pick_up(self) -> None:
         """Go on with a message that was kept before a restart; calls in between are closed."""
-        self._close_calls("interrupted by a restart; whether it took effect is not known")
-        self._trim()
-        await self._store.save(self.session)
-        await self._after_save()
+        self._turn.break_off("interrupted by a restart; whether it took effect is not known")
+        await self._begin()
 
-    def _trim(self) -> None:
-        limit, keep = self._buffer
-        evicted, did_trim = self.session.trim_if_needed(limit=limit, min_keep=keep)
-        if did_trim:
-            self._tell_trimmed(len(evicted))
-
-    def _tell_trimmed(self, evicted: int) -> None:
-        kept = len(self.session.window)
-        self._announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
-
-    async def _after_save(self) -> None:
+    async def _begin(self) -> None:
+        await self._turn.begin()
         self.session.release()
         self._summarise()
         await self._view.fill(self._store)
@@ -133,9 +129,8 @@ class Exchange:
         self._announce(
             TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed)
         )
-        here.set(self.session)
         try:
-            return await self._turn.run(self)
+            return await self._turn.run()
         except Exception as error:
             await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
             raise
@@ -162,9 +157,21 @@ class Exchange:
             seq=said.seq,
         )
         self._announce(self._receipt(answer))
-        self._view.learn(answer.usage.tokens_in)
-        self._headroom.measured(self.session, answer.usage.tokens_in // answer.steps)
+        self._view.learn(answer.usage.tokens_in, steps=answer.steps)
+        if self.session.has_resize_rules:
+            self._summarizer.work_beside(self.session, self._resize)
         await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
+
+    async def _resize(self) -> None:
+        """Keep the history as small as the session's own rules say; nothing waits for it."""
+        try:
+            await self._turn.resize()
+        except Exception as error:  # noqa: BLE001 - no handler's bug may stop every conversation
+            name = type(error).__name__
+            self._announce(ResizeFailed(session_id=self.session.id, error=name))
+        else:
+            self.session.release()
+            self._summarise()
 
     async def _tell_hooks(self, outcome: RequestOutcome) -> None:
         try:
@@ -186,10 +193,8 @@ class Exchange:
 
     async def stop(self, *, waiting: int) -> None:
         """Keep what was finished, close what was not, and tell the chat."""
-        self._keep_finished("stopped by the user before it finished")
-        if self._turn.said.strip():
-            said = Entry.message("assistant", self._turn.said, metadata={"stopped": True})
-            self.session.add_entry(said)
+        self._turn.break_off("stopped by the user before it finished")
+        self._turn.keep_half_said()
         self.session.awaiting = 0
         await self._store.save(self.session)
         self._announce(
@@ -199,58 +204,22 @@ class Exchange:
 
     async def interrupt(self, told: Entry, *, goes_on: bool) -> None:
         """Keep what was finished, close what was not, and tell the model why."""
-        self._keep_finished("interrupted before it finished: a message was changed")
+        self._turn.break_off("interrupted before it finished: a message was changed")
         self.session.add_entry(told)
         self.session.awaiting = self.session.awaiting if goes_on else 0
         await self._store.save(self.session)
 
     async def fail(self, apology: str, incident: str | None = None) -> None:
         """Keep the user's message, close what is open, and apologise."""
-        self._close_calls("the turn failed before it finished")
+        self._turn.break_off("the turn failed before it finished")
         self.session.awaiting = 0
         await self._store.save(self.session)
         await self.say(apology, kind="error", incident=incident)
-
-    def _keep_finished(self, why: str) -> None:
-        for entry in self._turn.finished:
-            self.session.add_entry(entry)
-        self._close_calls(why)
-
-    def _close_calls(self, why: str) -> None:
-        for call in open_calls(self.session.window):
-            name = call.content.get("tool", "")
-            self.session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
 
     async def say(self, text: str, *, kind: Any, incident: str | None = None) -> None:
         """Send a word of the loop itself to the message's chat."""
         said = reply_to(self.message, text, kind, self.session.id, incident=incident)
         await self._bus.publish(said)
-
-    # What a turn needs of it
-
-    def request(self) -> list[dict[str, Any]]:
-        """The messages for the model, as of now."""
-        before = len(self.session.window)
-        messages = self._view.request()
-        if evicted := before - len(self.session.window):
-            self._tell_trimmed(evicted)
-            self._summarise()
-        return messages
-
-    async def record(self, entries: Sequence[Entry]) -> None:
-        """Add these entries, durable when this returns; with results, what steers the turn too."""
-        is_between_steps = bool(entries) and entries[-1].type == TOOL_RESULT
-        steering = self._steering(self.session) if is_between_steps else ()
-        for entry in (*entries, *steering):
-            self.session.add_entry(entry)
-        await self._store.save(self.session)
-
-    def shrink(self) -> int:
-        """Show much less; how many entries are left in the window, 0 if nothing more can go."""
-        if not self._view.shrink():
-            return 0
-        self._summarise()
-        return len(self.session.window)
 
 
 def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:

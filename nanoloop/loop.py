@@ -15,7 +15,7 @@ from nanoloop.agents import Agent, Agents
 from nanoloop.answering import Answering, Item
 from nanoloop.bus import InProcessBus
 from nanoloop.commands import Commands, is_command, is_stop
-from nanoloop.context import Bounds, Headroom, Views
+from nanoloop.context import Bounds, Views
 from nanoloop.errors import LaneFull, NanoloopError
 from nanoloop.events import (
     Announce,
@@ -26,7 +26,7 @@ from nanoloop.events import (
     contained,
     silent,
 )
-from nanoloop.exchange import Exchange
+from nanoloop.exchange import Exchange, ExchangeParts
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Delivery, Inbound
@@ -75,7 +75,6 @@ class AgentLoop:
         shutdown_summaries_seconds: float = 10,
         announce: Announce = silent,
     ) -> None:
-        self._provider = provider
         announce = contained(announce)
         default = agent or Agent(tools=tools)
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
@@ -88,13 +87,23 @@ class AgentLoop:
         self.message_buffer_limit = message_buffer_limit
         self.message_buffer_min = message_buffer_min
         self._buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
-        self._views = Views(
-            Bounds(context_tokens=context_tokens, handover=handover_limit if handover else 0)
+        bounds = Bounds(
+            context_tokens=context_tokens,
+            context_limit=context_limit,
+            handover=handover_limit if handover else 0,
+            with_time=with_time,
         )
-        self._headroom = Headroom(context_limit, announce)
+        self._exchanges = ExchangeParts(
+            provider=provider,
+            sessions=self.sessions,
+            bus=self.bus,
+            summarizer=self.summarizer,
+            views=Views(bounds, announce),
+            announce=announce,
+            **self._buffer,
+        )
         self._max_concurrent_turns = max_concurrent_turns
         self._lane_limit = lane_limit
-        self._with_time = with_time
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         self._announce = announce
@@ -229,21 +238,8 @@ class AgentLoop:
         agent = self.agents.choose(
             session, wanted=message.agent, channel=message.channel, announce=self._announce
         )
-        return Exchange(
-            session=session,
-            message=message,
-            agent=agent,
-            provider=self._provider,
-            sessions=self.sessions,
-            bus=self.bus,
-            summarizer=self.summarizer,
-            headroom=self._headroom,
-            views=self._views,
-            with_time=self._with_time,
-            announce=self._announce,
-            steering=partial(self._answering.steering, message.session_key),
-            **self._buffer,
-        )
+        steering = partial(self._answering.steering, message.session_key)
+        return Exchange(session, message, agent=agent, parts=self._exchanges, steering=steering)
 
     # What commands need of it
 

@@ -1,15 +1,21 @@
-"""One turn: ask, run the tools it calls for, ask again, until an answer. Holds no conversation."""
+"""One turn: take the question, ask, run the tools, keep what comes, until there is an answer.
+
+It works on a session and goes by two policies: what is kept (`Keeping`) and what is cut
+(`Cutting`). The daemon, `Agent.ask` and the API without a session differ in these alone.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import anyio
 
+from nanoloop.context import View
 from nanoloop.errors import ContextTooLong, EmptyAnswer
 from nanoloop.events import (
     Announce,
@@ -19,31 +25,52 @@ from nanoloop.events import (
     ModelAsked,
     ToolFinished,
     ToolStarted,
+    WindowTrimmed,
     silent,
 )
-from nanoloop.protocols import OnText, Provider, Reply, ToolCall, Usage
-from nanoloop.session.chat import REASONING, decoded
-from nanoloop.session.entry import Entry, fresh_id
-from nanoloop.tools.toolbox import Toolbox
+from nanoloop.protocols import OnText, Provider, Reply, Store, ToolCall, ToolSpec, Usage
+from nanoloop.session.chat import REASONING, decoded, open_calls
+from nanoloop.session.entry import TOOL_RESULT, Entry, fresh_id
+from nanoloop.session.log import message_count
+from nanoloop.session.resize import ReadEntries as Read
+from nanoloop.session.session import Session
+from nanoloop.tools.here import here
+
+if TYPE_CHECKING:
+    from nanoloop.agents import Agent
 
 SAME_CALLS = 4
 """So often in a row a model may ask for the very same calls; the last time they are not run."""
+BUFFER_SEVERITY = 30
+"""What the rule of a full window weighs among the rules of a resize: more than the turns do."""
 
 
-class Conversation(Protocol):
-    """What a turn needs of whoever holds the conversation."""
+def _nothing(_: Session) -> Sequence[Entry]:
+    return ()
 
-    def request(self) -> list[dict[str, Any]]:
-        """The messages for the model, as of now."""
-        ...
 
-    async def record(self, entries: Sequence[Entry]) -> None:
-        """Add these entries; they are durable when this returns."""
-        ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """What is kept of a turn, and where."""
 
-    def shrink(self) -> int:
-        """Cut the window harder; how many entries are left in it, or 0 if nothing more can go."""
-        ...
+    store: Store | None = None
+    """Where the session is made durable with each step; None: nowhere."""
+    is_held: bool = False
+    """Whether the session gets nothing by itself: at the end someone says what it gets."""
+    steering: Callable[[Session], Sequence[Entry]] = _nothing
+    """What the model is to be told between two steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cutting:
+    """What is cut of a session's window, and who hears of it."""
+
+    limit: int
+    """With more messages it is cut."""
+    keep: int
+    """About so many of the newest stay."""
+    heard: Callable[[], object] = lambda: None
+    """Called after each cut that making a request took: what left waits for its summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,87 +79,170 @@ class Answer:
 
     text: str
     entries: tuple[Entry, ...]
-    """What is still to be recorded: the last thought, and the answer."""
+    """What is still to be kept: the last thought, and the answer."""
     steps: int
     usage: Usage
     finish_reason: str
+    calls: tuple[Entry, ...] = ()
+    """What the model asks the client's tools for, where that ended the turn."""
 
 
 class Turn:
-    """One question on its way to an answer."""
+    """One question in a session, on its way to an answer."""
 
     def __init__(
         self,
+        session: Session,
         *,
+        agent: Agent,
         provider: Provider,
-        toolbox: Toolbox,
-        model: str | None = None,
-        max_steps: int = 20,
+        view: View,
+        keeping: Keeping,
+        cutting: Cutting | None,
+        theirs: Collection[ToolSpec] = (),
         on_text: OnText | None = None,
         announce: Announce = silent,
-        session_id: str = "",
     ) -> None:
-        self._provider = provider
-        self._toolbox = toolbox
-        self._model = model
-        self._max_steps = max_steps
+        """Without `cutting` nothing is ever left out; `theirs` are tools that the client runs."""
+        self.session = session
+        self._agent = agent
+        self._provider = agent.hooks.before(provider, agent)
+        self._view = view
+        self._keeping = keeping
+        self._cutting = cutting
+        self._theirs = {spec.name for spec in theirs}
+        self._tools = (*agent.toolbox.specs, *theirs) or None
         self._on_text = on_text
         self._announce = announce
-        self._session_id = session_id
         self.id = fresh_id()[8:20]  # of time, and of chance
+        self._about: dict[str, Any] = {"session_id": session.id, "turn_id": self.id}
         self.said = ""
         """The text of the step going on, as far as it has come."""
-        self.finished: list[Entry] = []
-        """Results of the step's tools that are done and not recorded yet."""
+        self._finished: list[Entry] = []
+        """Results of the step's tools that are done and not kept yet."""
         self._usage = Usage()
-        self._may_shrink = True
+        self._may_shrink = cutting is not None
         self._spoke_before = False
         self._calls = ""
         """What the last step asked its tools for."""
         self._repeats = 0
 
-    async def run(self, conversation: Conversation) -> Answer:
+    # The question
+
+    def take(self, question: Entry, *, shown: Entry | None = None) -> int:
+        """Add the question, which the model is shown in another form if need be; its number.
+
+        Where a turn is held, the session doesn't get it, and its number is 0.
+        """
+        if self._keeping.is_held:
+            self._view.beside.append(shown or question)
+            return 0
+        seq = self.session.add_entry(question).seq
+        if shown is not None:
+            self._view.instead[seq] = shown
+        return seq
+
+    async def begin(self) -> None:
+        """Cut the window if it is full; what was taken is durable when this returns."""
+        if self._cutting is not None and (limit := self._buffer):
+            keep = self._cutting.keep
+            evicted, did_trim = self.session.trim_if_needed(limit=limit, min_keep=keep)
+            if did_trim:
+                self._tell_trimmed(len(evicted))
+        await self.save()
+
+    @property
+    def _buffer(self) -> int:
+        """With more messages the window is full; 0: it never is."""
+        settings = self.session.settings
+        # A limit of messages that the session was given itself weighs more than this one.
+        if self._cutting is None or (settings.is_set and settings.messages > 0):
+            return 0
+        return self._cutting.limit
+
+    def _tell_trimmed(self, evicted: int) -> None:
+        kept = len(self.session.window)
+        self._announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
+
+    async def save(self) -> None:
+        """Make the session durable, where it has a place."""
+        store = self._keeping.store
+        if store is not None:
+            # One that no store knows yet was made elsewhere and attached.
+            await (store.save if self.session.revision else store.add)(self.session)
+
+    # The answer
+
+    async def run(self) -> Answer:
         """Ask until there is an answer; raises `ProviderError` when there is none to be had."""
-        for step in range(1, self._max_steps + 1):
-            reply = await self._ask(conversation, step)
+        here.set(self.session)
+        for step in range(1, self._agent.max_steps + 1):
+            reply = await self._ask(step)
             if not reply.tool_calls:
                 return self._answer(reply, step)
             calls = _with_ids(reply.tool_calls)
             if self._goes_in_circles(calls):
                 return self._given_up(step, "same_calls", self._circle(calls))
-            # Recorded before they run: whatever a tool does, the log says who asked for it.
+            entries = _call_entries(calls)
+            if theirs := [call for call in entries if call.content["tool"] in self._theirs]:
+                return self._handed_over(reply, theirs, step)
+            # Kept before they run: whatever a tool does, the log says who asked for it.
             self._spoke_before = self._spoke_before or bool(self.said)
             # Handed over before the wait: stopped while it is saved, it is not added again.
             self.said = ""
-            await conversation.record([*_words(reply), *_call_entries(calls)])
+            await self._keep([*_words(reply), *entries])
             results = await self._run_tools(calls)
-            self.finished = []
-            await conversation.record(results)
-        return self._given_up(self._max_steps, "max_steps", " without coming to an answer")
+            self._finished = []
+            await self._keep(results)
+        steps = self._agent.max_steps
+        return self._given_up(steps, "max_steps", " without coming to an answer")
 
-    async def _ask(self, conversation: Conversation, step: int) -> Reply:
+    async def _keep(self, entries: Sequence[Entry]) -> None:
+        """Add these entries, durable when this returns; behind results what steers the turn."""
+        if self._keeping.is_held:
+            self._view.beside.extend(entries)
+            return
+        is_between_steps = bool(entries) and entries[-1].type == TOOL_RESULT
+        steering = self._keeping.steering(self.session) if is_between_steps else ()
+        for entry in (*entries, *steering):
+            self.session.add_entry(entry)
+        await self.save()
+
+    async def _ask(self, step: int) -> Reply:
         try:
-            return await self._ask_once(conversation, step)
+            return await self._ask_once(step)
         except ContextTooLong:
-            kept = conversation.shrink() if self._may_shrink else 0
-            if not kept:
+            if not self._may_shrink or not self._view.shrink():
                 raise
             self._may_shrink = False
-            self._announce(ContextShrunk(session_id=self._session_id, turn_id=self.id, kept=kept))
-            return await self._ask_once(conversation, step)
+            self._tell_shrunk()
+            return await self._ask_once(step)
 
-    async def _ask_once(self, conversation: Conversation, step: int) -> Reply:
-        messages = conversation.request()
+    def _tell_shrunk(self) -> None:
+        self._hear_of_cut()
+        kept = len(self.session.window)
+        self._announce(ContextShrunk(**self._about, kept=kept))
+
+    def _hear_of_cut(self) -> None:
+        if self._cutting is not None:
+            self._cutting.heard()
+
+    def _request(self) -> list[dict[str, Any]]:
+        before = len(self.session.window)
+        messages = self._view.request()
+        if evicted := before - len(self.session.window):
+            self._tell_trimmed(evicted)
+            self._hear_of_cut()
+        return messages
+
+    async def _ask_once(self, step: int) -> Reply:
+        messages = self._request()
         self.said = ""
-        self._announce(
-            ModelAsked(
-                session_id=self._session_id, turn_id=self.id, step=step, messages=len(messages)
-            )
-        )
+        self._announce(ModelAsked(**self._about, step=step, messages=len(messages)))
         listening: dict[str, Any] = {"on_text": self._hear} if self._on_text else {}
         started = time.monotonic()
         reply = await self._provider.chat(
-            messages=messages, tools=self._toolbox.specs or None, model=self._model, **listening
+            messages=messages, tools=self._tools, model=self._agent.model, **listening
         )
         self._usage += reply.usage
         self._announce(self._receipt(reply, step, time.monotonic() - started))
@@ -147,8 +257,7 @@ class Turn:
 
     def _receipt(self, reply: Reply, step: int, seconds: float) -> ModelAnswered:
         return ModelAnswered(
-            session_id=self._session_id,
-            turn_id=self.id,
+            **self._about,
             step=step,
             model=reply.model,
             finish_reason=reply.finish_reason,
@@ -162,13 +271,33 @@ class Turn:
         if not reply.text.strip():
             raise EmptyAnswer(_empty_because(reply.finish_reason))
         if reply.finish_reason == "length":
-            self._announce(AnswerCut(session_id=self._session_id, turn_id=self.id))
+            self._announce(AnswerCut(**self._about))
+        return self._ended(reply.text, reply.finish_reason, step, entries=tuple(_words(reply)))
+
+    def _handed_over(self, reply: Reply, calls: Sequence[Entry], step: int) -> Answer:
+        return self._ended(reply.text, "tool_calls", step, calls=tuple(calls))
+
+    def _given_up(self, steps: int, finish_reason: str, why: str) -> Answer:
+        text = f"I stopped after {steps} steps{why}."
+        said = Entry.message("assistant", text, metadata={"finish_reason": finish_reason})
+        return self._ended(text, finish_reason, steps, entries=(said,))
+
+    def _ended(
+        self,
+        text: str,
+        finish_reason: str,
+        steps: int,
+        *,
+        entries: tuple[Entry, ...] = (),
+        calls: tuple[Entry, ...] = (),
+    ) -> Answer:
         return Answer(
-            text=reply.text,
-            entries=tuple(_words(reply)),
-            steps=step,
+            text=text,
+            entries=entries,
+            steps=steps,
             usage=self._usage,
-            finish_reason=reply.finish_reason,
+            finish_reason=finish_reason,
+            calls=calls,
         )
 
     def _goes_in_circles(self, calls: Sequence[ToolCall]) -> bool:
@@ -180,19 +309,9 @@ class Turn:
     def _circle(self, calls: Sequence[ToolCall]) -> str:
         # Only tools that there are: any other name is whatever the model's server made up.
         asked = {call.name for call in calls}
-        names = ", ".join(spec.name for spec in self._toolbox.specs if spec.name in asked)
+        names = ", ".join(spec.name for spec in self._tools or () if spec.name in asked)
         often = f": the model asked for the same thing {SAME_CALLS} times in a row"
         return f"{often} ({names})" if names else often
-
-    def _given_up(self, steps: int, finish_reason: str, why: str) -> Answer:
-        text = f"I stopped after {steps} steps{why}."
-        return Answer(
-            text=text,
-            entries=(Entry.message("assistant", text, metadata={"finish_reason": finish_reason}),),
-            steps=steps,
-            usage=self._usage,
-            finish_reason=finish_reason,
-        )
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> list[Entry]:
         """Run them side by side; their results in call order."""
@@ -203,24 +322,53 @@ class Turn:
         return [results[call.id] for call in calls]
 
     async def _run_tool(self, call: ToolCall, results: dict[str, Entry]) -> None:
-        about = {
-            "session_id": self._session_id,
-            "turn_id": self.id,
-            "tool": call.name,
-            "call_id": call.id,
-        }
+        about = {**self._about, "tool": call.name, "call_id": call.id}
         self._announce(ToolStarted(**about))
-        outcome = await self._toolbox.run(call)
+        outcome = await self._agent.toolbox.run(call)
         results[call.id] = Entry.tool_result(
             call.name,
             outcome.text if outcome.success else None,
             None if outcome.success else outcome.error,
             call_id=call.id,
         )
-        self.finished.append(results[call.id])
+        self._finished.append(results[call.id])
         self._announce(
             ToolFinished(**about, success=outcome.success, seconds=round(outcome.seconds, 3))
         )
+
+    # What there is without an answer
+
+    def break_off(self, why: str, *, since: int = 0) -> None:
+        """Add the results that are there, and close the calls from `since` on that have none."""
+        for entry in self._finished:
+            self.session.add_entry(entry)
+        self._finished = []
+        for call in open_calls([e for e in self.session.window if e.seq >= since]):
+            name = call.content.get("tool", "")
+            self.session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
+
+    def keep_half_said(self) -> None:
+        """Add the beginning of an answer that was stopped, if there is one."""
+        if self.said.strip():
+            said = Entry.message("assistant", self.said, metadata={"stopped": True})
+            self.session.add_entry(said)
+
+    # Behind the answer
+
+    async def resize(self) -> None:
+        """Resize the session if it is time, and make that durable; raises as `async_resize`."""
+        store, session = self._keeping.store, self.session
+        read = partial(store.entries, session.id) if store else None
+        if not await self._is_left_to_the_buffer(read):
+            await session.async_resize(read=read)
+        await self.save()
+
+    async def _is_left_to_the_buffer(self, read: Read | None) -> bool:
+        """Whether the window is full, which `begin` sees to, and no rule weighs more than that."""
+        if not 0 < self._buffer < message_count(self.session.window):
+            return False
+        decision = await self.session.async_judge_resize(read=read) or {}
+        return bool(decision.get("severity", BUFFER_SEVERITY) < BUFFER_SEVERITY)
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:

@@ -10,8 +10,8 @@ import anyio.to_thread
 import pytest
 
 from nanoloop import Agent, Session, tool
-from nanoloop.errors import EmptyAnswer, NoConnection
-from nanoloop.events import ResizeFailed
+from nanoloop.errors import ContextTooLong, EmptyAnswer, NoConnection
+from nanoloop.events import ResizeFailed, WindowTrimmed
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
@@ -268,6 +268,41 @@ async def test_the_history_is_resized_after_each_exchange():
         await agent.ask(f"m{number}")
     assert [m["content"] for m in agent.chat_history] == ["m2", "You said: m2"]
     assert len(agent.session.full_chat_history) == 6
+
+
+async def test_a_full_window_is_cut_where_a_user_speaks_before_the_model_is_asked():
+    events = []
+    agent = agent_of(message_buffer_limit=6, message_buffer_min=2, announce=events.append)
+    agent.attach_session()
+    for number in range(4):
+        await agent.ask(f"m{number}")
+    assert [m["content"] for m in asked(agent)] == ["m2", "You said: m2", "m3"]
+    assert [(e.evicted, e.kept) for e in events if isinstance(e, WindowTrimmed)] == [(4, 3)]
+    assert len(agent.session.full_chat_history) == 8
+
+
+async def test_where_nobody_says_otherwise_it_is_full_with_51_as_in_the_daemon():
+    agent = agent_of().attach_session()
+    for number in range(24):
+        agent.session.add_chat_history([user(f"m{number}"), assistant("ok")])
+    await agent.ask("49 now")
+    assert len(asked(agent)) == 49
+    await agent.ask("51 now")
+    assert len(asked(agent)) == 11
+
+
+async def test_a_limit_of_messages_that_the_user_set_is_the_one_that_counts():
+    agent = agent_of(settings={"session.limit": {"messages": 100}}).attach_session()
+    agent.session.add_chat_history([user("m")] * 60)
+    await agent.ask("and now?")
+    assert len(asked(agent)) == 61
+
+
+async def test_what_is_too_long_for_the_model_is_asked_once_more_with_less():
+    agent = agent_of(ContextTooLong("too long"), "short").attach_session()
+    agent.session.add_chat_history([user("m"), assistant("a")] * 10)
+    assert await agent.ask("and now?") == "short"
+    assert len(asked(agent)) < len(asked(agent, 0))
 
 
 async def test_in_memo_mode_the_agents_model_updates_the_memo():

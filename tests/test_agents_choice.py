@@ -22,8 +22,9 @@ def agents(**options):
 async def running(**options):
     """A loop with one chat, and what it was told and asked."""
     events = []
-    loop = AgentLoop(provider=ScriptedProvider(), announce=events.append, **options)
-    loop.direct, loop.events = DirectChannel(loop.bus), events
+    provider = ScriptedProvider()
+    loop = AgentLoop(provider=provider, announce=events.append, **options)
+    loop.provider, loop.direct, loop.events = provider, DirectChannel(loop.bus), events
     async with anyio.create_task_group() as group:
         await group.start(loop.run)
         yield loop
@@ -39,7 +40,7 @@ async def session_of(loop):
 
 
 def who(loop):
-    return loop._provider.calls[-1].messages[0]["content"]
+    return loop.provider.calls[-1].messages[0]["content"]
 
 
 # Choosing
@@ -153,7 +154,7 @@ async def test_hooks_work_in_the_loop_and_cost_no_answer():
     prefix = [lambda messages: [*messages[:-1], {"role": "user", "content": "other"}]]
     async with running(agent=Agent(request_prefixes=prefix, afterwards=[hear])) as loop:
         assert await said(loop, "hi") == "You said: other"
-        loop._provider._otherwise = NoConnection("nothing answers")
+        loop.provider._otherwise = NoConnection("nothing answers")
         assert ENGLISH["model_down"] in await said(loop, "hi")
         assert heard == [("You said: other", type(None)), ("", NoConnection)]
         assert sum(isinstance(event, HookFailed) for event in loop.events) == 2

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoloop import Entry, Session, Summarizer, tool
+from nanoloop import Agent, Entry, Session, Summarizer, tool
 from nanoloop.attachments import Attachments
-from nanoloop.context import build_messages
+from nanoloop.context import Views, build_messages
 from nanoloop.errors import (
     AnswerRefused,
     BadAnswer,
@@ -38,9 +38,8 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.chat import REASONING
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl.store import JsonlStore
-from nanoloop.tools.toolbox import Toolbox
-from nanoloop.turn import Turn
+from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.turn import Keeping, Turn
 from tests.openai_server import OpenAIServer
 from tests.raw_server import RawServer
 from tests.servers.anthropic_server import KEY, AnthropicServer, Refuse, Request, Say, check, tokens
@@ -112,6 +111,9 @@ async def double(number: int) -> int:
     return number * 2
 
 
+KEEPING = Keeping()
+
+
 class Talk:
     """A conversation in a session object."""
 
@@ -120,16 +122,19 @@ class Talk:
         self.session.add_message("user", words)
         self.vendor = vendor
 
-    def request(self):
-        summary = self.session.summary
-        return build_messages("P", self.session.window, summary=summary, vendor=self.vendor)
+    def view(self):
+        return Views().of(self.session, prompt="P", vendor=self.vendor)
 
-    async def record(self, entries):
-        for entry in entries:
-            self.session.add_entry(entry)
-
-    def shrink(self):
-        return 0
+    def turn(self, provider, keeping):
+        agent = Agent(provider=provider, tools=[double])
+        return Turn(
+            self.session,
+            agent=agent,
+            provider=provider,
+            view=self.view(),
+            keeping=keeping,
+            cutting=None,
+        )
 
 
 def doubles(*numbers, **more):
@@ -137,8 +142,8 @@ def doubles(*numbers, **more):
     return Say(**({"text": "", "calls": calls} | more))
 
 
-async def ran(talk, provider):
-    return (await Turn(provider=provider, toolbox=Toolbox([double])).run(talk)).text
+async def ran(talk, provider, keeping=KEEPING):
+    return (await talk.turn(provider, keeping).run()).text
 
 
 # A request
@@ -483,14 +488,8 @@ async def test_what_is_said_to_a_turn_while_it_goes_on_takes_no_thought_away():
         doubles(1, thinking="Hm."), doubles(2, thinking="So."), "Two.", options=MANUAL
     ) as (provider, server):
         talk = Talk()
-        record = talk.record
-
-        async def steered(entries):
-            more = [Entry.message("user", "Faster!")] if entries[-1].type == "tool_result" else []
-            await record([*entries, *more])
-
-        talk.record = steered
-        assert await ran(talk, provider) == "Two."
+        faster = Keeping(steering=lambda _: [Entry.message("user", "Faster!")])
+        assert await ran(talk, provider, faster) == "Two."
     shown = [b["type"] for m in server.requests[-1].json["messages"] for b in m["content"]]
     assert shown.count("thinking") == 2
 
@@ -502,14 +501,12 @@ async def test_a_turn_goes_on_when_a_summary_changes_what_stood_before_its_thoug
         server,
     ):
         talk = Talk()
-        record = talk.record
 
-        async def summarised(entries):
-            talk.session.summary = "They met."
-            await record(entries)
+        def summarise(session):
+            session.summary = "They met."
+            return ()
 
-        talk.record = summarised
-        assert await ran(talk, provider) == "Four."
+        assert await ran(talk, provider, Keeping(steering=summarise)) == "Four."
     refused = [request for request in server.requests if request.refused]
     assert all("Invalid `signature`" in request.refused for request in refused)
     assert 1 <= len(refused) <= 2
@@ -520,7 +517,8 @@ async def test_a_turn_that_another_vendors_model_began_goes_on():
     calls = [Entry.tool_call("double", {"number": 1}, call_id="functions.double:0")]
     results = [Entry.tool_result("double", 2, call_id="functions.double:0")]
     metadata = {REASONING: {"vendor": "acme", "blocks": [{"type": "odd"}]}}
-    await talk.record([Entry.thinking("Hm.", metadata=metadata), *calls, *results])
+    for entry in (Entry.thinking("Hm.", metadata=metadata), *calls, *results):
+        talk.session.add_entry(entry)
     async with connected("Two.", options=MANUAL) as (provider, server):
         assert await ran(talk, provider) == "Two."
     assert "thinking" not in server.requests[0].json
@@ -541,7 +539,7 @@ async def test_no_other_server_is_sent_what_was_thought():
     async with connected(doubles(1, thinking="Hm."), options=THINKING) as (provider, _):
         talk = Talk()
         await ran(talk, provider)
-    assert any(REASONING in message for message in talk.request())
+    assert any(REASONING in message for message in talk.view().request())
     async with OpenAIServer("Two.") as server:
         other = OpenAIProvider(model="m", base_url=server.url)
         assert await ran(talk, other) == "Two."

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.context import Headroom
+from nanoloop.context import Bounds, Views
 from nanoloop.events import ContextNearLimit
 from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Reply, Usage
@@ -12,12 +12,16 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 
 
+def views_of(limit, heard):
+    return Views(Bounds(context_limit=limit), heard.append)
+
+
 def measured(*tokens, limit=100):
     """What is told of one session that takes so many tokens, turn by turn."""
     heard, session = [], Session(id="s")
-    headroom = Headroom(limit, heard.append)
+    views = views_of(limit, heard)
     for count in tokens:
-        headroom.measured(session, count)
+        views.of(session, prompt="P").learn(count)
     return [event.tokens for event in heard]
 
 
@@ -39,15 +43,15 @@ def test_b3_8_without_a_limit_nothing_is_told():
 def test_b3_8_where_nobody_counts_the_window_is_estimated():
     heard, session = [], Session(id="s")
     session.add_message("user", "x" * 400)
-    Headroom(100, heard.append).measured(session, 0)
+    views_of(100, heard).of(session, prompt="P").learn(0)
     assert heard == [ContextNearLimit(session_id="s", tokens=100, limit=100)]
 
 
 def test_b3_8_sessions_are_told_apart():
     heard = []
-    headroom = Headroom(100, heard.append)
-    for name in ("a", "b"):
-        headroom.measured(Session(id=name), 90)
+    views = views_of(100, heard)
+    for session in (Session(id="a"), Session(id="b")):
+        views.of(session, prompt="P").learn(90)
     assert [event.session_id for event in heard] == ["a", "b"]
 
 

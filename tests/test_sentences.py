@@ -199,9 +199,10 @@ async def test_the_operator_may_say_it_in_another_language(failing):
 
 async def test_a_chat_that_has_too_much_waiting_is_told_in_that_language_too():
     loop_is = {"lane_limit": 1, "sentences": Sentences({"busy": "Moment."})}
-    async with running(ScriptedProvider(held=True), **loop_is) as loop:
+    provider = ScriptedProvider(held=True)
+    async with running(provider, **loop_is) as loop:
         for text in ("one", "two", "three"):
             put(loop, text)
             await anyio.wait_all_tasks_blocked()
         assert await loop.chats.until("a", 1) == ["Moment."]
-        loop._provider.release()
+        provider.release()

@@ -3,32 +3,13 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from nanoloop import Session, tool
-from nanoloop.context import build_messages
+from nanoloop import Agent, Entry, Session, tool
+from nanoloop.context import Views, build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
-from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished
+from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished, silent
 from nanoloop.protocols import Reasoning, Reply, ToolCall, Usage
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.tools.toolbox import Toolbox
-from nanoloop.turn import Turn
-
-
-class Talk:
-    """A conversation in a session object."""
-
-    def __init__(self, text="hi"):
-        self.session = Session()
-        self.session.add_message("user", text)
-
-    def request(self):
-        return build_messages("P", self.session.window)
-
-    async def record(self, entries):
-        for entry in entries:
-            self.session.add_entry(entry)
-
-    def shrink(self):
-        return len(self.session.window) if self.session.shrink() else 0
+from nanoloop.turn import Cutting, Keeping, Turn
 
 
 @tool
@@ -48,23 +29,35 @@ def calls(*numbers, ids=None):
     )
 
 
-def turn(*replies, tools=(double,), **options):
-    provider = ScriptedProvider(replies)
-    return Turn(provider=provider, toolbox=Toolbox(tools), **options), provider
+def turn(*replies, tools=(double,), announce=silent, **options):
+    """A turn that hears "hi", its session and its provider."""
+    agent = Agent(provider=ScriptedProvider(replies), tools=tools, prompt="P", **options)
+    session = Session()
+    one = Turn(
+        session,
+        agent=agent,
+        provider=agent.provider,
+        view=Views().of(session, prompt="P"),
+        keeping=Keeping(),
+        cutting=Cutting(limit=50, keep=10),
+        announce=announce,
+    )
+    one.take(Entry.message("user", "hi"))
+    return one, agent.provider
 
 
 @pytest.mark.parametrize(("reason", "cuts"), [("stop", 0), ("length", 1)])
 async def test_an_answer_that_was_cut_off_is_told(reason, cuts):
     events = []
     one, _ = turn(Reply(text="and so", finish_reason=reason), announce=events.append)
-    assert (await one.run(Talk())).text == "and so"
+    assert (await one.run()).text == "and so"
     told = [event for event in events if isinstance(event, AnswerCut)]
     assert [(event.turn_id, event.level) for event in told] == [(one.id, "warning")] * cuts
 
 
 async def test_an_answer_without_tools_takes_one_step():
     one, provider = turn("hello")
-    answer = await one.run(Talk())
+    answer = await one.run()
     assert (answer.text, answer.steps) == ("hello", 1)
     assert provider.calls[0].messages[-1] == {"role": "user", "content": "hi"}
 
@@ -85,27 +78,24 @@ async def test_tools_run_side_by_side_and_their_results_stand_in_call_order():
         ToolCall(id=name, name="wait", arguments=f'{{"name": "{name}"}}')
         for name in ("first", "second")
     )
-    talk = Talk()
     one, _ = turn(Reply(tool_calls=both), "done", tools=(wait,))
-    await one.run(talk)
-    results = [e.content["result"] for e in talk.session.window if e.type == "tool_result"]
+    await one.run()
+    results = [e.content["result"] for e in one.session.window if e.type == "tool_result"]
     assert results == ["first", "second"]
 
 
 async def test_a_failing_tool_is_text_for_the_model_and_the_turn_goes_on():
-    talk = Talk()
     events = []
     bad = Reply(tool_calls=(ToolCall(id="1", name="triple", arguments="{}"),))
     one, provider = turn(bad, "sorry", announce=events.append)
-    assert (await one.run(talk)).text == "sorry"
+    assert (await one.run()).text == "sorry"
     assert "there is no tool 'triple'" in provider.calls[1].messages[-1]["content"]
     assert [e.success for e in events if isinstance(e, ToolFinished)] == [False]
 
 
 async def test_calls_without_ids_or_with_the_same_id_twice_are_told_apart():
-    talk = Talk()
     one, provider = turn(calls(1, 2, 3, ids=["", "x", "x"]), "done")
-    await one.run(talk)
+    await one.run()
     asked = provider.calls[1].messages
     ids = [call["id"] for call in asked[2]["tool_calls"]]
     assert len(set(ids)) == 3
@@ -114,53 +104,50 @@ async def test_calls_without_ids_or_with_the_same_id_twice_are_told_apart():
 
 async def test_a_turn_that_never_ends_is_ended_at_its_limit():
     one, provider = turn(*[calls(n) for n in range(9)], max_steps=3)
-    answer = await one.run(Talk())
+    answer = await one.run()
     assert provider.count == 3
     assert "3 steps" in answer.text
 
 
 async def test_a_model_that_asks_for_the_same_calls_again_and_again_is_stopped():
-    talk = Talk()
     one, provider = turn(*[calls(7, ids=[f"id{n}"]) for n in range(9)])
-    answer = await one.run(talk)
+    answer = await one.run()
     assert (provider.count, answer.steps, answer.finish_reason) == (4, 4, "same_calls")
     assert "the same thing 4 times in a row (double)" in answer.text
-    kept = [e.type for e in talk.session.window]
+    kept = [e.type for e in one.session.window]
     assert kept == ["message", *["tool_call", "tool_result"] * 3]
 
 
 async def test_a_tool_that_the_model_made_up_is_not_named_to_the_chat():
     made_up = Reply(tool_calls=(ToolCall(id="", name="http://evil.example", arguments="{}"),))
     one, _ = turn(*[made_up] * 9)
-    text = (await one.run(Talk())).text
+    text = (await one.run()).text
     assert text.endswith("the same thing 4 times in a row.")
 
 
 async def test_a_call_that_comes_again_after_another_one_is_no_circle():
     one, _ = turn(*[calls(number) for number in (1, 1, 1, 2, 1, 1, 1)], "done")
-    assert (await one.run(Talk())).text == "done"
+    assert (await one.run()).text == "done"
 
 
 async def test_a_context_that_is_too_long_is_cut_harder_once():
-    talk = Talk()
-    for number in range(8):
-        talk.session.add_message("assistant", f"a{number}")
-        talk.session.add_message("user", f"q{number}")
     events = []
     one, provider = turn(ContextTooLong("too long"), "short", announce=events.append)
-    assert (await one.run(talk)).text == "short"
+    for number in range(8):
+        one.session.add_message("assistant", f"a{number}")
+        one.session.add_message("user", f"q{number}")
+    assert (await one.run()).text == "short"
     first, second = (len(call.messages) for call in provider.calls)
     assert second < first
     assert sum(isinstance(e, ContextShrunk) for e in events) == 1
 
 
 async def test_a_context_that_stays_too_long_is_an_error_and_no_loop():
-    talk = Talk()
-    for number in range(8):
-        talk.session.add_message("user", f"q{number}")
     one, provider = turn(ContextTooLong("too long"), ContextTooLong("still"), "never")
+    for number in range(8):
+        one.session.add_message("user", f"q{number}")
     with pytest.raises(ContextTooLong, match="still"):
-        await one.run(talk)
+        await one.run()
     assert provider.count == 2
 
 
@@ -168,16 +155,15 @@ async def test_an_empty_answer_is_no_answer():
     for reply, words in ((Reply(), "empty"), (Reply(finish_reason="length"), "tokens")):
         one, _ = turn(reply)
         with pytest.raises(BadAnswer, match=words):
-            await one.run(Talk())
+            await one.run()
 
 
 async def test_thoughts_and_words_before_a_call_are_kept_and_tokens_added_up():
-    talk = Talk()
     usage = Usage(tokens_in=10, tokens_out=5, tokens_cached=3)
     first = Reply(text="I look.", thinking="hm", tool_calls=calls(4).tool_calls, usage=usage)
     one, provider = turn(first, Reply(text="8", usage=usage))
-    answer = await one.run(talk)
-    kept = [e.type for e in talk.session.window]
+    answer = await one.run()
+    kept = [e.type for e in one.session.window]
     assert kept == ["message", "thinking", "message", "tool_call", "tool_result"]
     assert provider.calls[1].messages[2]["content"] == "I look."
     assert answer.usage == usage + usage
@@ -192,9 +178,8 @@ def thought(reply):
 
 async def test_what_was_thought_before_a_call_goes_back_to_its_vendor_alone():
     one, _ = turn(thought(calls(1)), "Two.")
-    talk = Talk()
-    await one.run(talk)
-    window = talk.session.window
+    await one.run()
+    window = one.session.window
     theirs, others = (build_messages("P", window, vendor=name)[2] for name in ("acme", "other"))
     assert theirs == others | {"reasoning": {"vendor": "acme", "blocks": [SIGNED]}}
     assert build_messages("P", window) == build_messages("P", window, vendor="other")
@@ -202,14 +187,13 @@ async def test_what_was_thought_before_a_call_goes_back_to_its_vendor_alone():
 
 async def test_what_was_thought_before_the_last_words_goes_back_to_nobody():
     one, _ = turn(thought(Reply(text="Two.")))
-    thoughts = [e for e in (await one.run(Talk())).entries if e.type == "thinking"]
+    thoughts = [e for e in (await one.run()).entries if e.type == "thinking"]
     assert [(e.content["text"], e.metadata) for e in thoughts] == [("Hm.", {})]
 
 
 async def test_a_thought_outlasts_the_process():
     one, _ = turn(thought(calls(1)), "Two.")
-    talk = Talk()
-    await one.run(talk)
-    again = Session().load_json(talk.session.dump_json())
-    request = build_messages("P", talk.session.window, vendor="acme")
+    await one.run()
+    again = Session().load_json(one.session.dump_json())
+    request = build_messages("P", one.session.window, vendor="acme")
     assert build_messages("P", again.window, vendor="acme") == request

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -109,6 +110,7 @@ class Summarizer:
         self._group: TaskGroup | None = None
         self._loose: set[asyncio.Task[None]] = set()
         self._folded_now: set[Session] = set()
+        self._worked_beside: set[Session] = set()
         self._idle = anyio.Event()
 
     async def __aenter__(self) -> Self:
@@ -209,12 +211,27 @@ class Summarizer:
         self._agenda.remove(session.id)
         session.summary_in_progress = True
         self._folded_now.add(session)
-        name = f"summary {session.id}"
+        work = partial(self._fold, session, even_small, focus)
+        self._start_task(work, name=f"summary {session.id}")
+
+    def work_beside(self, session: Session, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this too in a task of its own; nothing where something is done in that session."""
+        if session not in self._worked_beside:
+            self._worked_beside.add(session)
+            self._start_task(partial(self._work, session, work), name=f"beside {session.id}")
+
+    async def _work(self, session: Session, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        finally:
+            self._worked_beside.discard(session)
+            self._note_idle()
+
+    def _start_task(self, work: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
         if self._group is not None:
-            self._group.start_soon(self._fold, session, even_small, focus, name=name)
+            self._group.start_soon(work, name=name)
         else:
-            loop = asyncio.get_running_loop()
-            task = loop.create_task(self._fold(session, even_small, focus), name=name)
+            task = asyncio.get_running_loop().create_task(work(), name=name)
             self._loose.add(task)
             task.add_done_callback(self._loose.discard)
 
@@ -229,10 +246,14 @@ class Summarizer:
     async def drain(self, seconds: float) -> int:
         """Wait for the running ones, so long at most; returns how many are still not done."""
         with anyio.move_on_after(seconds):
-            while self._folded_now:
+            while self._folded_now or self._worked_beside:
                 self._idle = anyio.Event()
                 await self._idle.wait()
         return self.running
+
+    def _note_idle(self) -> None:
+        if not (self._folded_now or self._worked_beside):
+            self._idle.set()
 
     # Summarising
 
@@ -264,8 +285,7 @@ class Summarizer:
         finally:
             session.summary_in_progress = False
             self._folded_now.discard(session)
-            if not self._folded_now:
-                self._idle.set()
+            self._note_idle()
         if session.epoch != epoch:  # erased or begun anew meanwhile; what was asked for since waits
             self.fire_and_forget(session, force=True)
 

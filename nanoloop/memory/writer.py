@@ -21,10 +21,8 @@ from nanoloop.errors import (
 )
 from nanoloop.events import Announce, silent
 from nanoloop.memory.budget import Breaker, BreakerState, Budget
-from nanoloop.protocols import ChatMessage, Provider, Reply, ToolSpec, Usage
-from nanoloop.session.chat import entries_of, result_text, rough_tokens
 from nanoloop.protocols import Provider, Reply, Usage
-from nanoloop.session.chat import entries_of, result_text
+from nanoloop.session.chat import entries_of, result_text, rough_tokens
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 PROMPT = """\

@@ -31,6 +31,8 @@ DEFAULTS: Mapping[str, Any] = {
         ],
     },
 }
+UNLIMITED: Mapping[str, Any] = {**DEFAULTS, "resize": dict.fromkeys(DEFAULTS["resize"])}
+"""The same without any limit: only what was set says when to resize."""
 LEGACY = ("session.resize.max_current_chars", "session.resize.keep_last_messages")
 _SECRET_NAME = re.compile(
     r"(^|[_\-])(key|apikey|secret|token|password|passwd|passphrase|credentials?|authorization)$",
@@ -51,19 +53,26 @@ class Options(MutableMapping[str, Any]):
     ) -> None:
         self._own: Tree = {}
         self._parent: Mapping[str, Any] = {}
+        self._defaults = DEFAULTS
         self._changed = changed
         self._has_warned = False
         self.inherit(parent or {})
 
-    def inherit(self, parent: Mapping[str, Any]) -> None:
+    def inherit(self, parent: Mapping[str, Any], *, defaults: Mapping[str, Any] = DEFAULTS) -> None:
         """Go by this mapping, nested or dotted, wherever nothing of its own is set."""
         self._parent = parent
+        self._defaults = defaults
         self._warn_of_legacy(_tree_of(parent))
 
     @property
     def parent(self) -> Mapping[str, Any]:
         """What it goes by wherever nothing of its own is set."""
         return self._parent
+
+    @property
+    def is_set(self) -> bool:
+        """Whether anything was set at all, here or in the parent."""
+        return bool(self._own or self._parent)
 
     def __getitem__(self, key: str) -> Any:
         found: Any = self._effective()
@@ -156,7 +165,7 @@ class Options(MutableMapping[str, Any]):
         """The same settings, on their own."""
         alone = Options()
         alone._has_warned = True
-        alone.inherit({"session": self.explicit()})
+        alone.inherit({"session": self.explicit()}, defaults=self._defaults)
         return alone
 
     def explicit(self) -> Tree:
@@ -176,7 +185,7 @@ class Options(MutableMapping[str, Any]):
         self._own = _merged(tree)
 
     def _effective(self) -> Tree:
-        tree = _merged(DEFAULTS, self.explicit())
+        tree = _merged(self._defaults, self.explicit())
         memo = tree["memo"] if isinstance(tree.get("memo"), dict) else {}
         if _truth(memo.get("enabled")) is None:
             memo["enabled"] = tree.get("mode") == MEMO

@@ -139,6 +139,11 @@ class Resizing(ChangeableHistory):
         self._keeper.handler = handler
         return self
 
+    @property
+    def has_resize_rules(self) -> bool:
+        """Whether anyone but the defaults may say that it is time to resize."""
+        return self._policy is not None or self._options.is_set
+
     def _take_handlers(self, other: Resizing) -> None:
         """Go by the same handlers as another session."""
         self._policy = other._policy

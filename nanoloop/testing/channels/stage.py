@@ -19,7 +19,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Provider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import PlatformSettings
-from nanoloop.stores.sqlite.store import SqliteStore
+from nanoloop.stores.sqlite import SqliteStore
 
 Skill = Literal[
     "bots",
