@@ -18,6 +18,8 @@ from nanoloop.messages import Delivery, Inbound, Outbound
 from nanoloop.protocols import Channel
 from nanoloop.sentences import ENGLISH
 
+SEND_TIMEOUT_SECONDS = 120
+"""How long a channel may take to send one message; it is then given up."""
 LONGEST_REST_SECONDS = 60.0
 """How long a chat that can't be reached is left alone at most."""
 SHORTEST_REST_SECONDS = 0.1
@@ -53,7 +55,6 @@ class InProcessBus:
         *,
         inbound_limit: int = 1000,
         outbound_limit: int = 100,
-        send_timeout_seconds: float = 120,
         busy: str = ENGLISH["full"],
         announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -61,7 +62,6 @@ class InProcessBus:
         self._sleep = sleep
         self._inbound_limit = inbound_limit
         self._outbound_limit = outbound_limit
-        self._send_timeout_seconds = send_timeout_seconds
         self._busy = busy
         self._announce = announce
         self._unacknowledged: dict[int, Inbound] = {}
@@ -230,7 +230,7 @@ class InProcessBus:
         """None once it is sent, else why it is not."""
         try:
             channel = self._channels[says.channel]
-            with anyio.fail_after(self._send_timeout_seconds):
+            with anyio.fail_after(SEND_TIMEOUT_SECONDS):
                 await channel.send(says)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             return error

@@ -19,6 +19,7 @@ from nanoloop.bus import InProcessBus
 from nanoloop.errors import SettingsError, how_to_install, place_of
 from nanoloop.events import Announce, Event, silent
 from nanoloop.loop import AgentLoop
+from nanoloop.memory import summarizer
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
@@ -38,6 +39,7 @@ from nanoloop.settings.vendors import (
     no_model,
     own_of,
     server_of,
+    summary_batch_chars,
     unaskable,
 )
 from nanoloop.stores.opening import Opening
@@ -73,7 +75,6 @@ def open_store(
         durability=settings.store.durability,
         seal=make_seal(settings),
         timeout_seconds=settings.store.timeout_seconds,
-        cached_sessions=settings.store.cached_sessions,
         read_only=read_only,
         announce=telemetry,
     )
@@ -173,10 +174,8 @@ def _asked(settings: Settings, server: ServerSettings, model: str) -> dict[str, 
         "model": model,
         "api_key": server.key,
         "base_url": server.url,
-        "connect_timeout_seconds": settings.provider.connect_timeout_seconds,
         "first_token_timeout_seconds": settings.provider.first_token_timeout_seconds,
         "call_timeout_seconds": settings.provider.call_timeout_seconds,
-        "max_retries": settings.provider.max_retries,
         "options": server.options,
     }
 
@@ -189,7 +188,6 @@ def _local(settings: Settings, announce: Announce, model: str) -> Provider:
         model=model,
         context_tokens=context_tokens(settings, model),
         answer_tokens=settings.local.answer_tokens,
-        parallel=settings.local.parallel,
         threads=settings.local.threads,
         options=settings.provider.options,
         call_timeout_seconds=call_timeout_seconds(settings),
@@ -271,8 +269,7 @@ def make_agent(
             for tool in (tools if own.tools is None else own.tools)
         ],
         max_steps=own.max_steps or settings.turn.max_steps,
-        tool_timeout_seconds=own.tool_timeout_seconds or settings.tools.timeout_seconds,
-        tool_result_chars=settings.tools.result_chars,
+        tool_timeout_seconds=settings.tools.timeout_seconds,
         message_buffer_limit=own.message_buffer_limit,
         message_buffer_min=own.message_buffer_min,
     )
@@ -314,9 +311,6 @@ def make_loop(
         store=store,
         sentences=sentences,
         bus=InProcessBus(
-            inbound_limit=settings.bus.inbound_limit,
-            outbound_limit=settings.bus.outbound_limit,
-            send_timeout_seconds=settings.bus.send_timeout_seconds,
             busy=sentences.text("full"),
             announce=telemetry,
         ),
@@ -327,14 +321,11 @@ def make_loop(
         context_tokens=settings.context_tokens,
         context_limit=settings.context_limit,
         handover=settings.handover,
-        handover_limit=settings.handover_limit,
         max_concurrent_turns=settings.loop.max_concurrent_turns,
-        lane_limit=settings.loop.lane_limit,
-        open_sessions=settings.loop.open_sessions,
         with_time=settings.include_time,
         answer_unanswered=settings.loop.on_unanswered == "answer",
         shutdown_turns_seconds=settings.loop.shutdown_turns_seconds,
-        shutdown_summaries_seconds=settings.loop.shutdown_summaries_seconds,
+        shutdown_summaries_seconds=settings.loop.shutdown_turns_seconds / 2,
         announce=announce,
     )
 
@@ -347,18 +338,12 @@ def make_summarizer(
         provider,
         settings.summary_model,
         store=store,
-        max_words=settings.summary.max_words,
         timeout_seconds=settings.summary.timeout_seconds,
-        batch_chars=settings.summary.batch_chars,
-        retry_seconds=settings.summary.retry_seconds,
-        retry_limit_seconds=settings.summary.retry_limit_seconds,
+        batch_chars=summary_batch_chars(settings, summarizer.BATCH_CHARS),
         fallback_model=settings.summary.fallback_model,
-        breaker_seconds=settings.summary.breaker_seconds,
         daily_tokens=settings.summary.daily_tokens,
         spent_file=spent_file(settings),
-        idle_seconds=settings.summary.idle_seconds,
-        ledger_items=settings.summary.ledger_items,
-        ledger_chars=settings.summary.ledger_chars,
+        idle_seconds=summarizer.IDLE_SECONDS,
         announce=telemetry,
     )
 
@@ -415,9 +400,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
         tokens=make_tokens(settings),
         limits=Limits(
             requests_per_minute=web.requests_per_minute,
-            message_bytes=web.message_bytes,
             upload_bytes=web.upload_bytes,
-            streams=web.streams,
         ),
     )
     app.telemetry.listeners.append(channel.hear)
@@ -456,7 +439,7 @@ def make_transcriber(settings: Settings) -> Transcriber | None:
     function = function_of(settings, "channels.transcribe")
     if function is None:
         return None
-    return Transcriber(function, seconds=settings.channels.transcribe_timeout_seconds)
+    return Transcriber(function)
 
 
 def make_tokens(settings: Settings) -> list[Token]:

@@ -108,7 +108,7 @@ async def serving(folder, provider=None, *, port=0, **settings) -> AsyncIterator
     """The page and the API over a scripted provider, until the block is left."""
     provider = provider or ScriptedProvider()
     web = {"port": port, "requests_per_minute": 100_000, **settings.pop("web", {})}
-    loop = {"shutdown_turns_seconds": 0.1, "shutdown_summaries_seconds": 0.1}
+    loop = {"shutdown_turns_seconds": 0.1}
     settings = Settings(data=folder, model="scripted", channels={"web": web}, loop=loop, **settings)
     app = App.of(settings, provider=provider, telemetry=Telemetry(level="error"))
     channel = make_web(settings, app)

@@ -66,11 +66,11 @@ async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nan
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
         await line_with(process.stderr, "channel_connected")
         change('users = ["1"]', 'users = ["1", "2"]')
-        change("\n[channels", 'prompt = "Be brief."\nloop.lane_limit = 3\n[channels')
+        change("\n[channels", 'prompt = "Be brief."\nloop.max_concurrent_turns = 3\n[channels')
         process.send_signal(signal.SIGHUP)
         said = json.loads(await line_with(process.stderr, "settings_reloaded"))
         assert said["taken"] == ["channels.quiet.users", "prompt"]
-        assert said["left"] == ["loop.lane_limit"]
+        assert said["left"] == ["loop.max_concurrent_turns"]
         change("prompt", "promt")
         process.send_signal(signal.SIGHUP)
         refused = json.loads(await line_with(process.stderr, "settings_refused"))

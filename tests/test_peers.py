@@ -305,9 +305,7 @@ async def test_case_16_the_breaker_opens_after_three_failures_half_opens_and_can
     now, events = [0.0], []
     provider = ScriptedProvider([NoConnection("x")] * 3 + ["S"] * 9)
     sessions = [talk(Session(), 8) for _ in range(5)]
-    async with Summarizer(
-        provider, breaker_seconds=60, clock=lambda: now[0], announce=events.append
-    ) as summarizer:
+    async with Summarizer(provider, clock=lambda: now[0], announce=events.append) as summarizer:
         for session in sessions:
             session.trim_if_needed(6, 2)
             summarizer.fire_and_forget(session)

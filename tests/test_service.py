@@ -56,7 +56,7 @@ def services():
 @pytest.fixture
 def shutdown_seconds(tmp_path):
     loop = Settings.load(env=KEY, cwd=tmp_path).loop
-    return loop.shutdown_turns_seconds + loop.shutdown_summaries_seconds + FLUSH_SECONDS
+    return loop.shutdown_turns_seconds * 1.5 + FLUSH_SECONDS
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")

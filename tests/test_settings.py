@@ -1,5 +1,6 @@
 """What is set, by whom, and what is refused, told with its place."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from pydantic import SecretStr, ValidationError
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
 from nanoloop.settings.keys import known_settings, variable
+from nanoloop.settings.problems import GONE, instead
 from nanoloop.settings.sources import read_file
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -55,11 +59,11 @@ def test_the_environment_beats_the_file_and_a_flag_beats_both(load):
 
 
 def test_each_value_knows_where_it_came_from(load, tmp_path):
-    text = "# first\nmessage_buffer_min = 5\n[loop]\nlane_limit = 3\n"
+    text = "# first\nmessage_buffer_min = 5\n[loop]\nmax_concurrent_turns = 3\n"
     settings = load(text, env={"NANOLOOP_STORE__URL": "memory:"}, flags={"log.level": "debug"})
     file = tmp_path / "nanoloop.toml"
     assert str(settings.origin("message_buffer_min")) == f"{file}:2"
-    assert str(settings.origin("loop.lane_limit")) == f"{file}:4"
+    assert str(settings.origin("loop.max_concurrent_turns")) == f"{file}:4"
     assert str(settings.origin("store.url")) == "env NANOLOOP_STORE__URL"
     assert str(settings.origin("log.level")) == "flag --log-level"
     assert str(settings.origin("model")) == "default"
@@ -120,15 +124,11 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ('[stor]\nkind = "x"', "1: stor is a table, but there is no such setting: did you mean st"),
         ("[agents.smith]\npromt = 1", "2: agents.smith.promt is 1, but there is no such setting"),
         ("[agents.smith]\npromt = 1", "did you mean agents.smith.prompt?"),
-        (
-            "[summary]\nreuse_prefix = true",
-            "2: summary.reuse_prefix is true, but this setting is gone: remove it; for a cheaper",
-        ),
         ('xyzzy = "q"', '1: xyzzy is "q", but there is no such setting: `nanoloop config` lists'),
         ("model = 5", "1: model is 5, not a text"),
         ('message_buffer_limit = "50"', 'message_buffer_limit is "50", not a whole number'),
         ("include_time = 1", "1: include_time is 1, not true or false"),
-        ("[loop]\nlane_limit = 0", "2: loop.lane_limit is 0, less than 1: raise it"),
+        ("[turn]\nmax_steps = 0", "2: turn.max_steps is 0, less than 1: raise it"),
         ("channels.web.port = 99999", "1: channels.web.port is 99999, more than 65535: lower it"),
         ("tools.timeout_seconds = inf", "1: tools.timeout_seconds is Infinity, not a finite"),
         ("loop = 5", "1: loop is 5, not a table"),
@@ -137,7 +137,7 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ('log.level = "eror"', "not 'debug', 'info', 'warning' or 'error': did you mean 'error'?"),
         ("message_buffer_min = 60", "1: message_buffer_min is 60, more than message_buffer_limit"),
         ("message_buffer_limit = 10", "message_buffer_min is 10, as much as message_buffer_limit"),
-        ("[provider]\ncall_timeout_seconds = 5", "2: provider.connect_timeout_seconds is 10, more"),
+        ("[provider]\ncall_timeout_seconds = 5", "2: provider.first_token_timeout_seconds is 60, "),
         ('store = {url = "memory:", durability = "fsync"}', "writes nothing: choose"),
         ("\nmodel = ", "2: not TOML: Invalid value"),
         ('sentences.modl_down = "x"', "did you mean sentences.model_down?"),
@@ -162,6 +162,39 @@ def test_what_is_wrong_in_the_file_is_told_with_its_line(refusal, text, line):
 )
 def test_what_is_wrong_in_the_environment_is_told_with_its_name(refusal, env, line):
     assert any(line in told for told in refusal(env=env))
+
+
+def test_a_setting_that_is_gone_says_what_to_do_instead_with_its_line(refusal):
+    told = refusal("[bus]\ninbound_limit = 5\n\n[loop]\nshutdown_summaries_seconds = 3\n")
+    assert told == [
+        f"2: bus.inbound_limit is no setting any more: {instead('bus.inbound_limit')}",
+        "5: loop.shutdown_summaries_seconds is no setting any more: "
+        + instead("loop.shutdown_summaries_seconds"),
+    ]
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_what_is_gone_is_refused_in_a_file_the_environment_and_code(refusal, name):
+    key = name.replace("NAME", "cook")
+    sentence = f"{key} is no setting any more: {instead(name)}"
+    assert refusal(f"{key} = 5") == [f"1: {sentence}"]
+    assert refusal(env={variable(key): "5"}) == [f"env {variable(key)}: {sentence}"]
+    given = 5
+    for part in reversed(key.split(".")):
+        given = {part: given}
+    with pytest.raises(SettingsError, match=re.escape(sentence)):
+        Settings(**given)
+
+
+def test_what_is_gone_is_no_setting_and_is_named_in_the_changelog():
+    changelog = (ROOT / "docs" / "changelog.md").read_text()
+    for key in GONE:
+        assert f"| `{key}` | {instead(key)} |" in changelog
+    assert not GONE.keys() & {key for key, _ in known_settings(Settings)}
+
+
+def test_an_empty_table_of_settings_that_are_gone_is_nothing(load):
+    load("[bus]\n#inbound_limit = 1000\n")
 
 
 def test_all_problems_are_told_at_once_one_a_line(refusal):
@@ -202,7 +235,7 @@ def test_what_kubernetes_says_of_a_service_is_no_setting(load):
 
 def test_settings_made_in_code_read_nothing_and_are_checked(monkeypatch):
     monkeypatch.setenv("NANOLOOP_MODEL", "env")
-    assert Settings(loop={"lane_limit": 3}).model != "env"
+    assert Settings(turn={"max_steps": 3}).model != "env"
     with pytest.raises(SettingsError, match="lower it"):
         Settings(message_buffer_min=60)
     with pytest.raises(ValidationError) as caught:

@@ -3,7 +3,12 @@
 from pathlib import Path
 
 from nanoloop.settings import LocalSettings, ProviderSettings, Settings, SummarySettings
-from nanoloop.settings.vendors import call_timeout_seconds, context_tokens, suited
+from nanoloop.settings.vendors import (
+    call_timeout_seconds,
+    context_tokens,
+    suited,
+    summary_batch_chars,
+)
 
 TINY = Settings(model="local:smollm2-135m")
 
@@ -17,12 +22,11 @@ def test_a_conversation_leaves_room_for_the_answer_in_the_models_context():
 def test_a_summary_has_time_and_a_batch_that_the_model_can_read():
     summary = suited(TINY).summary
     assert summary.timeout_seconds == 600
-    assert summary.batch_chars == 16384
-    assert summary.max_words == SummarySettings().max_words
+    assert summary_batch_chars(TINY, 24_000) == 16384
 
 
 def test_what_the_user_said_stays():
-    said = SummarySettings(timeout_seconds=7, batch_chars=30_000)
+    said = SummarySettings(timeout_seconds=7)
     settings = suited(TINY.model_copy(update={"summary": said, "context_tokens": 5000}))
     assert settings.summary == said
     assert settings.context_tokens == 5000
@@ -39,10 +43,11 @@ def test_a_file_that_nobody_knows_gets_the_usual_context():
 def test_a_local_summary_beside_a_servers_model_has_time_and_a_batch_of_its_own():
     settings = Settings(summary_model="local:smollm2-135m")
     assert suited(settings).summary.timeout_seconds == 600
-    assert suited(settings).summary.batch_chars == 16384
+    assert summary_batch_chars(settings, 24_000) == 16384
     assert suited(settings).context_tokens is None
     beside = TINY.model_copy(update={"summary_model": "gpt-5.4-nano"})
     assert suited(beside).summary == Settings().summary
+    assert summary_batch_chars(beside, 24_000) == 24_000
 
 
 def test_an_answer_here_may_take_longer_than_a_servers():

@@ -5,8 +5,7 @@ import pytest
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl.store import JsonlStore
-from nanoloop.stores.layered import LayeredStore
+from nanoloop.stores.jsonl import JsonlStore
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url, parts
 from nanoloop.stores.postgres import PostgresStore
@@ -65,8 +64,6 @@ def test_each_url_opens_its_store(tmp_path):
     assert isinstance(opening.open("sqlite:"), SqliteStore)
     assert isinstance(opening.open("redis://localhost"), RedisStore)
     assert isinstance(opening.open("postgresql:///bot"), PostgresStore)
-    cached = Opening(data=tmp_path, cached_sessions=5)
-    assert isinstance(cached.open("redis://localhost"), LayeredStore)
     assert list(tmp_path.iterdir()) == []  # nothing is touched before it is used
 
 

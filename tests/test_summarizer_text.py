@@ -59,7 +59,7 @@ async def test_the_instructions_come_first_and_are_the_same_bytes_each_time():
     await fold(left("one", "two"), provider)
     await fold(left("three", "four"), provider)
     first, second = (call.messages[0] for call in provider.calls)
-    assert first == second == {"role": "system", "content": PROMPT.format(max_words=200)}
+    assert first == second == {"role": "system", "content": PROMPT}
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=8), st.integers(20, 200))
@@ -103,7 +103,7 @@ async def test_a_text_no_call_is_small_enough_for_fails_and_ends():
 
 
 async def test_what_to_keep_in_mind_is_told_in_one_line_behind_the_messages():
-    (_, asked) = summary_request(["user: hi"], "", max_words=9, focus="the\nbudget")
+    (_, asked) = summary_request(["user: hi"], "", focus="the\nbudget")
     assert asked["content"].endswith(
         f"{END}\n\nThe user asks you to keep in mind above all: the budget"
     )
@@ -130,7 +130,7 @@ def test_case_15_a_hostile_text_ends_no_block_and_speaks_for_nobody_else(text, w
         "name": Entry.message("user", "x", metadata={"sender": text, "group": True}),
     }.get(where, Entry.message("user", "x"))
     previous = text if where == "previous" else "P"
-    request = summary_request(lines_of([entry]), previous, max_words=9)[1]["content"]
+    request = summary_request(lines_of([entry]), previous)[1]["content"]
     inside = request.partition(BEGIN)[2]
     marks = (BEGIN, END, "previous summary ends")
     assert [request.count(mark) for mark in marks] == [1, 1, 1]
@@ -161,14 +161,14 @@ def a(text="S", **fields):
 
 async def test_case_3_an_answer_longer_than_its_input_is_taken_within_its_length():
     session = left("hi", "ho")
-    await fold(session, ScriptedProvider(["word " * 1000]), max_words=20)
-    assert len(session.summary.split()) <= 20
+    await fold(session, ScriptedProvider(["word " * 1000]))
+    assert len(session.summary.split()) <= 200
 
 
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (a(PROMPT.format(max_words=200)), BadAnswer),
+        (a(PROMPT), BadAnswer),
         (a("Sure! " + PROMPT), BadAnswer),
         (a(finish_reason="length"), BadAnswer),
         (a("<think>They met.</think> "), BadAnswer),
@@ -226,9 +226,3 @@ async def test_a_summary_that_comes_too_late_adds_nothing_to_the_ledger():
         provider.release()
         assert await summarizer.drain(5) == 0
     assert session.ledger == ()
-
-
-async def test_without_room_for_a_ledger_there_is_none():
-    session = left("on 2026-05-01", "ok")
-    await fold(session, ScriptedProvider(["S"]), ledger_items=0)
-    assert (session.summary, session.ledger) == ("S", ())

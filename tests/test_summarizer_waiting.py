@@ -13,6 +13,7 @@ from nanoloop.events import (
     SummaryFailed,
     SummaryPostponed,
 )
+from nanoloop.memory import schedule
 from nanoloop.memory.budget import Budget
 from nanoloop.memory.schedule import LIMIT
 from nanoloop.memory.summarizer import state_text
@@ -70,9 +71,12 @@ async def fold(summarizer, *sessions):
 # Failures
 
 
-async def test_case_3_what_failed_last_thing_in_the_evening_is_made_by_the_timer():
+async def test_case_3_what_failed_last_thing_in_the_evening_is_made_by_the_timer(
+    monkeypatch,
+):
+    monkeypatch.setattr(schedule, "RETRY_SECONDS", 0.01)
     session, provider = trimmed(), ScriptedProvider([DOWN, DOWN, "S"])
-    async with Summarizer(provider, retry_seconds=0.01) as summarizer:
+    async with Summarizer(provider) as summarizer:
         summarizer.fire_and_forget(session)
         await until(lambda: session.summary == "S")
     assert not session.has_pending

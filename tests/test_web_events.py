@@ -145,8 +145,9 @@ async def test_a_turn_that_goes_on_when_the_server_is_told_to_stop_is_answered(t
         assert [m["role"] for m in await web.messages(session)] == ["user", "assistant"]
 
 
-async def test_too_many_readers_are_told_to_wait(tmp_path):
-    async with serving(tmp_path, streams=1) as web:
+async def test_too_many_readers_are_told_to_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "STREAMS", 1)
+    async with serving(tmp_path) as web:
         session = await web.begin()
         async with web.reading(session) as reader:
             await reader.until("hello")

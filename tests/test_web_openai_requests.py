@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanoloop.channels.web import stream
 from nanoloop.channels.web.openai import answering
 from nanoloop.channels.web.openai.form import Completion, Form
 from nanoloop.channels.web.openai.messages import checked_messages, new_parts
@@ -126,10 +127,11 @@ async def test_who_asks_too_often_is_told_when_to_come_again(tmp_path):
     assert answers[-1].json()["error"]["type"] == "rate_limit_error"
 
 
-async def test_too_many_open_answers_are_refused(tmp_path):
+async def test_too_many_open_answers_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "STREAMS", 1)
     held = ScriptedProvider(held=True)
     async with (
-        asking(tmp_path, streams=1, provider=held) as web,
+        asking(tmp_path, provider=held) as web,
         anyio.create_task_group() as group,
     ):
         group.start_soon(lambda: raw(web, json=ONE))

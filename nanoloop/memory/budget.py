@@ -107,6 +107,8 @@ BreakerState = Literal["closed", "open", "half-open"]
 
 FAILURES = 3
 """Failures in a row, of whatever sessions, that open it."""
+BREAKER_SECONDS = 60
+"""How long it then stays open, until one call is let through."""
 
 
 class Breaker:
@@ -116,12 +118,10 @@ class Breaker:
         self,
         model: str,
         *,
-        rest_seconds: float = 60,
         announce: Announce = silent,
         clock: Callable[[], float],
     ) -> None:
         self.model = model
-        self._rest_seconds = rest_seconds
         self._announce = announce
         self._clock = clock
         self._failures = 0
@@ -145,7 +145,7 @@ class Breaker:
             return False
         if self._open_until is not None:
             # One is let through. Should it never be heard of again, the next may try in its turn.
-            self._open_until = self._clock() + self._rest_seconds
+            self._open_until = self._clock() + BREAKER_SECONDS
         return True
 
     def succeeded(self) -> bool:
@@ -160,8 +160,8 @@ class Breaker:
         self._failures += 1
         if self._failures < FAILURES:
             return
-        was_closed, self._open_until = self._open_until is None, self._clock() + self._rest_seconds
+        was_closed, self._open_until = self._open_until is None, self._clock() + BREAKER_SECONDS
         if was_closed:
             self._announce(
-                BreakerOpened(model=self.model, failures=self._failures, seconds=self._rest_seconds)
+                BreakerOpened(model=self.model, failures=self._failures, seconds=BREAKER_SECONDS)
             )

@@ -13,6 +13,10 @@ from nanoloop.session.log import Quotes
 Item = dict[str, Any]
 
 DECISION = "decision"
+LEDGER_ITEMS = 60
+"""How many names, dates, figures and the like are kept word for word beside the summary."""
+LEDGER_CHARS = 3000
+"""How long they may be together."""
 WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
 """By how many entries an item counts as newer than it is."""
 USER_WORTH = 40
@@ -40,8 +44,8 @@ def merged(
     before: Iterable[Mapping[str, Any]],
     found: Iterable[Mapping[str, Any]],
     *,
-    items: int = 60,
-    chars: int = 3000,
+    items: int = LEDGER_ITEMS,
+    chars: int = LEDGER_CHARS,
 ) -> Quotes:
     """The ledger with what was found later, within its bounds; the same thing stands in it once."""
     known: dict[tuple[str, str], Item] = {}

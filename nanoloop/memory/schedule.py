@@ -171,6 +171,10 @@ class Agenda:
         return dict(Counter(waiting.why for waiting in self._waiting.values()))
 
 
+RETRY_SECONDS = 5
+"""How long to wait after a failed call; doubled with each further failure."""
+RETRY_LIMIT_SECONDS = 600
+"""How long that wait may become."""
 PATIENCE_SECONDS = 6 * 3600
 """The longest pause between two tries that nobody's message brings about: a text that no model
 takes must not be paid for every few minutes, for ever."""
@@ -188,9 +192,7 @@ class _Failures:
 class Backoff:
     """Counts failures for each session, and says when the next try is due."""
 
-    def __init__(self, *, seconds: float, limit_seconds: float, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
-        self._limit_seconds = limit_seconds
+    def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failures: OrderedDict[str, _Failures] = OrderedDict()
 
@@ -209,8 +211,8 @@ class Backoff:
         """The end of the rest that a failure begins."""
         before = self._failures.pop(session_id, None)
         count = before.count + 1 if before else 1
-        doubled = self._seconds * 2.0 ** min(count - 1, 30)
-        rest = min(doubled, self._limit_seconds)
+        doubled = RETRY_SECONDS * 2.0 ** min(count - 1, 30)
+        rest = min(doubled, RETRY_LIMIT_SECONDS)
         # Not all sessions the same time, or all of them would come back at once.
         until = self._clock() + rest * random.uniform(0.5, 1)  # noqa: S311 - jitter, no secret
         wake_at = until + max(0, min(doubled, PATIENCE_SECONDS) - rest)

@@ -36,6 +36,10 @@ from nanoloop.session.session import Session
 
 Callback = Callable[[str], Awaitable[None] | None]
 
+BATCH_CHARS = 24_000
+"""How much talk goes into one call; more takes several calls, one after the other."""
+IDLE_SECONDS = 600
+"""Less talk than the summary is long waits for more, until nobody has spoken for so long."""
 LEAST_PAUSE_SECONDS = 0.01
 """Between two looks at the agenda, whatever the clock says."""
 
@@ -54,17 +58,11 @@ class Summarizer:
         *,
         store: Store | None = None,
         fallback_model: str | None = None,
-        max_words: int = 200,
         timeout_seconds: float = 60,
-        batch_chars: int = 24_000,
-        retry_seconds: float = 5,
-        retry_limit_seconds: float = 600,
-        breaker_seconds: float = 60,
+        batch_chars: int = BATCH_CHARS,
         daily_tokens: int | None = None,
         spent_file: Path | None = None,
         idle_seconds: float | None = None,
-        ledger_items: int = 60,
-        ledger_chars: int = 3000,
         max_concurrent: int = 16,
         announce: Announce = silent,
         clock: Callable[[], float] = time.monotonic,
@@ -81,10 +79,8 @@ class Summarizer:
         self._writer = SummaryWriter(
             provider,
             [model] if fallback_model is None else [model, fallback_model],
-            max_words=max_words,
             timeout_seconds=timeout_seconds,
             chars=batch_chars,
-            breaker_seconds=breaker_seconds,
             budget=self._budget,
             announce=announce,
             clock=clock,
@@ -92,15 +88,13 @@ class Summarizer:
         self._folding = Folding(
             store,
             self._writer,
-            ledger_items=ledger_items,
-            ledger_chars=ledger_chars,
             announce=announce,
             clock=clock,
         )
         self._agenda = Agenda()
         self._admission = Admission(
             agenda=self._agenda,
-            rests=Backoff(seconds=retry_seconds, limit_seconds=retry_limit_seconds, clock=clock),
+            rests=Backoff(clock=clock),
             writer=self._writer,
             budget=self._budget,
             announce=announce,
@@ -323,15 +317,11 @@ class Folding:
         store: Store | None,
         writer: SummaryWriter,
         *,
-        ledger_items: int,
-        ledger_chars: int,
         announce: Announce,
         clock: Callable[[], float],
     ) -> None:
         self.store = store
         self._writer = writer
-        self._ledger_items = ledger_items
-        self._ledger_chars = ledger_chars
         self._announce = announce
         self._clock = clock
 
@@ -375,12 +365,11 @@ class Folding:
         written: Written,
         found: Sequence[Item],
     ) -> bool:
-        bounds = {"items": self._ledger_items, "chars": self._ledger_chars}
         is_in_time = session.update_summary(
             written.text,
             seq=batch[-1].seq,
             epoch=epoch,
-            ledger=merged(session.ledger, found, **bounds),
+            ledger=merged(session.ledger, found),
             spent=_spent(written),
         )
         if not is_in_time:

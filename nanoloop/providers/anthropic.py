@@ -53,7 +53,6 @@ class AnthropicProvider:
         model: str,
         api_key: str | None = None,
         base_url: str | None = None,
-        connect_timeout_seconds: float = 10,
         first_token_timeout_seconds: float = 60,
         call_timeout_seconds: float = 300,
         max_retries: int = 2,
@@ -73,7 +72,6 @@ class AnthropicProvider:
             _messages(self._url),
             make_sdk=self._sdk,
             terms=Terms(
-                connect_timeout_seconds=connect_timeout_seconds,
                 first_token_timeout_seconds=first_token_timeout_seconds,
                 call_timeout_seconds=call_timeout_seconds,
                 max_retries=max_retries,

@@ -77,7 +77,6 @@ class SDK:
 class Terms:
     """How long a server may take, how often it is asked again, and how much it may say."""
 
-    connect_timeout_seconds: float = 10
     first_token_timeout_seconds: float = 60
     call_timeout_seconds: float = 300
     max_retries: int = 2
@@ -198,9 +197,7 @@ class HostedServer:
         try:
             from nanoloop.providers import http  # noqa: PLC0415 - with an SDK
 
-            seconds = self._terms.connect_timeout_seconds
-            client = http.make_client(self._url, connect_timeout_seconds=seconds)
-            return http, self._make_sdk(client)
+            return http, self._make_sdk(http.make_client(self._url))
         except ProviderError:
             raise
         except Exception as error:  # noqa: BLE001 - a library may say anything of what is set

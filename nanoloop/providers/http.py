@@ -47,6 +47,8 @@ except ImportError:  # it comes with an extra
 if TYPE_CHECKING:
     from nanoloop.providers.hosted import SDK
 
+CONNECT_TIMEOUT_SECONDS = 10
+"""How long reaching the server may take."""
 CLOSE_SECONDS = 1
 KEPT_SECONDS = 4
 """After so long without use a connection is closed, before servers that wait for 5 close it."""
@@ -118,11 +120,11 @@ patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
 """Of the call that is being made."""
 
 
-def make_client(url: str, *, connect_timeout_seconds: float) -> httpx2.AsyncClient:
+def make_client(url: str) -> httpx2.AsyncClient:
     """A client for one server, through the proxy that the environment names for it."""
     client = _client_for(
         url,
-        timeout=httpx2.Timeout(None, connect=connect_timeout_seconds),
+        timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS),
         # 0 is no limit: there are as many connections as there are calls.
         limits=httpx2.Limits(max_connections=0, keepalive_expiry=KEPT_SECONDS),
         event_hooks={"request": [_before], "response": [_after]},

@@ -54,7 +54,6 @@ class OpenAIProvider:
         model: str,
         api_key: str | None = None,
         base_url: str | None = None,
-        connect_timeout_seconds: float = 10,
         first_token_timeout_seconds: float = 60,
         call_timeout_seconds: float = 300,
         max_retries: int = 2,
@@ -80,7 +79,6 @@ class OpenAIProvider:
             _completions(place),
             make_sdk=self._sdk,
             terms=Terms(
-                connect_timeout_seconds=connect_timeout_seconds,
                 first_token_timeout_seconds=first_token_timeout_seconds,
                 call_timeout_seconds=call_timeout_seconds,
                 max_retries=max_retries,

@@ -28,7 +28,13 @@ from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
 from nanoloop.settings.plugins import NoSettings, PluginTables
-from nanoloop.settings.problems import InvalidSettings, conflicts, function_name, http_address
+from nanoloop.settings.problems import (
+    InvalidSettings,
+    all_gone,
+    conflicts,
+    function_name,
+    http_address,
+)
 from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
 from nanoloop.settings.vendors import VendorSettings, lacking, table_for, tables
 from nanoloop.stores.place import store_url
@@ -50,23 +56,10 @@ class StoreSettings(Section):
     """`sqlite:FILE`, `jsonl:FOLDER` (readable files), `redis://…`, `postgresql://…`, `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
     """What survives a message in files: `flush` a killed process, `fsync` a power cut too."""
-    cached_sessions: Annotated[int, Field(ge=0), Unit("sessions")] = 0
-    """Sessions whose newest messages are kept in memory in front of a database; 0 for none."""
     timeout_seconds: Seconds = 10
     """How long a database that does not answer is tried before the chat is told."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
     """Seals what is said and known in the files; of several, with commas, the first one seals."""
-
-
-class BusSettings(Section):
-    """Between the channels and the loop."""
-
-    inbound_limit: Messages = 1000
-    """Messages of all chats that may wait for the loop; further ones get a busy answer."""
-    outbound_limit: Messages = 100
-    """Messages that may wait to be sent to one chat; its turns then wait, other chats do not."""
-    send_timeout_seconds: Seconds = 120
-    """How long a channel may take to send one message; it is then given up."""
 
 
 class LoopSettings(Section):
@@ -74,16 +67,10 @@ class LoopSettings(Section):
 
     max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = 512
     """Turns that run side by side; 1 answers strictly one message after the other."""
-    lane_limit: Messages = 20
-    """Messages of one chat that may wait for their turn; further ones get a busy answer."""
-    open_sessions: Annotated[int, Field(ge=1), Unit("sessions")] = 1000
-    """Sessions kept in memory; the one unused longest is let go and read again when needed."""
     on_unanswered: Literal["answer", "report"] = "answer"
     """A message that a stop left unanswered: `answer` it at the next start, or only `report` it."""
     shutdown_turns_seconds: Seconds = 20
-    """How long running turns may take to finish once the loop is told to stop."""
-    shutdown_summaries_seconds: Seconds = 10
-    """How long running summaries may take after that; one cut off is made at the next start."""
+    """How long running turns may finish after a stop; running summaries get half as long then."""
 
 
 class TurnSettings(Section):
@@ -105,21 +92,15 @@ class ToolSettings(PluginTables):
 
     timeout_seconds: Seconds = 60
     """How long one tool call may take; the model is then told that it took too long."""
-    result_chars: Annotated[int, Field(ge=100), Unit("characters")] = 16_000
-    """How much of a tool's result the model sees; the rest is cut off, and the model told so."""
 
 
 class ProviderSettings(Section):
     """Calls to the model."""
 
-    connect_timeout_seconds: Seconds = 10
-    """How long reaching the server may take."""
     first_token_timeout_seconds: Seconds = 60
     """How long the server may take until the answer begins."""
     call_timeout_seconds: Seconds = 300
     """How long a whole answer may take."""
-    max_retries: Annotated[int, Field(ge=0), Unit("retries")] = 2
-    """How often a call is tried again after a busy server or a lost connection."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
     """Further fields of each request, for the server's own knobs; never put a secret here."""
 
@@ -133,8 +114,6 @@ class LocalSettings(Section):
     """How much one conversation may take of its memory; left out, what suits the model."""
     answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = 1024
     """How long an answer may become; a longer one is cut off there, and the log says so."""
-    parallel: Annotated[int, Field(ge=1), Unit("answers")] = 2
-    """Answers that are written side by side; each takes memory for a context of its own."""
     threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
     """Threads that compute; left out, what suits the machine."""
     hub: Annotated[str, AfterValidator(http_address)] | None = Field(
@@ -148,28 +127,12 @@ class SummarySettings(Section):
 
     timeout_seconds: Seconds = 60
     """How long one call may take; what it covered is then tried again later."""
-    max_words: Annotated[int, Field(ge=10), Unit("words")] = 200
-    """How long the summary may grow."""
-    batch_chars: Annotated[int, Field(ge=1000), Unit("characters")] = 24_000
-    """How much talk goes into one call; more takes several calls, one after the other."""
-    retry_seconds: Seconds = 5
-    """How long to wait after a failed call; doubled with each further failure."""
-    retry_limit_seconds: Seconds = 600
-    """How long that wait may become."""
     fallback_model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The model that is asked where the first one fails; left out, there is none."""
-    breaker_seconds: Seconds = 60
-    """How long a model that failed three times in a row is left alone; then it is tried once."""
     daily_tokens: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
         default=None, examples=[1_000_000]
     )
     """What all summaries of a day may take; further ones wait for midnight. Left out: no limit."""
-    idle_seconds: Seconds = 600
-    """Less talk than the summary is long waits for more, until nobody has spoken for so long."""
-    ledger_items: Annotated[int, Field(ge=0), Unit("items")] = 60
-    """Names, dates, figures and the like that are kept word for word beside the summary."""
-    ledger_chars: Annotated[int, Field(ge=0), Unit("characters")] = 3000
-    """How long they may be together."""
 
 
 class RecallSettings(Section):
@@ -270,10 +233,6 @@ class WebSettings(Section):
     """Other sites whose pages may call the API; left out, none may."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
     """How often one token, or one address without, may call; more get told to wait."""
-    streams: Annotated[int, Field(ge=1), Unit("streams")] = 2000
-    """How many may read along at once, all pages together."""
-    message_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 256_000
-    """How long a message may be."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
     """How large one uploaded file may be."""
     uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 1_000_000_000
@@ -295,8 +254,6 @@ class ChannelSettings(PluginTables):
         default=None, examples=["speech:words_of"]
     )
     """Your function that tells what is said in a voice message, as `package.module:function`."""
-    transcribe_timeout_seconds: Seconds = 60
-    """How long it may take; the model is then told that the voice message could not be read."""
     terminal: TerminalSettings = TerminalSettings()
     web: WebSettings = WebSettings()
 
@@ -314,8 +271,6 @@ class AgentSettings(Section):
         default=None, examples=[20]
     )
     """How often its model may be asked in one turn."""
-    tool_timeout_seconds: Seconds | None = Field(default=None, examples=[60])
-    """How many seconds one of its tool calls may take."""
     message_buffer_limit: Messages | None = Field(default=None, examples=[50])
     """With more messages than this its window is cut."""
     message_buffer_min: Messages | None = Field(default=None, examples=[10])
@@ -367,11 +322,8 @@ class Settings(BaseSettings):
     """What the model can read at once; a conversation that takes most of it gets a log line."""
     handover: bool = False
     """Whether what left the window stays in the prompt until the summary that covers it is made."""
-    handover_limit: Messages = 200
-    """How many may stay so, tool calls included; of older ones only the first words are shown."""
 
     store: StoreSettings = StoreSettings()
-    bus: BusSettings = BusSettings()
     loop: LoopSettings = LoopSettings()
     turn: TurnSettings = TurnSettings()
     tools: ToolSettings = ToolSettings()
@@ -430,6 +382,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what the code passes: whoever builds settings by hand wants no surprise."""
         return (init_settings,)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_gone(cls, said: Any) -> Any:
+        if isinstance(said, Mapping) and (problems := list(all_gone(said))):
+            raise InvalidSettings(problems)
+        return said
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> Self:

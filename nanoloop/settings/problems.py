@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from operator import attrgetter
@@ -24,6 +24,34 @@ if TYPE_CHECKING:
     from nanoloop.settings.sources import Origin
 
 MASK = "********"
+GONE = {
+    "agents.NAME.tool_timeout_seconds": "set tools.timeout_seconds, which holds for all agents",
+    "bus.inbound_limit": "1,000 messages of all chats may wait for the loop",
+    "bus.outbound_limit": "100 messages may wait to be sent to one chat",
+    "bus.send_timeout_seconds": "sending one message may take 120 seconds",
+    "channels.transcribe_timeout_seconds": "your function may take 60 seconds",
+    "channels.web.message_bytes": "a message may have 256,000 bytes",
+    "channels.web.streams": "2,000 event streams may be open at once",
+    "handover_limit": "200 messages may stay in the prompt",
+    "local.parallel": "two answers are written side by side",
+    "loop.lane_limit": "20 messages of one chat may wait for their turn",
+    "loop.open_sessions": "1,000 sessions are kept in memory",
+    "loop.shutdown_summaries_seconds": "set loop.shutdown_turns_seconds: summaries get half of it",
+    "provider.connect_timeout_seconds": "reaching the server may take 10 seconds",
+    "provider.max_retries": "a call is retried twice",
+    "store.cached_sessions": "the loop keeps 1,000 sessions in memory itself",
+    "summary.batch_chars": "a call takes 24,000 characters, fewer if the model can't read as many",
+    "summary.breaker_seconds": "a model that failed three times is left alone for 60 seconds",
+    "summary.idle_seconds": "a little talk waits until nobody has spoken for 600 seconds",
+    "summary.ledger_chars": "the ledger has at most 3,000 characters",
+    "summary.ledger_items": "the ledger has at most 60 items",
+    "summary.max_words": "a summary has at most 200 words",
+    "summary.retry_limit_seconds": "a failed call is retried after at most 600 seconds",
+    "summary.retry_seconds": "a failed call is retried after 5 seconds, then after twice as long",
+    "summary.reuse_prefix": "a summary is asked for in a request of its own",
+    "tools.result_chars": "the model sees 16,000 characters of a result",
+}
+"""Settings that were there once, each with what holds now or what to set instead."""
 DEFAULT_AGENT = "assistant"
 """The agent that the settings above all tables describe."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
@@ -49,17 +77,7 @@ _OUT_OF_BOUNDS = {
 }
 
 _LESS_THAN = (("message_buffer_min", "message_buffer_limit"),)
-_AT_MOST = (
-    ("summary.retry_seconds", "summary.retry_limit_seconds"),
-    ("provider.connect_timeout_seconds", "provider.call_timeout_seconds"),
-    ("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),
-)
-
-
-GONE = {
-    "summary.reuse_prefix": "remove it; for a cheaper summary name a small summary_model",
-}
-"""Settings that there were, and what to do instead."""
+_AT_MOST = (("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +140,37 @@ def unknown(key: str, value: Any, known: Mapping[str, FieldInfo], origin: Origin
     near = origin.spell(_with_names_of(key, name))
     advice = f"did you mean {near}?" if name else "`nanoloop config` lists them all"
     in_file = origin.kind == "file"
-    no_more = "there is no such setting" if key not in GONE else "this setting is gone"
-    text = f"{key if in_file else origin} is {what}, but {no_more}: {GONE.get(key, advice)}"
+    text = f"{key if in_file else origin} is {what}, but there is no such setting: {advice}"
     return Problem(text=text, origin=origin if in_file else None)
+
+
+def gone(key: str, origin: Origin | None = None) -> Problem | None:
+    """Why it is no setting any more, or None if it never was one."""
+    named = re.sub(r"^agents\.[^.]+\.", "agents.NAME.", key)
+    if named not in GONE:
+        return None
+    text = f"{key} is no setting any more: {instead(named)}"
+    return Problem(text=text, origin=origin, keys=(key,))
+
+
+def instead(key: str) -> str:
+    """What to do with a setting that is gone."""
+    now = GONE[key]
+    return now if now.startswith("set ") else f"remove it ({now})"
+
+
+def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
+    """Each setting in these tables that is none any more."""
+    for name, value in said.items():
+        if isinstance(value, Mapping):
+            yield from all_gone(value, f"{above}{name}.")
+        elif problem := gone(f"{above}{name}"):
+            yield problem
+
+
+def is_table_gone(key: str) -> bool:
+    """Whether a table of that name held nothing else."""
+    return any(name.startswith(f"{key}.") for name in GONE)
 
 
 def malformed(

@@ -28,7 +28,14 @@ from nanoloop.settings.keys import (
     table_of,
     variable,
 )
-from nanoloop.settings.problems import Problem, http_address, malformed, unknown
+from nanoloop.settings.problems import (
+    Problem,
+    gone,
+    http_address,
+    is_table_gone,
+    malformed,
+    unknown,
+)
 
 EVERYWHERE = (
     ("OPENAI_API_KEY", "api_key"),
@@ -119,6 +126,9 @@ class Layer(PydanticBaseSettingsSource):
         return self._values.get(field_name), field_name, False
 
     def _take(self, given: GivenSetting) -> None:
+        if problem := gone(given.key, given.origin):
+            self.problems.append(problem)
+            return
         try:
             field = setting(self.settings_cls, given.path)
         except SettingsError as error:
@@ -256,7 +266,7 @@ def _is_table(model: type[BaseModel], path: tuple[str, ...]) -> bool:
         field = setting(model, path)
     except SettingsError:  # told where it is taken
         return False
-    return field is not None and table_of(field) is not None
+    return table_of(field) is not None if field else is_table_gone(".".join(path))
 
 
 def _from_env(env: Mapping[str, str]) -> Iterator[GivenSetting]:

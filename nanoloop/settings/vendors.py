@@ -19,7 +19,7 @@ from nanoloop.settings.plugins import NoSettings
 from nanoloop.settings.problems import Problem, checked, http_address, shown
 
 if TYPE_CHECKING:
-    from nanoloop.settings import Settings, SummarySettings
+    from nanoloop.settings import Settings
 
 
 class VendorSettings(Section):
@@ -217,22 +217,21 @@ def call_timeout_seconds(settings: Settings) -> float:
 
 def suited(settings: Settings) -> Settings:
     """The settings as the local models among those they name need them; what was said stays."""
-    update: dict[str, Any] = {"summary": _summary(settings)}
+    update: dict[str, Any] = {}
     if is_local(settings.model) and settings.context_tokens is None:
         update["context_tokens"] = int(context_tokens(settings) * _FOR_THE_CONVERSATION)
+    own = settings.summary
+    if _summary_contexts(settings) and "timeout_seconds" not in own.model_fields_set:
+        update["summary"] = own.model_copy(update={"timeout_seconds": _SUMMARY_SECONDS})
     return settings.model_copy(update=update)
 
 
-def _summary(settings: Settings) -> SummarySettings:
-    """What the summary needs, where a local model makes it or stands in for the one that does."""
-    own = settings.summary
-    models = (settings.summary_model or settings.model, own.fallback_model or "")
-    tokens = [context_tokens(settings, model) for model in models if is_local(model)]
-    if not tokens:
-        return own
-    suited: dict[str, Any] = {
-        "timeout_seconds": _SUMMARY_SECONDS,
-        "batch_chars": min(own.batch_chars, *(count * _CHARS_A_TOKEN for count in tokens)),
-    }
-    left_open = suited.keys() - own.model_fields_set
-    return own.model_copy(update={key: suited[key] for key in left_open})
+def summary_batch_chars(settings: Settings, most: int) -> int:
+    """How much talk one call for a summary takes, fewer if a local model has to read it."""
+    return min([most, *(tokens * _CHARS_A_TOKEN for tokens in _summary_contexts(settings))])
+
+
+def _summary_contexts(settings: Settings) -> list[int]:
+    """What each local model can read that makes summaries, or stands in for the one that does."""
+    models = (settings.summary_model or settings.model, settings.summary.fallback_model or "")
+    return [context_tokens(settings, model) for model in models if is_local(model)]

@@ -10,9 +10,7 @@ from typing import Any, Literal
 from nanoloop import plugins
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, Store
-from nanoloop.stores.layered import LayeredStore
 from nanoloop.stores.place import parts, path_of
-from nanoloop.stores.store import DatabaseStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +22,6 @@ class Opening:
     seal: Seal | None = None
     timeout_seconds: float = 10
     """How long a server that does not answer is tried."""
-    cached_sessions: int = 0
-    """How many windows of a database's sessions are kept in memory too."""
     read_only: bool = False
     announce: Announce = field(default=silent)
 
@@ -51,10 +47,6 @@ class Opening:
             "announce": self.announce,
         }
 
-    def cached(self, store: DatabaseStore) -> Store:
-        """The store with memory in front of it, where that is wanted."""
-        return LayeredStore(store, sessions=self.cached_sessions) if self.cached_sessions else store
-
 
 def _memory(_how: Opening, _url: str) -> Store:
     from nanoloop.stores.in_memory import InMemoryStore  # noqa: PLC0415 - only what is asked for
@@ -77,28 +69,26 @@ def _jsonl(how: Opening, url: str) -> Store:
 def _sqlite(how: Opening, url: str) -> Store:
     from nanoloop.stores.sqlite import SqliteStore  # noqa: PLC0415 - as above
 
-    return how.cached(
-        SqliteStore(
-            how.at(url),
-            durability=how.durability,
-            exclusive=not how.read_only,
-            read_only=how.read_only,
-            announce=how.announce,
-            seal=how.seal,
-        )
+    return SqliteStore(
+        how.at(url),
+        durability=how.durability,
+        exclusive=not how.read_only,
+        read_only=how.read_only,
+        announce=how.announce,
+        seal=how.seal,
     )
 
 
 def _redis(how: Opening, url: str) -> Store:
     from nanoloop.stores.redis import RedisStore  # noqa: PLC0415 - as above
 
-    return how.cached(RedisStore(url, **how.of_a_server))
+    return RedisStore(url, **how.of_a_server)
 
 
 def _postgres(how: Opening, url: str) -> Store:
     from nanoloop.stores.postgres import PostgresStore  # noqa: PLC0415 - as above
 
-    return how.cached(PostgresStore(url, **how.of_a_server))
+    return PostgresStore(url, **how.of_a_server)
 
 
 _OPENERS: dict[str, Callable[[Opening, str], Store]] = {

@@ -21,6 +21,7 @@ from nanoloop.agents import Agents
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli.run import collect_garbage_seldom, loop_options
+from nanoloop.memory import budget, schedule, summarizer
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -44,10 +45,10 @@ class Whole(DirectChannel):
 
 def settings_of(args: argparse.Namespace) -> Settings:
     # Every few messages a summary, and again soon where it fails.
-    soon = {"retry_seconds": 0.05, "breaker_seconds": 0.1, "idle_seconds": 0.1}
+    schedule.RETRY_SECONDS, budget.BREAKER_SECONDS, summarizer.IDLE_SECONDS = 0.05, 0.1, 0.1
     summary = {
         "summary_model": f"{VENDOR}:{HOSTILE}",
-        "summary": {**soon, "timeout_seconds": args.call_seconds},
+        "summary": {"timeout_seconds": args.call_seconds},
         "message_buffer_limit": 6,
         "message_buffer_min": 2,
     }
@@ -59,14 +60,12 @@ def settings_of(args: argparse.Namespace) -> Settings:
         agents={HOSTILE: {"model": f"{VENDOR}:{HOSTILE}"}},
         providers={VENDOR: {"base_url": args.hostile, "api_key": KEY}},
         provider={
-            "connect_timeout_seconds": args.call_seconds,
             "first_token_timeout_seconds": args.first_seconds,
             "call_timeout_seconds": args.call_seconds,
-            "max_retries": 1,
         },
         channels={"web": {"port": 0, "requests_per_minute": 10**7}},
         log={"level": "debug", "format": "json"},
-        loop={"shutdown_turns_seconds": 1, "shutdown_summaries_seconds": 1},
+        loop={"shutdown_turns_seconds": 1},
     )
 
 

@@ -86,7 +86,6 @@ class World:
                 self.digester,
                 store=self.store,
                 batch_chars=400,
-                retry_seconds=1,
                 announce=self._hear,
                 clock=lambda: self.now,
             ),

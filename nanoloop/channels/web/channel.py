@@ -74,7 +74,7 @@ class WebChannel:
             attachments=attachments,
             feeds=self._news.feeds,
             receipts=self._news.receipts,
-            streams=Streams(limit=limits.streams),
+            streams=Streams(),
             rates=Rates(limits.requests_per_minute),
             failures=Rates(FAILURES_A_MINUTE),
             origins=frozenset(self._place.origins),

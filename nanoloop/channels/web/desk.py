@@ -31,9 +31,7 @@ class Limits:
     """How much is taken of one request, and of all."""
 
     requests_per_minute: int = 600
-    message_bytes: int = 256_000
     upload_bytes: int = 10_000_000
-    streams: int = 2000
     body_seconds: float = 30
     """How long a request may take to arrive."""
     header_seconds: float = 10

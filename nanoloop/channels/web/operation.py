@@ -33,6 +33,8 @@ from nanoloop.session.ids import checked_id
 
 ROUTE = "nanoloop.route"
 """Where the scope of a request says which operation it came to."""
+MESSAGE_BYTES = 256_000
+"""How long a message may be."""
 TOLD = "nanoloop.told"
 """Where it says that its failure has been logged."""
 
@@ -143,7 +145,7 @@ class Operation:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in {"application/json", ""}:
             raise Refusal(415, f"the body is {kind[:100]}: send application/json")
-        data = await read_body(request, desk.limits.message_bytes, desk.limits.body_seconds)
+        data = await read_body(request, MESSAGE_BYTES, desk.limits.body_seconds)
         return _checked(body, data or b"{}")
 
 

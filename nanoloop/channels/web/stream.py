@@ -86,11 +86,14 @@ class Waker:
         return True
 
 
+STREAMS = 2000
+"""How many may be open at once, all pages together."""
+
+
 class Streams:
     """All readers there are: bounded, and ended together."""
 
-    def __init__(self, *, limit: int) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._open: set[Waker] = set()
         self._is_over = False
 
@@ -100,7 +103,7 @@ class Streams:
 
     def enter(self, waker: Waker) -> None:
         """One more; raises a refusal where there are too many."""
-        if len(self._open) >= self._limit or self._is_over:
+        if len(self._open) >= STREAMS or self._is_over:
             raise try_later(503, "too many event streams are open: try again soon", seconds=5)
         self._open.add(waker)
 
