@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,7 +22,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from nanoloop.errors import AttachmentsFull, PictureRefused, SessionDamaged, SessionNotFound
-from nanoloop.files import make_folder, replace_file
+from nanoloop.files import make_folder, put_file, read_file, replace_file
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry
 from nanoloop.session.head import WAITING
@@ -103,51 +101,41 @@ class Attachments:
             mime_type=mime_type,
             size=len(data),
         )
-        await run_sync(self._write, kept, data)
+        if await run_sync(self._take_room_for, kept):
+            await self._put(f"{kept.id}.data", data)
+        # Last: what is known of a file is known of a whole one.
+        await self._put(f"{kept.id}.json", json.dumps(asdict(kept)).encode())
         return kept
 
     async def about(self, attachment_id: str) -> StoredFile | None:
         """What is known of it, or None where there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
-        text = await run_sync(self._read, attachment_id, ".json")
+        text = await self._read(attachment_id, ".json")
         return None if text is None else StoredFile(**json.loads(text))
 
     async def data(self, attachment_id: str) -> bytes | None:
         """The file, or None where there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
-        return await run_sync(self._read, attachment_id, ".data")
+        return await self._read(attachment_id, ".data")
 
-    def _read(self, attachment_id: str, suffix: str) -> bytes | None:
-        try:
-            data = (self._folder / f"{attachment_id}{suffix}").read_bytes()
-        except FileNotFoundError:
-            return None
-        return data if self._seal is None else self._seal.open(data.decode())
+    async def _read(self, attachment_id: str, suffix: str) -> bytes | None:
+        data = await read_file(self._folder / f"{attachment_id}{suffix}")
+        seal = self._seal
+        return data if data is None or seal is None else await run_sync(seal.open, data.decode())
 
-    def _write(self, kept: StoredFile, data: bytes) -> None:
+    async def _put(self, name: str, data: bytes) -> None:
+        sealed = data if self._seal is None else (await run_sync(self._seal.seal, data)).encode()
+        await put_file(self._folder / name, sealed, durable=True)
+
+    def _take_room_for(self, kept: StoredFile) -> bool:
+        """Whether its data has to be written, and there is room; raises `AttachmentsFull`."""
         make_folder(self._folder)
-        if not (self._folder / f"{kept.id}.data").exists():
-            self._take_room(len(data))
-            self._put(f"{kept.id}.data", data)
-        # Last: what is known of a file is known of a whole one.
-        self._put(f"{kept.id}.json", json.dumps(asdict(kept)).encode())
-
-    def _put(self, name: str, data: bytes) -> None:
-        sealed = data if self._seal is None else self._seal.seal(data).encode()
-        beside = self._folder / f".{secrets.token_hex(8)}"
-        try:
-            # For its owner's eyes only, whatever the umask is.
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(sealed)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._folder / name)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        if (self._folder / f"{kept.id}.data").exists():
+            return False
+        self._take_room(kept.size)
+        return True
 
     def _take_room(self, size: int) -> None:
         # Counted anew where there seems to be no room: some may have gone with their messages.

@@ -12,9 +12,14 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import Any
 from urllib.parse import quote, unquote
+
+import aiofiles
+import aiofiles.os
+from aiofiles.os import wrap
 
 from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
@@ -34,6 +39,37 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) ->
     fresh.replace(path)
     if durable:
         sync_folder(path.parent)
+
+
+async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
+    """As `replace_file`, while the event loop goes on; any number may put the same file."""
+    beside = path.with_name(f".{token_hex(8)}")
+    try:
+        async with aiofiles.open(beside, "xb", opener=_private) as file:
+            await file.write(data)
+            await file.flush()
+            if durable:
+                await wrap(os.fsync)(file.fileno())
+        await aiofiles.os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    if durable:
+        await wrap(sync_folder)(path.parent)
+
+
+async def read_file(path: Path) -> bytes | None:
+    """All of a file, or None where there is none."""
+    try:
+        async with aiofiles.open(path, "rb") as file:
+            return await file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _private(path: str, flags: int) -> int:
+    """For its owner's eyes only, whatever the umask is."""
+    return os.open(path, flags, 0o600)
 
 
 def write_all(fd: int, data: bytes) -> None:

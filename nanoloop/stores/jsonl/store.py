@@ -20,8 +20,9 @@ from nanoloop.files import (
     file_name,
     make_folder,
     name_of,
+    put_file,
+    read_file,
     refusal,
-    replace_file,
 )
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
@@ -167,10 +168,10 @@ class _Folder:
 
     async def bind(self, key: str, session_id: str) -> None:
         await self._own()
-        await self._in_thread(self._bindings.bind, key, session_id)
+        await self._told(self._bindings.bind(key, session_id))
 
     async def bound(self, key: str) -> str | None:
-        return await self._in_thread(self._bindings.bound, key)
+        return await self._told(self._bindings.bound(key))
 
     async def bindings(self) -> AsyncIterator[tuple[str, str]]:
         for item in await self._in_thread(self._bindings.all):
@@ -305,31 +306,30 @@ class Bindings:
         self._folder = folder
         self._durable = durable
 
-    def bind(self, key: str, session_id: str) -> None:
+    async def bind(self, key: str, session_id: str) -> None:
         """From now on this key means that session."""
-        make_folder(self._folder)
+        await wrap(make_folder)(self._folder)
         text = json.dumps({"key": key, "session": session_id})
-        replace_file(self._path(key), text.encode(), durable=self._durable)
+        await put_file(self._path(key), text.encode(), durable=self._durable)
 
-    def bound(self, key: str) -> str | None:
+    async def bound(self, key: str) -> str | None:
         """The session that this key means, or None."""
-        found = _binding_in(self._path(key))
+        found = _binding_in(await read_file(self._path(key)))
         # On a file system that ignores case another key's file may answer.
         return found[1] if found and found[0] == key else None
 
     def all(self) -> list[tuple[str, str]]:
         """Every key and its session."""
-        return [
-            found for path in sorted(self._folder.glob("*.json")) if (found := _binding_in(path))
-        ]
+        data = (path.read_bytes() for path in sorted(self._folder.glob("*.json")))
+        return [found for each in data if (found := _binding_in(each))]
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{file_name(key)}.json"
 
 
-def _binding_in(path: Path) -> tuple[str, str] | None:
+def _binding_in(data: bytes | None) -> tuple[str, str] | None:
     try:
-        record = json.loads(path.read_bytes())
+        record = json.loads(data or b"")
         return str(record["key"]), str(record["session"])
-    except (FileNotFoundError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
