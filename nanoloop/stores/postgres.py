@@ -6,7 +6,6 @@ Each call is one statement, but for the rare ones.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
@@ -111,7 +110,7 @@ class _Tables:
         text = await self._connections.run(
             lambda s: s.fetchval(self._sql.head, plain(session_id)),
         )
-        return None if text is None else head_of(session_id, text, unpacked)
+        return None if text is None else head_of(session_id, text, from_json)
 
     async def window(self, session_id: str) -> StoredSession | None:
         row = await self._connections.run(
@@ -234,13 +233,13 @@ _CONTENTS = """
 named AS (
     INSERT INTO {schema}.section (session, name, value)
     SELECT mine.number, new.name, new.value
-    FROM mine, unnest($9::text[], $10::jsonb[]) AS new (name, value)
+    FROM mine, unnest($9::text[], $10::json[]) AS new (name, value)
     ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
 ),
 added AS (
     INSERT INTO {schema}.entry (session, seq, heard, message_id, content)
     SELECT mine.number, new.seq, mine.heard - new.before_last, new.message_id, new.content
-    FROM mine, unnest($11::bigint[], $12::bigint[], $13::text[], $14::jsonb[])
+    FROM mine, unnest($11::bigint[], $12::bigint[], $13::text[], $14::json[])
         AS new (seq, before_last, message_id, content)
 )
 SELECT number FROM mine
@@ -257,7 +256,7 @@ class Statements:
     """Both give None where it was not ours to write, and wrote nothing then."""
     rewrite: str = """
 UPDATE {schema}.entry SET content = new.content
-FROM unnest($2::bigint[], $3::jsonb[]) AS new (seq, content)
+FROM unnest($2::bigint[], $3::json[]) AS new (seq, content)
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1) AND entry.seq = new.seq
 """
     stands: str = """
@@ -348,21 +347,21 @@ def commit_arguments(commit: Commit) -> tuple[Any, ...]:
     return (
         plain(commit.id),
         commit.revision,
-        packed(commit.head),
+        as_json(encoded(commit.head)),
         commit.window,
         as_time(commit.updated_at),
         None if commit.expires_at is None else as_time(commit.expires_at),
         commit.grows,
         heard,
         list(commit.sections),
-        [packed(value) for value in commit.sections.values()],
+        [as_json(encoded(value)) for value in commit.sections.values()],
         [entry.seq for entry in commit.entries],
         [
             None if name is None else heard - nth
             for name, nth in zip(ids, _counted(ids), strict=True)
         ],
         [None if name is None else plain(name) for name in ids],
-        [packed_entry(*pair) for pair in zip(commit.entries, commit.texts, strict=True)],
+        [as_json(text) for text in commit.texts],
     )
 
 
@@ -377,7 +376,7 @@ def rewritten(commit: Commit) -> tuple[Any, ...]:
     return (
         plain(commit.id),
         [entry.seq for entry in entries],
-        [packed_entry(entry, text_of(entry)) for entry in entries],
+        [as_json(text_of(entry)) for entry in entries],
     )
 
 
@@ -386,9 +385,9 @@ def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None
     pairs = zip(row["seqs"] or (), row["contents"] or (), strict=True)
     sections = zip(row["names"] or (), row["values"] or (), strict=True)
     return StoredSession(
-        head=head_of(session_id, row["head"], unpacked),
-        sections=sections_of(session_id, sections, unpacked),
-        entries=entries_of(session_id, pairs, unpacked)
+        head=head_of(session_id, row["head"], from_json),
+        sections=sections_of(session_id, sections, from_json),
+        entries=entries_of(session_id, pairs, from_json)
         if entries is None
         else entries_from(session_id, entries),
         seen=dict(zip(row["seen_seqs"] or (), map(unplain, row["seen_ids"] or ()), strict=True)),
@@ -399,80 +398,41 @@ def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None
 def glance(row: Record) -> StoredSession | SessionDamaged:
     """A session from a row of `glances`."""
     return StoredSession.glance(
-        unplain(row["id"]), row["head"], row["value"], row["size"], unpacked
+        unplain(row["id"]), row["head"], row["value"], row["size"], from_json
     )
 
 
 def entries_from(session_id: str, rows: Iterable[Record]) -> list[Entry]:
     """Entries from rows of `between`."""
     pairs = ((row["seq"], row["content"]) for row in rows)
-    return entries_of(session_id, pairs, unpacked)
+    return entries_of(session_id, pairs, from_json)
 
 
-EXACT = "_exact"
-"""The key of the whole value, as JSON in a string."""
-_ENTRY_LEVELS, _LEVELS = 2, 1
-"""So many outermost levels are read by their keys alone: there the order may be any."""
+def as_json(text: bytes) -> str:
+    """A value as a row has it: JSON as it was written.
+
+    Where it has Infinity or NaN in it, which are no JSON, it is the text of that as a JSON string.
+    """
+    is_odd = (b"Infinity" in text or b"NaN" in text) and not _is_json(text)
+    return json.dumps(text.decode()) if is_odd else text.decode()
 
 
-def packed(value: Any) -> str:
-    """A head or section as a row has it; raises `StoreError` where it is no JSON."""
-    text = encoded(value)
-    fits = isinstance(value, Mapping) and EXACT not in value and _fits(value, _LEVELS)
-    return text.decode() if fits else _twice(text, _LEVELS)
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return False
+    return True
 
 
-def packed_entry(entry: Entry, text: bytes) -> str:
-    """An entry as a row has it; `text` is its JSON."""
-    fits = _fits([entry.id, entry.type], 0) and all(
-        _fits(part, _ENTRY_LEVELS - 1) for part in (entry.content, entry.metadata)
-    )
-    return text.decode() if fits else _twice(text, _ENTRY_LEVELS)
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
 
 
-def unpacked(text: str) -> Any:
-    """The value again."""
+def from_json(text: str) -> Any:
+    """The value again: no value that is kept is a mere string."""
     value = json.loads(text)
-    return json.loads(value[EXACT]) if isinstance(value, dict) and EXACT in value else value
-
-
-def _twice(text: bytes, levels: int) -> str:
-    outline = _outline(json.loads(text), levels)
-    return json.dumps({**(outline or {}), EXACT: text.decode()})
-
-
-def _outline(value: Any, levels: int) -> Any:
-    """Its words and numbers so many levels deep; None for the rest."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode().replace("\0", "?")
-    if isinstance(value, dict) and levels > 0:
-        inner = ((_outline(k, 0), _outline(v, levels - 1)) for k, v in value.items())
-        return {key: item for key, item in inner if item is not None}
-    return value if isinstance(value, int) else None
-
-
-def _fits(value: Any, levels: int) -> bool:
-    """Whether JSONB gives it back the same, but for the order of keys in the outermost levels."""
-    if isinstance(value, Mapping):
-        keys = list(value)
-        is_kept = _are_plain(keys) and (levels > 0 or keys == sorted(keys, key=_jsonb_order))
-        return is_kept and _all_fit(value.values(), levels - 1)
-    if isinstance(value, (list, tuple)):
-        return _all_fit(value, 0)
-    return value is None or any(isinstance(value, kind) and ok(value) for kind, ok in _SIMPLE)
-
-
-def _all_fit(values: Iterable[Any], levels: int) -> bool:
-    return all(_fits(value, levels) for value in values)
-
-
-def _are_plain(keys: Iterable[Any]) -> bool:
-    return all(isinstance(key, str) and is_plain(key) for key in keys)
-
-
-def _jsonb_order(key: str) -> tuple[int, bytes]:
-    data = key.encode()
-    return len(data), data
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def is_plain(text: str) -> bool:
@@ -485,17 +445,6 @@ def is_plain(text: str) -> bool:
         return False
     return True
 
-
-def _is_short(number: float) -> bool:
-    is_negative_zero = number == 0 and math.copysign(1, number) < 0
-    return math.isfinite(number) and "e" not in repr(number) and not is_negative_zero
-
-
-_SIMPLE: tuple[tuple[type, Callable[[Any], bool]], ...] = (
-    (str, is_plain),
-    (int, lambda _: True),
-    (float, _is_short),
-)
 
 _QUOTE = '"'
 

@@ -130,6 +130,36 @@ CREATE TABLE {schema}.binding (
     session text NOT NULL
 );
 COMMENT ON TABLE {schema}.binding IS 'Which session a chat has now; the digest is of a key';
+"""
+
+_AS_WRITTEN = r"""
+DROP VIEW IF EXISTS {schema}.sessions, {schema}.messages, {schema}.usage;
+
+CREATE FUNCTION {schema}.written(value jsonb) RETURNS json LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_typeof(value) = 'object' AND value ? '_exact' THEN
+        RETURN (value ->> '_exact')::json;
+    END IF;
+    RETURN value::json;
+EXCEPTION WHEN invalid_text_representation THEN -- Infinity and the like
+    RETURN to_json(value ->> '_exact');
+END $$;
+ALTER TABLE {schema}.session DROP COLUMN token,
+    ALTER COLUMN head TYPE json USING {schema}.written(head);
+ALTER TABLE {schema}.section ALTER COLUMN value TYPE json USING {schema}.written(value);
+ALTER TABLE {schema}.entry ALTER COLUMN content TYPE json USING {schema}.written(content);
+DROP FUNCTION {schema}.written;
+
+CREATE FUNCTION {schema}.readable(value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN value::jsonb;
+EXCEPTION WHEN OTHERS THEN
+    RETURN regexp_replace(
+        value::text, '(?<!\\)((?:\\\\)*)\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{{2}})', '\1?', 'g'
+    )::jsonb;
+END $$;
+COMMENT ON FUNCTION {schema}.readable IS
+    'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
 
 CREATE VIEW {schema}.sessions AS
 SELECT session.id,
@@ -140,49 +170,51 @@ SELECT session.id,
     (about.value ->> 'created_at')::timestamptz AS created_at,
     session.updated_at,
     session.expires_at,
-    coalesce((head ->> 'count')::bigint, 0) AS entries,
-    coalesce((head ->> 'turns')::bigint, 0) AS turns,
-    coalesce((head ->> 'awaiting')::bigint, 0) > 0 AS is_awaiting,
+    coalesce((asked ->> 'count')::bigint, 0) AS entries,
+    coalesce((asked ->> 'turns')::bigint, 0) AS turns,
+    coalesce((asked ->> 'awaiting')::bigint, 0) > 0 AS is_awaiting,
     summary.value ->> 'value' AS summary,
     session.size AS bytes
-FROM {schema}.session
-LEFT JOIN {schema}.section about ON about.session = number AND about.name = 'about'
-LEFT JOIN {schema}.section summary ON summary.session = number AND summary.name = 'summary';
+FROM (SELECT *, {schema}.readable(head) AS asked FROM {schema}.session) AS session
+LEFT JOIN (
+    SELECT session, {schema}.readable(value) AS value FROM {schema}.section WHERE name = 'about'
+) AS about ON about.session = number
+LEFT JOIN (
+    SELECT session, {schema}.readable(value) AS value FROM {schema}.section WHERE name = 'summary'
+) AS summary ON summary.session = number;
 COMMENT ON VIEW {schema}.sessions IS 'One row a session; sealed words are null';
 
 CREATE VIEW {schema}.messages AS
 SELECT session.id AS session,
     seq,
-    (content ->> 'timestamp')::timestamptz AS at,
-    content -> 'content' ->> 'role' AS role,
-    content -> 'content' ->> 'text' AS text,
+    (said ->> 'timestamp')::timestamptz AS at,
+    said -> 'content' ->> 'role' AS role,
+    said -> 'content' ->> 'text' AS text,
     message_id,
-    seq >= coalesce((head ->> 'start')::bigint, 1) AND NOT EXISTS (
-        SELECT FROM jsonb_array_elements(coalesce(head -> 'hidden', '[]')) AS pair
+    seq >= coalesce((asked ->> 'start')::bigint, 1) AND NOT EXISTS (
+        SELECT FROM jsonb_array_elements(coalesce(asked -> 'hidden', '[]')) AS pair
         WHERE seq BETWEEN (pair ->> 0)::bigint AND (pair ->> 1)::bigint
     ) AS is_visible
-FROM {schema}.entry
-JOIN {schema}.session ON session.number = entry.session
-WHERE content ->> 'type' = 'message';
+FROM (SELECT *, {schema}.readable(content) AS said FROM {schema}.entry) AS entry
+JOIN (SELECT *, {schema}.readable(head) AS asked FROM {schema}.session) AS session
+    ON session.number = entry.session
+WHERE said ->> 'type' = 'message';
 COMMENT ON VIEW {schema}.messages IS 'What was said; is_visible is false after a reset or an undo';
 
 CREATE VIEW {schema}.usage AS
 SELECT session.id AS session,
-    ((content ->> 'timestamp')::timestamptz AT TIME ZONE 'UTC')::date AS day,
-    count(*) FILTER (WHERE content -> 'content' ->> 'role' = 'user') AS from_users,
-    count(*) FILTER (WHERE content -> 'content' ->> 'role' = 'assistant') AS answers,
-    count(*) FILTER (WHERE content ->> 'type' = 'tool_call') AS tool_calls,
-    count(*) FILTER (WHERE content -> 'content' ->> 'success' = 'false') AS failed_tool_calls,
-    coalesce(sum(length(content -> 'content' ->> 'text')), 0) AS characters
-FROM {schema}.entry
+    ((said ->> 'timestamp')::timestamptz AT TIME ZONE 'UTC')::date AS day,
+    count(*) FILTER (WHERE said -> 'content' ->> 'role' = 'user') AS from_users,
+    count(*) FILTER (WHERE said -> 'content' ->> 'role' = 'assistant') AS answers,
+    count(*) FILTER (WHERE said ->> 'type' = 'tool_call') AS tool_calls,
+    count(*) FILTER (WHERE said -> 'content' ->> 'success' = 'false') AS failed_tool_calls,
+    coalesce(sum(length(said -> 'content' ->> 'text')), 0) AS characters
+FROM (SELECT *, {schema}.readable(content) AS said FROM {schema}.entry) AS entry
 JOIN {schema}.session ON session.number = entry.session
 GROUP BY 1, 2;
 COMMENT ON VIEW {schema}.usage IS 'What was said and done, by session and day (UTC)';
 """
+"""Values as `json`, in which they stay as they were written, and not in part a second time."""
 
-_COMMIT_ID_IN_HEAD = """
-ALTER TABLE {schema}.session DROP COLUMN token;
-"""
-
-STEPS = (_FIRST, _COMMIT_ID_IN_HEAD)
+STEPS = (_FIRST, _AS_WRITTEN)
 """Each is run once, in its own order; a change of the tables is a new one."""
