@@ -14,6 +14,13 @@ from nanoloop.stores.database import Commit, StoredSession, newest_seen
 from nanoloop.stores.store import DatabaseStore
 
 
+class InMemoryStore(DatabaseStore):
+    """Keeps records, and hands out session objects built from them."""
+
+    def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
+        super().__init__(_Memory(), clock=clock)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Row:
     """A session as it was committed last."""
@@ -140,10 +147,3 @@ class _Memory:
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-class InMemoryStore(DatabaseStore):
-    """Keeps records, and hands out session objects built from them."""
-
-    def __init__(self, *, clock: Callable[[], datetime] = utc_now) -> None:
-        super().__init__(_Memory(), clock=clock)

@@ -14,6 +14,18 @@ from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 
 
+class LayeredStore(DatabaseStore):
+    """A store with the windows of so many sessions in memory too, written through."""
+
+    def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
+        super().__init__(
+            _Layered(behind.database, limit=sessions),
+            clock=behind.clock,
+            sealing=behind.sealing,
+            announce=behind.announce,
+        )
+
+
 class _Layered:
     """All is written through; a window is read again only when another process wrote."""
 
@@ -110,15 +122,3 @@ def _advanced(kept: StoredSession, commit: Commit) -> StoredSession | None:
         seen=newest_seen(kept.seen, commit),
         size=kept.size + commit.grows,
     )
-
-
-class LayeredStore(DatabaseStore):
-    """A store with the windows of so many sessions in memory too, written through."""
-
-    def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
-        super().__init__(
-            _Layered(behind.database, limit=sessions),
-            clock=behind.clock,
-            sealing=behind.sealing,
-            announce=behind.announce,
-        )

@@ -38,6 +38,34 @@ _NONE = 1 << 62
 """A number above all: entries from there on are none."""
 
 
+class PostgresStore(DatabaseStore):
+    """Sessions in the tables of one schema, which are made where there are none."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "nanoloop",
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        announce: Announce = silent,
+        pool_size: int = 10,
+        timeout_seconds: float = 10,
+    ) -> None:
+        """`pool_size` connections at most, and no call takes longer than `timeout_seconds`."""
+        self._tables = _Tables(
+            url,
+            schema=schema_name(schema),
+            pool_size=pool_size,
+            timeout_seconds=timeout_seconds,
+        )
+        super().__init__(self._tables, clock=clock, seal=seal, announce=announce)
+
+    async def migrate(self) -> str:
+        """Make the tables, or bring older ones up to date; says what was done."""
+        return await self._tables.migrate()
+
+
 class _Tables:
     """The tables of one schema."""
 
@@ -178,34 +206,6 @@ class _Tables:
 
     async def close(self) -> None:
         await self._connections.close()
-
-
-class PostgresStore(DatabaseStore):
-    """Sessions in the tables of one schema, which are made where there are none."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str = "nanoloop",
-        clock: Callable[[], datetime] = utc_now,
-        seal: Seal | None = None,
-        announce: Announce = silent,
-        pool_size: int = 10,
-        timeout_seconds: float = 10,
-    ) -> None:
-        """`pool_size` connections at most, and no call takes longer than `timeout_seconds`."""
-        self._tables = _Tables(
-            url,
-            schema=schema_name(schema),
-            pool_size=pool_size,
-            timeout_seconds=timeout_seconds,
-        )
-        super().__init__(self._tables, clock=clock, seal=seal, announce=announce)
-
-    async def migrate(self) -> str:
-        """Make the tables, or bring older ones up to date; says what was done."""
-        return await self._tables.migrate()
 
 
 def _digest(key: str) -> bytes:

@@ -52,6 +52,29 @@ PAGE, ENTRIES = 200, 2000
 """Sessions looked at, and entries of a whole history read, in one request."""
 
 
+class RedisStore(DatabaseStore):
+    """Sessions in Redis 7 or newer, or Valkey, for any number of processes."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "nanoloop",
+        timeout_seconds: float = 10,
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        announce: Announce = silent,
+    ) -> None:
+        """Nothing is asked before the first call.
+
+        A call is tried again while the server is away, and fails after `timeout_seconds` in all.
+        """
+        server = RedisServer(url, timeout_seconds=timeout_seconds)
+        super().__init__(
+            _Rows(server, RedisKeys(prefix)), clock=clock, seal=seal, announce=announce
+        )
+
+
 class _Rows:
     """The rows of sessions, one request to Redis for nearly every call."""
 
@@ -249,29 +272,6 @@ def _has_expired(stored: StoredSession | SessionDamaged, now: int) -> bool:
 
 def _pages(names: Sequence[str]) -> Iterable[Sequence[str]]:
     return (names[start : start + PAGE] for start in range(0, len(names), PAGE))
-
-
-class RedisStore(DatabaseStore):
-    """Sessions in Redis 7 or newer, or Valkey, for any number of processes."""
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        prefix: str = "nanoloop",
-        timeout_seconds: float = 10,
-        clock: Callable[[], datetime] = utc_now,
-        seal: Seal | None = None,
-        announce: Announce = silent,
-    ) -> None:
-        """Nothing is asked before the first call.
-
-        A call is tried again while the server is away, and fails after `timeout_seconds` in all.
-        """
-        server = RedisServer(url, timeout_seconds=timeout_seconds)
-        super().__init__(
-            _Rows(server, RedisKeys(prefix)), clock=clock, seal=seal, announce=announce
-        )
 
 
 SHARDS = 64

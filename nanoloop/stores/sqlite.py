@@ -51,6 +51,35 @@ _ADVICE: Mapping[int, str] = {
 T = TypeVar("T")
 
 
+class SqliteStore(DatabaseStore):
+    """A file of sessions. What is saved survives `kill -9`, and with `fsync` a power loss too."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "flush",
+        clock: Callable[[], datetime] = utc_now,
+        seal: Seal | None = None,
+        announce: Announce = silent,
+        exclusive: bool = False,
+        read_only: bool = False,
+        busy_seconds: float = 5,
+    ) -> None:
+        """With `exclusive` no other process may do the same; one that only reads always may.
+
+        What another process holds for more than `busy_seconds` fails.
+        """
+        where = Path(path)
+        opening = SqliteConnector(
+            path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
+        )
+        lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
+        file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
+        database = _Sqlite(file, announce=announce)
+        super().__init__(database, clock=clock, seal=seal, announce=announce)
+
+
 class _Sqlite:
     """One file; other processes may have it open too."""
 
@@ -162,35 +191,6 @@ class _Sqlite:
         return StoreError(
             f"the store in {self._file.path} failed: {what}; what was saved before still is"
         )
-
-
-class SqliteStore(DatabaseStore):
-    """A file of sessions. What is saved survives `kill -9`, and with `fsync` a power loss too."""
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        durability: Durability = "flush",
-        clock: Callable[[], datetime] = utc_now,
-        seal: Seal | None = None,
-        announce: Announce = silent,
-        exclusive: bool = False,
-        read_only: bool = False,
-        busy_seconds: float = 5,
-    ) -> None:
-        """With `exclusive` no other process may do the same; one that only reads always may.
-
-        What another process holds for more than `busy_seconds` fails.
-        """
-        where = Path(path)
-        opening = SqliteConnector(
-            path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
-        )
-        lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
-        file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
-        database = _Sqlite(file, announce=announce)
-        super().__init__(database, clock=clock, seal=seal, announce=announce)
 
 
 BATCH = 50

@@ -42,48 +42,7 @@ from nanoloop.stores.snapshot import (
 )
 
 
-class _Adding(Protocol):
-    clock: Callable[[], datetime]
-
-    async def add(self, session: Session, *, replace: bool = False) -> None: ...
-
-
-class Creation:
-    """For a store that can add a session: creates one too."""
-
-    async def create(
-        self: _Adding,
-        *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
-        key: str | None = None,
-        ttl: float | timedelta | None = None,
-        sliding: bool = False,
-        metadata: Mapping[str, Any] | None = None,
-        agent: str | None = None,
-        replace: bool = False,
-    ) -> Session:
-        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
-        session = Session(
-            id=id,
-            key=key,
-            ttl=ttl,
-            sliding=sliding,
-            metadata=metadata,
-            agent=agent,
-            clock=self.clock,
-        )
-        await self.add(session, replace=replace)
-        return session
-
-
-def first_changes(session: Session, changes: Changes | None) -> Changes:
-    """All there is of a session that no store has yet; raises `StoreError` where one has it."""
-    if changes is None or ABOUT not in changes.sections or changes.revision:
-        raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
-    return changes
-
-
-class DatabaseStore(Creation):
+class DatabaseStore:
     """Sessions as rows: what is new is added, and the head is committed with it."""
 
     def __init__(
@@ -105,6 +64,30 @@ class DatabaseStore(Creation):
         self._closed = anyio.Event()
 
     # Sessions
+
+    async def create(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        key: str | None = None,
+        ttl: float | timedelta | None = None,
+        sliding: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        agent: str | None = None,
+        replace: bool = False,
+    ) -> Session:
+        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
+        session = Session(
+            id=id,
+            key=key,
+            ttl=ttl,
+            sliding=sliding,
+            metadata=metadata,
+            agent=agent,
+            clock=self.clock,
+        )
+        await self.add(session, replace=replace)
+        return session
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
         """Make a session that was made elsewhere durable here; raises `SessionExists`."""
@@ -370,6 +353,13 @@ class DatabaseStore(Creation):
 
 T = TypeVar("T")
 Place = tuple[AbstractEventLoop, str]
+
+
+def first_changes(session: Session, changes: Changes | None) -> Changes:
+    """All there is of a session that no store has yet; raises `StoreError` where one has it."""
+    if changes is None or ABOUT not in changes.sections or changes.revision:
+        raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
+    return changes
 
 
 class WriteOrder:
