@@ -32,10 +32,9 @@ from nanoloop.protocols import (
     Usage,
     vendor_of,
 )
-from nanoloop.session.conversation import ChatMessages
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import DEFAULTS
-from nanoloop.session.session import Session
+from nanoloop.session.session import ChatMessages, Session
 from nanoloop.session.sync import Handler, Mutex, blocking, called, fitting
 from nanoloop.sessions import Sessions
 from nanoloop.tools.toolbox import Toolbox, as_text

@@ -12,7 +12,8 @@ from nanoloop.context import system_text
 from nanoloop.errors import SessionError
 from nanoloop.loop import AgentLoop
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.session import MOST_PINS, PIN_CHARS, Session
+from nanoloop.session.digest import MOST_PINS, PIN_CHARS
+from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
 

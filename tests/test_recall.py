@@ -115,7 +115,7 @@ async def test_tools_are_searched_and_thoughts_and_recall_itself_are_not(store, 
 async def test_what_was_taken_back_or_reset_is_never_found(store, recall):
     session = await told(store, "first walrus", "ok", "second walrus", "ok")
     assert len(await recall.search(session, "walrus")) >= 2
-    session._log.take_back(3)
+    session.log.take_back(3)
     assert "second walrus" not in texts(await recall.search(session, "walrus"))
     session.reset_history()
     session.add_message("user", "fresh start")

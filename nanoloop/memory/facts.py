@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nanoloop.session.digest import Quotes
 from nanoloop.session.entry import Entry
-from nanoloop.session.log import Quotes
 
 Item = dict[str, Any]
 

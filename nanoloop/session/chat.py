@@ -456,6 +456,10 @@ class HandedMessages:
         shown = [by_object.get(id(message)) or next(found) for message in current]
         return _flat(groups), _flat(shown)
 
+    def all_entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[Entry]:
+        """The entries of all these messages, in order."""
+        return _flat(self.entries_for(messages))
+
     def entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[list[Entry]]:
         """For each message the entries it stands for, or new ones where it is none of these."""
         unused = dict(enumerate(self._spans))

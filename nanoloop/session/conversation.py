@@ -1,192 +1,245 @@
-"""What was said: the log, the window on it, the summary, and what waits for its turn."""
+"""A conversation: who and how long, state, log, queue, digests; what the loop and stores use.
+
+All of it that a store keeps is in `Head` and in `PARTS`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, Unpack
+from datetime import datetime, timedelta
+from threading import RLock
+from typing import Any
+from weakref import WeakMethod
 
 from nanoloop.errors import HistoryNotLoaded
-from nanoloop.session.chat import (
-    HandedMessages,
-    begins_apart,
-    entries_of,
-    entry_text,
-    messages_of,
-    rough_tokens,
-    tool_result_of_block,
+from nanoloop.session.chat import messages_of
+from nanoloop.session.digest import Digest, Quotes, Summary, pinned, quotes_in
+from nanoloop.session.entry import ERASED, Entry, copied, utc_now
+from nanoloop.session.head import (
+    ABOUT,
+    HEARD,
+    MEMO,
+    SETTINGS,
+    STATE,
+    SUMMARY,
+    WAITING,
+    About,
+    Changes,
+    ChangeTracker,
+    Head,
 )
-from nanoloop.session.entry import TOOL_CALL, Entry, copied
-from nanoloop.session.head import ABOUT, HEARD, SUMMARY, WAITING, Identity, Record
 from nanoloop.session.ids import new_id
-from nanoloop.session.log import (
-    Digest,
-    Log,
-    Quotes,
-    cut,
-    cut_to_fit,
-    message_count,
-    quotes_in,
-    whole_before,
-)
-from nanoloop.session.queue import (
-    MESSAGE_ID,
-    NOTED_LIMIT,
-    MessageIds,
-    is_asked,
-    last_exchange,
-    reworded,
-)
+from nanoloop.session.log import Log, cut, cut_to_fit, message_count, whole_before
+from nanoloop.session.options import Options
+from nanoloop.session.queue import Queue, is_asked, last_exchange, message_id_of
 
-TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
-"""The kinds of tokens that a session counts, in the order that its head has them."""
 TITLE_LIMIT = 60
 """Characters of the first user's words that make the title."""
 
 
-class Conversation(Record):
-    """A log that forgets nothing: what leaves the window stays in it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """Keep the newest entries of a history; hand the older ones on."""
+
+    keep: int = 1000
+    """Entries that a history holds at most."""
+    take: Callable[[list[Entry]], object]
+    """Gets the old entries before they go; if it raises, they stay."""
+
+
+class Conversation:
+    """A log that forgets nothing: what leaves the window stays in it. Safe for threads."""
 
     def __init__(
         self,
         *,
-        token_counter: Callable[[str], int] | None = None,
-        **identity: Unpack[Identity],
+        about: About,
+        clock: Callable[[], datetime] = utc_now,
+        settings: Mapping[str, Any] | None = None,
+        archive: Archive | None = None,
     ) -> None:
-        super().__init__(**identity)
-        self.token_counter = token_counter
-        """Counts a text's tokens better than four characters each."""
-        self._log = Log()
-        self._summary = Digest(value="")
-        self._kept: Quotes = ()
-        self._summary_spent: dict[str, int] = {}
-        self._seen = MessageIds()
-        self._turns = 0
-        self._spent: dict[str, int] = {}
-        self._epoch = 0
-        self._awaiting = 0
+        self.lock = RLock()
+        """Held while anything in here changes."""
+        self.log = Log()
+        """The entries and the window on them; changed through this object only."""
+        # Weakly: a session that nobody holds is gone at once, without waiting for the collector.
+        me = WeakMethod(self._settings_changed)
+        self.settings = Options(settings, changed=lambda: changed() if (changed := me()) else None)
+        """Its settings: its own over what it was given over the defaults."""
+        self.queue = Queue()
+        """What waits for its turn or its arrival; changed through this object only."""
+        self.updated_at = about.created_at
+        """When anything in it last changed; reading is no change."""
+        self.turns = 0
+        """Assistant messages so far."""
+        self.epoch = 0
+        """Moves with every reset: work begun in an earlier one is dropped."""
+        self.spent: Mapping[str, int] = {}
+        """The tokens of all turns so far, by kind."""
+        self.resized: Mapping[str, Any] = {}
+        """Type, turn and reason of the last resize, and the newest number then; or nothing."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
         """How many of the newest pending entries `release` leaves in memory."""
+        self._about = about
+        self._clock = clock
+        self._archive = archive
+        self._tracker = ChangeTracker()
+        self._state: dict[str, Any] = {}
+        self._summary = Summary()
+        self._memo = Digest(value={})
+        self._awaiting = 0
+        self._expires_at = self._expiry_from_now()
+
+    # Who and how long
 
     @property
-    def turns(self) -> int:
-        """Assistant messages so far."""
-        return self._turns
+    def about(self) -> About:
+        """Who it is, and how long it lives."""
+        return self._about
 
     @property
-    def epoch(self) -> int:
-        """Moves with every reset: work begun in an earlier one is dropped."""
-        return self._epoch
+    def id(self) -> str:
+        """The name that stores know it by."""
+        return self._about.id
 
     @property
-    def spent(self) -> Mapping[str, int]:
-        """The tokens of all turns so far, by kind; not to be changed."""
-        return self._spent
+    def key(self) -> str | None:
+        """The chat that it belongs to."""
+        return self._about.key
+
+    @property
+    def agent(self) -> str | None:
+        """The name of the agent that answers here."""
+        return self._about.agent
+
+    @agent.setter
+    def agent(self, name: str | None) -> None:
+        self._become(agent=name)
+
+    @property
+    def title(self) -> str:
+        """The first user's words, or what it was renamed to."""
+        return self._about.title
+
+    @title.setter
+    def title(self, text: str) -> None:
+        self._become(title=text)
+
+    @property
+    def max_history(self) -> int | None:
+        """Messages that the window holds at most, when set."""
+        return self._about.max_history
+
+    @max_history.setter
+    def max_history(self, count: int | None) -> None:
+        self._become(max_history=count)
+
+    def _become(self, **changed: Any) -> None:
+        with self.lock:
+            self._about = replace(self._about, **changed)
+            self.touch(ABOUT)
+
+    def has_expired(self) -> bool:
+        """Whether its time is over, strictly after the moment it was given."""
+        return self._expires_at is not None and self._clock() > self._expires_at
+
+    def _expiry_from_now(self) -> datetime | None:
+        ttl = self._about.ttl
+        try:
+            return None if ttl is None else self._clock() + timedelta(seconds=ttl)
+        except OverflowError:  # beyond the last date there is
+            return None
+
+    def _settings_changed(self) -> None:
+        with self.lock:
+            self.touch(SETTINGS)
+
+    # The log
 
     def spend(self, tokens: Mapping[str, int]) -> None:
         """Add what a turn has taken."""
-        with self._lock:
-            for name, count in tokens.items():
-                self._spent[name] = self._spent.get(name, 0) + count
-            self._touch()
-
-    # The log
+        with self.lock:
+            self.spent = _sum(self.spent, tokens)
+            self.touch()
 
     def add_entry(self, entry: Entry) -> Entry:
         """Append a copy of the entry; returns another, with its number."""
         return self._append(entry.copy()).copy()
 
-    def append_message(self, message: Mapping[str, Any]) -> None:
-        """Append a chat message, in OpenAI form or in blocks."""
-        with self._lock:
-            for entry in begins_apart(entries_of(message), self.newest):
-                self._append(entry)
-
-    def add_message(self, role: str, content: Any) -> None:
-        """Append a message by role and content."""
-        self.append_message({"role": role, "content": content})
-
-    def add_tool_result(self, tool_use_id: str, result: Any) -> None:
-        """Append the result of the call with this id."""
-        with self._lock:
-            block = {"tool_use_id": tool_use_id, "content": result}
-            self._append(tool_result_of_block(block, self._tool_of(tool_use_id)))
-
-    def _tool_of(self, call_id: str) -> str:
-        calls = (e for e in reversed(self._log.entries) if e.type == TOOL_CALL)
-        return next((str(e.content.get("tool")) for e in calls if e.call_id == call_id), "")
-
     def _append(self, entry: Entry) -> Entry:
-        with self._lock:
-            entry = self._log.append(entry)
-            self._ledger.add(entry)
+        # In one piece: a commit meanwhile, of another thread, has what waited in one place or the
+        # other.
+        with self.lock:
+            self.let_go_held(entry.id)
+            entry = self.log.append(entry)
+            self._tracker.add(entry)
             self._count(entry)
-            self._touch(by_user=True)
+            self.touch(by_user=True)
             self._keep_bounds()
             return entry
 
     def _count(self, entry: Entry) -> None:
         if entry.role == "assistant":
-            self._turns += 1
+            self.turns += 1
         elif entry.role == "user":
-            self._seen.add(entry.metadata.get(MESSAGE_ID))
-            if not self._title:
-                self._title = title_of(entry)
-                self._ledger.touch([ABOUT])
+            self.queue.heard.add(message_id_of(entry))
+            if not self._about.title:
+                self._about = replace(self._about, title=title_of(entry))
+                self._tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
         """What has to happen after every append."""
-        most = self._max_history or 0
-        if 0 < most < self._log.window_length:
-            self._log.show_from(cut(self._log.window, keep=most))
+        most = self._about.max_history or 0
+        if 0 < most < self.log.window_length:
+            self.log.show_from(cut(self.log.window, keep=most))
+        if self._archive and self.log.is_whole and self.log.count > self._archive.keep:
+            self.archive(self._archive.keep, self._archive.take)
 
-    def _whole(self) -> Sequence[Entry]:
-        if not self._log.is_whole:
-            raise HistoryNotLoaded(self._id)
-        return self._log.entries
+    def whole(self) -> Sequence[Entry]:
+        """The entries of the whole history; raises `HistoryNotLoaded` where a store has some."""
+        if not self.log.is_whole:
+            raise HistoryNotLoaded(self.id)
+        return self.log.entries
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The window as chat messages, oldest first."""
-        with self._lock:
-            return messages_of(self._log.window)
+        with self.lock:
+            return messages_of(self.log.window)
 
     @property
     def window(self) -> tuple[Entry, ...]:
         """The entries that the model sees word for word; not to be changed."""
-        with self._lock:
-            return tuple(self._log.window)
+        with self.lock:
+            return tuple(self.log.window)
 
     @property
     def newest(self) -> Entry | None:
         """The last entry of the log; not to be changed."""
-        return self._log.entries[-1] if self._log.entries else None
+        return self.log.entries[-1] if self.log.entries else None
 
     @property
     def entry_count(self) -> int:
         """Entries of the whole history, in memory or not."""
-        return self._log.count
+        return self.log.count
 
     @property
     def last_seq(self) -> int:
         """The number of the newest entry."""
-        return self._log.last
+        return self.log.last
 
     def entries_between(self, after: int, upto: int) -> list[Entry]:
         """The entries in memory with `after < seq <= upto`; not to be changed."""
-        with self._lock:
-            return list(self._log.between(after, upto))
+        with self.lock:
+            return list(self.log.between(after, upto))
 
     def has_entry(self, seq: int) -> bool:
         """Whether this entry belongs to the present history and was not taken back."""
-        with self._lock:
-            return self._log.start <= seq <= self._log.last and not self._log.is_hidden(seq)
-
-    def has_seen(self, message_id: str) -> bool:
-        """Whether a message with this id is in the log, as far back as ids are remembered."""
-        return message_id in self._seen
+        with self.lock:
+            return self.log.start <= seq <= self.log.last and not self.log.is_hidden(seq)
 
     # The window
 
@@ -196,8 +249,8 @@ class Conversation(Record):
         Returns what left it, as chat messages, and whether anything did. The cut falls where a
         user's message begins; one turn that is longer than the limit stays whole.
         """
-        with self._lock:
-            window = self._log.window
+        with self.lock:
+            window = self.log.window
             if limit <= 0 or message_count(window) <= limit:
                 return [], False
             return self._cut(cut(window, keep=max(1, min_keep), align="user"))
@@ -205,14 +258,14 @@ class Conversation(Record):
     def _cut(self, index: int) -> tuple[list[dict[str, Any]], bool]:
         if index == 0:
             return [], False
-        left = self._log.show_from(index)
-        self._touch()
+        left = self.log.show_from(index)
+        self.touch()
         return messages_of(left), True
 
     def shrink(self) -> bool:
         """Cut the window to half, the exchange going on kept whole; False if nothing left it."""
-        with self._lock:
-            window = self._log.window
+        with self.lock:
+            window = self.log.window
             keep = max(1, message_count(window) // 2)
             return self._cut(cut(window, keep=keep, align="user"))[1]
 
@@ -221,15 +274,103 @@ class Conversation(Record):
 
         The cut falls where a user's message begins.
         """
-        with self._lock:
-            return self._cut(cut_to_fit(self._log.window, room=room, size=size))[1]
+        with self.lock:
+            return self._cut(cut_to_fit(self.log.window, room=room, size=size))[1]
 
-    # The summary
+    def show(self, entries: Iterable[Entry]) -> None:
+        """Make these entries the window: any part of the log, or entries that are in no log."""
+        with self.lock:
+            self.log.show(entries)
+            self.touch()
+
+    # The queue
+
+    @property
+    def waiting(self) -> tuple[Entry, ...]:
+        """What was said while an answer was under way, oldest first; in no log yet."""
+        return self.queue.waiting
+
+    def hold(self, entry: Entry) -> None:
+        """Keep a message until its turn comes."""
+        with self.lock:
+            self.queue.hold(entry.copy())
+            self.touch(WAITING, by_user=True)
+
+    def drop_held(self, entry: Entry) -> None:
+        """Be as if that message had never come, so that it may come again."""
+        with self.lock:
+            self.queue.heard.remove(message_id_of(entry))
+            self.let_go_held(entry.id)
+
+    def take_held(self, entry_id: str) -> Entry | None:
+        """That message, for its turn: once it is added to the log it waits no more; or None."""
+        return self.queue.find(entry_id)
+
+    def let_go_held(self, entry_id: str) -> None:
+        """Let that message wait no more; it has its turn elsewhere."""
+        with self.lock:
+            if self.queue.waiting and self.queue.let_go(entry_id):
+                self.touch(WAITING)
+
+    def amend_held(self, message_id: str, text: str | None) -> bool:
+        """Give a waiting message other words, or with None take it back; False if none waits."""
+        with self.lock:
+            has_changed = self.queue.amend(message_id, text)
+            if has_changed:
+                self.touch(WAITING)
+            return has_changed
+
+    def know(self, message_ids: Iterable[str]) -> None:
+        """Remember messages of this chat that are no entries here."""
+        with self.lock:
+            self.queue.note(message_ids)
+            self.touch(HEARD)
+
+    @property
+    def heard(self) -> tuple[str, ...]:
+        """The ids of the newest messages of this chat, oldest first."""
+        with self.lock:
+            return tuple(self.queue.heard)
+
+    def has_seen(self, message_id: str) -> bool:
+        """Whether a message with this id is in the log, as far back as ids are remembered."""
+        return message_id in self.queue.heard
+
+    @property
+    def unsent(self) -> tuple[int, ...]:
+        """The numbers of answers that their chat may not have got, oldest first."""
+        return self.queue.unsent
+
+    def owe(self, seq: int) -> None:
+        """Note that this answer has to arrive."""
+        with self.lock:
+            self.queue.unsent = (*self.queue.unsent, seq)
+            self.touch()
+
+    def arrived(self, seq: int) -> None:
+        """Note that this answer is in its chat, or never will be."""
+        with self.lock:
+            if seq in self.queue.unsent:
+                self.queue.unsent = tuple(owed for owed in self.queue.unsent if owed != seq)
+                self.touch()
+
+    @property
+    def awaiting(self) -> int:
+        """The number of a user's message that has no answer yet, or 0."""
+        return self._awaiting
+
+    @awaiting.setter
+    def awaiting(self, seq: int) -> None:
+        with self.lock:
+            self._awaiting = seq
+            self.touch()
+
+    # The digests
 
     @property
     def summary(self) -> str:
         """What stands for the entries that left the window; "" while nothing does."""
-        return str(self._summary.value)
+        return self._summary.value
 
     @summary.setter
     def summary(self, text: str) -> None:
@@ -238,22 +379,22 @@ class Conversation(Record):
     @property
     def ledger(self) -> Quotes:
         """What is kept word for word beside the summary; not to be changed."""
-        return self._kept
+        return self._summary.ledger
 
     @property
     def summary_spent(self) -> Mapping[str, int]:
         """What all summaries of this session have cost so far; not to be changed."""
-        return self._summary_spent
+        return self._summary.spent
 
     @property
     def covered_seq(self) -> int:
         """Entries up to here are stood for by the summary, or belong to no present history."""
-        return max(self._summary.seq, self._log.start - 1)
+        return max(self._summary.seq, self.log.start - 1)
 
     @property
     def pending_seq(self) -> int:
         """Entries above `covered_seq` up to here left the window and wait for their summary."""
-        return self._log.evicted
+        return self.log.evicted
 
     @property
     def has_pending(self) -> bool:
@@ -263,15 +404,15 @@ class Conversation(Record):
     @property
     def pending(self) -> tuple[Entry, ...]:
         """The waiting entries that are in memory; not to be changed."""
-        with self._lock:
-            return tuple(self._log.pending(self.covered_seq))
+        with self.lock:
+            return tuple(self.log.pending(self.covered_seq))
 
     def is_pending(self, entry: Entry) -> bool:
         """Whether this entry of the log waits to be summarised, in memory or not."""
-        with self._lock:
+        with self.lock:
             if not self.covered_seq < entry.seq <= self.pending_seq:
                 return False
-            return not self._log.is_hidden(entry.seq) and not self._log.shows(entry.seq)
+            return not self.log.is_hidden(entry.seq) and not self.log.shows(entry.seq)
 
     def update_summary(
         self,
@@ -288,353 +429,100 @@ class Conversation(Record):
         still in the window; an `epoch` that has passed drops the whole. A `ledger` replaces the
         one there is; `spent` is added to what there is.
         """
-        with self._lock:
+        with self.lock:
             self.summary_in_progress = False
-            if epoch is not None and epoch != self._epoch:
+            if epoch is not None and epoch != self.epoch:
                 return False
-            reach = self._summary.seq if seq is None else min(seq, self._log.evicted)
+            reach = self._summary.seq if seq is None else min(seq, self.log.evicted)
             if seq is not None and reach < self._summary.seq:
                 return False
-            self._summary = Digest(value=text, seq=reach)
-            self._kept = self._kept if ledger is None else quotes_in(tuple(ledger))
-            for name, count in (spent or {}).items():
-                self._summary_spent[name] = self._summary_spent.get(name, 0) + count
-            self._touch(SUMMARY)
+            self._summary = replace(
+                self._summary,
+                value=text,
+                seq=reach,
+                ledger=self.ledger if ledger is None else quotes_in(tuple(ledger)),
+                spent=_sum(self.summary_spent, spent or {}),
+            )
+            self.touch(SUMMARY)
             return True
 
-    # Beginnings
+    def note_resize(self, resized: Mapping[str, Any], memo: Digest) -> None:
+        """Note a resize, and the memo that it made."""
+        with self.lock:
+            self.resized = resized
+            if memo != self._memo:
+                self._memo = memo
+                self.touch(MEMO)
+            self.touch()
+
+    # Pins
+
+    @property
+    def pins(self) -> Quotes:
+        """What is pinned, in the order of the log; not to be changed."""
+        return tuple(pin for pin in self._summary.pins if not self.log.is_hidden(pin["seq"]))
+
+    def pin(self, entry: Entry) -> None:
+        """Keep this message of the log in view; raises `NotPossible` where that can't be."""
+        with self.lock:
+            self._pin(pinned(self.pins, entry))
+
+    def unpin(self, seq: int | None = None) -> int:
+        """Keep it in view no longer, or none of them; returns how many those were."""
+        with self.lock:
+            pins = self.pins
+            left = tuple(pin for pin in pins if seq is not None and pin["seq"] != seq)
+            if len(left) < len(pins):
+                self._pin(left)
+            return len(pins) - len(left)
+
+    def _pin(self, pins: Quotes) -> None:
+        self._summary = replace(self._summary, pins=pins)
+        self.touch(SUMMARY)
+
+    # Beginnings, and what goes
 
     def reset_history(self) -> None:
         """Empty the history and begin a new epoch; memo, summary and state stay."""
-        with self._lock:
-            self._log.restart()
-            self._turns = 0
+        with self.lock:
+            self.log.restart()
+            self.resized = {}
+            self.turns = 0
             self._awaiting = 0
-            self._epoch += 1
-            self._touch()
+            self.epoch += 1
+            self.touch()
 
     def clear(self) -> None:
         """Empty the history and everything drawn from it; the state stays."""
-        with self._lock:
+        with self.lock:
             self.reset_history()
-            self._summary = Digest(value="", seq=self._log.last)
-            self._kept = ()
-            self._touch(SUMMARY)
+            self._summary = Summary(seq=self.log.last, spent=self.summary_spent)
+            self._memo = Digest(value={}, seq=self.log.last)
+            self.touch(SUMMARY, MEMO)
 
-    # Waiting for an answer
-
-    @property
-    def awaiting(self) -> int:
-        """The number of a user's message that has no answer yet, or 0."""
-        return self._awaiting
-
-    @awaiting.setter
-    def awaiting(self, seq: int) -> None:
-        with self._lock:
-            self._awaiting = seq
-            self._touch()
-
-    def context_size(self) -> int:
-        """Tokens of the window: as the token counter has it, or four characters each."""
-        with self._lock:
-            texts = [entry_text(entry) for entry in self._log.window]
-        if self.token_counter is not None:
-            return sum(self.token_counter(text) for text in texts)
-        return rough_tokens(sum(len(text) for text in texts))
-
-    # What stores need
-
-    def release(self) -> None:
-        """Forget, in memory only, what is durable and not in the window, nor held as pending."""
-        with self._lock:
-            upto = self._ledger.saved_seq
-            if self.held_pending:
-                upto = min(upto, self._newest_pending(self.held_pending))
-            self._log.release(upto)
-
-    def _newest_pending(self, count: int) -> int:
-        """The number behind which at most so many pending entries stand."""
-        return max(self.covered_seq, self._log.evicted - count)
-
-    def missing_pending(self) -> tuple[int, int] | None:
-        """Where entries that are to be held are in the store only: after this, up to that."""
-        with self._lock:
-            after, upto = self._newest_pending(self.held_pending), self._log.released
-            if not self.held_pending or self._log.is_whole or upto <= after:
-                return None
-            return after, upto
-
-    def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
-        """Take what the store has with `after < seq <= upto` into memory again."""
-        with self._lock:
-            self._log.bring_back(entries, after=after, upto=upto)
-
-    def _head(self) -> dict[str, Any]:
-        head = {
-            **super()._head(),
-            "epoch": self._epoch,
-            **self._log.head(),
-            "covered": self._summary.seq,
-            "turns": self._turns,
-            "count": self._log.count,
-        }
-        spent = [self._spent.get(name, 0) for name in TOKENS] if self._spent else []
-        beside = {"awaiting": self._awaiting, "spent": spent}
-        return {**head, **{name: value for name, value in beside.items() if value}}
-
-    def _section(self, name: str) -> Any:
-        if name == SUMMARY:
-            beside = {"ledger": copied(self._kept), "spent": dict(self._summary_spent)}
-            stated = {key: value for key, value in beside.items() if value}
-            return {"value": self._summary.value, "seq": self._summary.seq, **stated}
-        return super()._section(name)
-
-    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-        super()._restore(head, sections)
-        self._epoch = int(head.get("epoch", 0))
-        self._turns = int(head.get("turns", 0))
-        self._awaiting = int(head.get("awaiting", 0))
-        self._spent = spent_in(head)
-        summary = sections.get(SUMMARY) or {}
-        self._summary = Digest(value=summary.get("value", ""), seq=int(summary.get("seq", 0)))
-        self._kept = quotes_in(summary.get("ledger"))
-        self._summary_spent = {k: int(v) for k, v in (summary.get("spent") or {}).items()}
-
-    def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
-        self._log = log
-        counted = [entry for entry in log.entries if entry.seq <= head_last]
-        said = (entry.metadata.get(MESSAGE_ID) for entry in counted if entry.role == "user")
-        self._seen.add(*seen, *said)
-        for entry in log.entries[len(counted) :]:  # written, but their head was lost
-            self._count(entry)
-
-
-def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
-    """The tokens of all turns, by kind, as a head has them."""
-    return dict(zip(TOKENS, map(int, head.get("spent") or ()), strict=False))
-
-
-def title_of(entry: Entry) -> str:
-    """The title that a user's first message gives."""
-    return " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]
-
-
-class QueuedConversation(Conversation):
-    """A conversation that has messages of its chat before their turn, and after their answer."""
-
-    _waiting: tuple[Entry, ...] = ()
-    _unsent: tuple[int, ...] = ()
-    _heard: tuple[str, ...] = ()
-
-    # Messages that wait for their turn
-
-    @property
-    def waiting(self) -> tuple[Entry, ...]:
-        """What was said while an answer was under way, oldest first; in no log yet."""
-        return self._waiting
-
-    def hold(self, entry: Entry) -> None:
-        """Keep a message until its turn comes."""
-        with self._lock:
-            self._seen.add(entry.metadata.get(MESSAGE_ID))
-            self._wait((*self._waiting, entry.copy()), by_user=True)
-
-    def drop_held(self, entry: Entry) -> None:
-        """Be as if that message had never come, so that it may come again."""
-        with self._lock:
-            self._seen.remove(entry.metadata.get(MESSAGE_ID))
-            self.let_go_held(entry.id)
-
-    def take_held(self, entry_id: str) -> Entry | None:
-        """That message, for its turn: once it is added to the log it waits no more; or None."""
-        return next((entry for entry in self._waiting if entry.id == entry_id), None)
-
-    def let_go_held(self, entry_id: str) -> None:
-        """Let that message wait no more; it has its turn elsewhere."""
-        with self._lock:
-            if self.take_held(entry_id) is not None:
-                self._wait(tuple(entry for entry in self._waiting if entry.id != entry_id))
-
-    def _append(self, entry: Entry) -> Entry:
-        # In one piece: a commit meanwhile, of another thread, has it in one place or the other.
-        with self._lock:
-            self.let_go_held(entry.id)
-            return super()._append(entry)
-
-    def amend_held(self, message_id: str, text: str | None) -> bool:
-        """Give a waiting message other words, or with None take it back; False if none waits."""
-        with self._lock:
-            mine = [e for e in self._waiting if e.metadata.get(MESSAGE_ID) == message_id]
-            for entry in mine:
-                changed = () if text is None else (reworded(entry, text),)
-                at = self._waiting.index(entry)
-                self._wait((*self._waiting[:at], *changed, *self._waiting[at + 1 :]))
-            return bool(mine)
-
-    def _wait(self, waiting: tuple[Entry, ...], *, by_user: bool = False) -> None:
-        self._waiting = waiting
-        self._touch(WAITING, by_user=by_user)
-
-    def know(self, message_ids: Iterable[str]) -> None:
-        """Remember messages of this chat that are no entries here."""
-        with self._lock:
-            known = {**dict.fromkeys(self._heard), **dict.fromkeys(message_ids)}
-            self._heard = tuple(known)[-NOTED_LIMIT:]
-            self._touch(HEARD)
-            self._seen.add(*self._heard)
-
-    @property
-    def heard(self) -> tuple[str, ...]:
-        """The ids of the newest messages of this chat, oldest first."""
-        with self._lock:
-            return tuple(self._seen)
-
-    # Answers on their way
-
-    @property
-    def unsent(self) -> tuple[int, ...]:
-        """The numbers of answers that their chat may not have got, oldest first."""
-        return self._unsent
-
-    def owe(self, seq: int) -> None:
-        """Note that this answer has to arrive."""
-        with self._lock:
-            self._unsent = (*self._unsent, seq)
-            self._touch()
-
-    def arrived(self, seq: int) -> None:
-        """Note that this answer is in its chat, or never will be."""
-        with self._lock:
-            if seq in self._unsent:
-                self._unsent = tuple(owed for owed in self._unsent if owed != seq)
-                self._touch()
-
-    # What stores need
-
-    def _head(self) -> dict[str, Any]:
-        beside = {"waiting": len(self._waiting), "unsent": list(self._unsent)}
-        return {**super()._head(), **{name: value for name, value in beside.items() if value}}
-
-    def _section(self, name: str) -> Any:
-        if name == WAITING:
-            return [entry.to_dict() for entry in self._waiting]
-        return list(self._heard) if name == HEARD else super()._section(name)
-
-    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-        super()._restore(head, sections)
-        self._waiting = tuple(map(Entry.from_dict, sections.get(WAITING) or ()))
-        self._unsent = tuple(map(int, head.get("unsent") or ()))
-        self._heard = tuple(map(str, sections.get(HEARD) or ()))
-
-    def _restore_log(self, log: Log, head_last: int, seen: Iterable[str]) -> None:
-        super()._restore_log(log, head_last, (*seen, *self._heard))
-        # One whose turn had come when a commit was torn is in the log already.
-        there = {entry.id for entry in log.entries}
-        self._waiting = tuple(entry for entry in self._waiting if entry.id not in there)
-        self._seen.add(*(entry.metadata.get(MESSAGE_ID) for entry in self._waiting))
-
-
-ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-
-
-class ChangeableHistory(QueuedConversation):
-    """A conversation whose history can be read, set, taken back, archived and replaced."""
-
-    def __init__(
-        self,
-        *,
-        token_counter: Callable[[str], int] | None = None,
-        archive: Archive | None = None,
-        **identity: Unpack[Identity],
-    ) -> None:
-        super().__init__(token_counter=token_counter, **identity)
-        self._archive = archive
-
-    def _keep_bounds(self) -> None:
-        super()._keep_bounds()
-        if self._archive and self._log.is_whole and self._log.count > self._archive.keep:
-            self.archive(self._archive.keep, self._archive.take)
-
-    def history(self, limit: int = 0) -> list[Entry]:
-        """The newest entries first, at most `limit`; 0, negative or too large is all of them.
-
-        Equal timestamps: the last added comes first.
-        """
-        with self._lock:
-            entries = sorted(self._whole(), key=lambda e: (e.timestamp, e.seq), reverse=True)
-            return [entry.copy() for entry in (entries[:limit] if limit > 0 else entries)]
-
-    @property
-    def full_chat_history(self) -> list[dict[str, Any]]:
-        """The whole history as chat messages, oldest first."""
-        with self._lock:
-            return messages_of(self._whole())
-
-    @full_chat_history.setter
-    def full_chat_history(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        with self._lock:
-            shown = self.messages
-            groups = HandedMessages(self._whole()).entries_for(messages)
-            self._replace([entry for group in groups for entry in group])
-            self._show_messages(shown)
-
-    @property
-    def current_chat_history(self) -> list[dict[str, Any]]:
-        """The window as chat messages, oldest first."""
-        return self.messages
-
-    @current_chat_history.setter
-    def current_chat_history(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        with self._lock:
-            self._show_messages(messages)
-
-    def _show_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        groups = HandedMessages(self._log.entries).entries_for(messages)
-        self._log.show(entry for group in groups for entry in group)
-        self._touch()
-
-    def set_chat_history(self, messages: ChatMessages) -> Self:
-        """Begin the history anew with these messages; memo, summary and state stay."""
-        with self._lock:
+    def take_history(self, entries: Iterable[Entry], window: Iterable[Entry]) -> None:
+        """Begin the history anew with these entries, and show these of them."""
+        with self.lock:
             self.reset_history()
-            return self.add_chat_history(messages)
+            new = {id(entry): self.log.append(entry) for entry in entries}
+            for entry in new.values():
+                self._tracker.add(entry)
+                self._count(entry)
+            self.log.show(new.get(id(entry), entry) for entry in window)
+            self._summary = replace(self._summary, pins=())  # their numbers were the old one's
 
-    def add_chat_history(self, messages: ChatMessages) -> Self:
-        """Append one message or several."""
-        with self._lock:
-            for message in [messages] if isinstance(messages, Mapping) else messages:
-                self.append_message(message)
-        return self
-
-    def reset_chat_history(self) -> Self:
-        """Empty the history; memo, summary and state stay."""
-        self.reset_history()
-        return self
-
-    def _replace(self, entries: Sequence[Entry]) -> dict[int, Entry]:
-        """Make these the history; returns each as it is now, by the `id()` of what was given.
-
-        A tail of the log stays as it is. Anything else is written again behind it: numbers only
-        grow, and what is durable is never rewritten.
-        """
-        seqs = [entry.seq for entry in entries]
-        if seqs and seqs == [e.seq for e in self._log.between(seqs[0] - 1, self._log.last)]:
-            self._log.forget(seqs[0] - 1)
-            self._touch()
-            return {id(entry): entry for entry in entries}
-        return self._write_again(entries)
-
-    def _write_again(self, entries: Sequence[Entry]) -> dict[int, Entry]:
-        waiting = self._awaiting
-        self._log.restart()
-        again: dict[int, Entry] = {}
-        for entry in entries:
-            again[id(entry)] = self._log.append(entry)
-            self._ledger.add(again[id(entry)])
-            if waiting and entry.seq == waiting:
-                self._awaiting = again[id(entry)].seq
-        self._touch()
-        return again
+    def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Make these the history; returns each as it is now."""
+        with self.lock:
+            last = self.log.last
+            again = self.log.rewrite(entries)
+            for old, new in zip(entries, again, strict=True):
+                if new.seq > last:
+                    self._tracker.add(new)
+                    if self._awaiting and old.seq == self._awaiting:
+                        self._awaiting = new.seq
+            self.touch()
+            return again
 
     def undo(self) -> list[Entry]:
         """Take back the last exchange, from the user's message on; [] where there is none.
@@ -643,31 +531,36 @@ class ChangeableHistory(QueuedConversation):
         is about an earlier message is told anew. Raises `HistoryNotLoaded` where
         what came before it is only in the store.
         """
-        with self._lock:
-            asked = sum(map(is_asked, self._log.entries))
+        with self.lock:
+            asked = sum(map(is_asked, self.log.entries))
             if asked < 2:  # noqa: PLR2004 - the one that goes, and the one to show then
-                self._whole()
-            exchange = last_exchange(self._log.entries)
-            if not exchange:
-                return []
-            taken = self._log.take_back(exchange[0].seq)
-            self._log.widen_to(self._newest_asked())
-            self._turns -= sum(entry.role == "assistant" for entry in taken)
-            self._awaiting = 0
-            for note in taken:
-                if note not in exchange:  # it is about what stays
-                    self._append(replace(note, id=new_id()))
-            self._touch()
+                self.whole()
+            exchange = last_exchange(self.log.entries)
+            if exchange:
+                self._take_back(exchange)
             return exchange
+
+    def _take_back(self, exchange: Sequence[Entry]) -> None:
+        taken = self.log.take_back(exchange[0].seq)
+        self.log.widen_to(self._newest_asked())
+        self.turns -= sum(entry.role == "assistant" for entry in taken)
+        self._awaiting = 0
+        for note in taken:
+            if note not in exchange:  # it is about what stays
+                self._append(replace(note, id=new_id()))
+        if self.resized:
+            turn = min(int(self.resized.get("turn", 0)), self.turns)
+            self.resized = {**self.resized, "turn": turn}
+        self.touch()
+
+    def _newest_asked(self) -> int:
+        asked = (entry.seq for entry in reversed(self.log.entries) if is_asked(entry))
+        return next(asked, self.log.start)
 
     @property
     def shows_earlier(self) -> bool:
         """Whether the window has an exchange before the last one."""
         return sum(map(is_asked, self.window)) > 1
-
-    def _newest_asked(self) -> int:
-        asked = (entry.seq for entry in reversed(self._log.entries) if is_asked(entry))
-        return next(asked, self._log.start)
 
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None
@@ -677,25 +570,184 @@ class ChangeableHistory(QueuedConversation):
         `take` gets them first: if it raises, nothing has changed. What waits to be summarised
         stays, so that the summary misses nothing.
         """
-        with self._lock:
-            entries = self._whole()
-            waiting = self._log.pending(self.covered_seq)
-            last = len(entries) if not waiting else self._log.index_of(waiting[0].seq)
+        with self.lock:
+            entries = self.whole()
+            waiting = self.log.pending(self.covered_seq)
+            last = len(entries) if not waiting else self.log.index_of(waiting[0].seq)
             last = whole_before(entries, min(last, max(0, len(entries) - keep)))
             old = [entry.copy() for entry in entries[:last]]
             if old and take is not None:
                 take(old)
             if old:
-                self._log.forget(old[-1].seq)
-                self._touch()
+                self.log.forget(old[-1].seq)
+                self.touch()
             return old
 
+    def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
+        """Leave nothing of these entries, and begin a new epoch: a summary being written is late.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
-    """Keep the newest entries; hand the older ones on."""
+        Where the summary tells of one, it goes, with the ledger, and the whole history waits to
+        be summarised anew. `stored` are the entries as the store has them. Once more does no harm.
+        A store's `erase` calls this, so that it lasts.
+        """
+        with self.lock:
+            gone = frozenset(seqs)
+            said = {entry.seq: entry for entry in (*stored, *self.log.erase(gone))}
+            self._tracker.erase(gone)
+            for entry in said.values():
+                self._forget_trace(entry)
+            gone -= {seq for seq, entry in said.items() if entry.type == ERASED}
+            self._summary = self._summary.without(gone, start=self.log.start - 1)
+            if gone and min(gone) <= self._memo.seq:
+                self._memo = Digest(value={}, seq=self._memo.seq)
+            self._awaiting = 0 if self._awaiting in seqs else self._awaiting
+            self.epoch += 1
+            self.touch(ABOUT, SUMMARY, MEMO)
 
-    keep: int = 1000
-    """Entries that a history holds at most."""
-    take: Callable[[list[Entry]], object]
-    """Gets the old entries before they go; if it raises, they stay."""
+    def _forget_trace(self, entry: Entry) -> None:
+        if entry.role == "user":
+            self.queue.heard.remove(message_id_of(entry))
+            if self._about.title == title_of(entry):
+                self._about = replace(self._about, title="")
+
+    # What is in memory
+
+    def release(self) -> None:
+        """Forget, in memory only, what is durable and not in the window, nor held as pending."""
+        with self.lock:
+            upto = self._tracker.saved_seq
+            if self.held_pending:
+                upto = min(upto, self._newest_pending(self.held_pending))
+            self.log.release(upto)
+
+    def _newest_pending(self, count: int) -> int:
+        """The number behind which at most so many pending entries stand."""
+        return max(self.covered_seq, self.log.evicted - count)
+
+    def missing_pending(self) -> tuple[int, int] | None:
+        """Where entries that are to be held are in the store only: after this, up to that."""
+        with self.lock:
+            after, upto = self._newest_pending(self.held_pending), self.log.released
+            if not self.held_pending or self.log.is_whole or upto <= after:
+                return None
+            return after, upto
+
+    def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
+        """Take what the store has with `after < seq <= upto` into memory again."""
+        with self.lock:
+            self.log.bring_back(entries, after=after, upto=upto)
+
+    # What stores need
+
+    @property
+    def revision(self) -> int:
+        """Moves with every commit of its store; a new session begins anywhere."""
+        return self._tracker.revision
+
+    def touch(self, *parts: str, by_user: bool = False) -> None:
+        """Note that these parts have changed, and where things stand."""
+        self._tracker.touch(parts)
+        self.updated_at = self._clock()
+        if by_user and self._about.sliding:
+            self._expires_at = self._expiry_from_now()
+
+    def changes(self) -> Changes | None:
+        """What is not durable yet, as of now; None when everything is."""
+        with self.lock:
+            if self._tracker.is_saved:
+                return None
+            return Changes(
+                revision=self._tracker.revision,
+                entries=self._tracker.fresh,
+                head=self.head().dump(),
+                sections={name: self.part(name) for name in self._tracker.changed},
+                tick=self._tracker.tick,
+            )
+
+    def committed(self, changes: Changes) -> None:
+        """Hear that these changes are durable now; once more, or late, does no harm."""
+        with self.lock:
+            if changes.revision >= self._tracker.revision:
+                self._tracker.committed(changes)
+
+    def head(self) -> Head:
+        """Where everything stands, as its next commit says it."""
+        return Head(
+            rev=self._tracker.revision + 1,
+            updated_at=self.updated_at,
+            expires_at=self._expires_at,
+            epoch=self.epoch,
+            start=self.log.start,
+            last=self.log.last,
+            window=self.log.window_seq,
+            shown=self.log.shown,
+            hidden=self.log.hidden,
+            covered=self._summary.seq,
+            turns=self.turns,
+            count=self.log.count,
+            awaiting=self._awaiting,
+            spent=self.spent,
+            waiting=len(self.queue.waiting),
+            unsent=self.queue.unsent,
+            resized=self.resized,
+        )
+
+    def part(self, name: str) -> Any:
+        """A part as stores write it, by its name in `PARTS`."""
+        return PARTS[name][0](self)
+
+    def restore(self, head: Head, parts: Mapping[str, Any]) -> None:
+        """Take over where everything but the log stands, and these parts, as they were stored."""
+        for name, (_, load) in PARTS.items():
+            if parts.get(name) is not None:
+                load(self, parts[name])
+        self.updated_at = head.updated_at
+        self._expires_at = head.expires_at
+        self.epoch = head.epoch
+        self.turns = head.turns
+        self._awaiting = head.awaiting
+        self.spent = head.spent
+        self.queue.unsent = head.unsent
+        self.resized = head.resized
+
+    def restore_log(self, head: Head, log: Log, heard: Iterable[str]) -> None:
+        """Take over the log that a store kept; its entries may be newer than the head."""
+        self.log = log
+        self.queue.restored(log.entries, heard)
+        for entry in log.between(head.last, log.last):
+            self._count(entry)
+        self.queue.heard.add(*map(message_id_of, self.queue.waiting))
+        self._tracker.restored(revision=head.rev, saved_seq=log.last)
+
+
+Part = tuple[Callable[[Conversation], Any], Callable[[Conversation, Any], object]]
+
+
+def _value(attribute: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> Part:
+    """A part that is the value of an attribute."""
+    return (
+        lambda session: dump(getattr(session, attribute)),
+        lambda session, stored: setattr(session, attribute, load(stored)),
+    )
+
+
+PARTS: Mapping[str, Part] = {
+    ABOUT: _value("_about", About.dump, About.load),
+    STATE: _value("_state", copied, copied),
+    SUMMARY: _value("_summary", Summary.dump, Summary.load),
+    MEMO: _value("_memo", Digest.dump, Digest.load),
+    SETTINGS: (lambda me: me.settings.own(), lambda me, tree: me.settings.replace(tree)),
+    WAITING: (lambda me: me.queue.dump_waiting(), lambda me, said: me.queue.load_waiting(said)),
+    HEARD: (lambda me: list(me.queue.noted), lambda me, names: me.queue.load_noted(names)),
+}
+"""What a store keeps of a session beside its head and entries: how each is written, and read."""
+
+
+def title_of(entry: Entry) -> str:
+    """The title that a user's first message gives."""
+    return " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]
+
+
+def _sum(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    names = {**counts, **more}
+    return {name: counts.get(name, 0) + more.get(name, 0) for name in names}

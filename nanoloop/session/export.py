@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from nanoloop.session.chat import (
     HandedMessages,
@@ -18,157 +18,190 @@ from nanoloop.session.chat import (
     result_text,
     spans_of,
 )
+from nanoloop.session.digest import quotes_by_place, quotes_in, quotes_moved
 from nanoloop.session.entry import (
     MESSAGE,
     THINKING,
     TOOL_CALL,
     TOOL_RESULT,
     Entry,
-    copied,
     from_rfc3339,
     rfc3339,
 )
-from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY
+from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Head
 from nanoloop.session.ids import checked_id
-from nanoloop.session.log import Digest, quotes_by_place, quotes_in, quotes_moved
 from nanoloop.session.options import Options
-from nanoloop.session.resize import Resizing
+
+if TYPE_CHECKING:
+    from nanoloop.session.session import Session
 
 FULL, CURRENT = "full_chat_history", "current_chat_history"
 _POSITIONS = (CURRENT, "memo_cursor", "summary_cursor")
 """What means a place in the whole history."""
 
 
-class Portable(Resizing):
-    """A session that can be written down and read again."""
+def exported(session: Session) -> dict[str, Any]:
+    """The complete state of a session, without any secret of its settings."""
+    with session.lock:
+        entries, head = session.whole(), session.head()
+        ledger = list(quotes_by_place(session.ledger, entries))
+        pins = list(quotes_by_place(session.pins, entries))
+        return {
+            **session.about.dump(),
+            "updated_at": rfc3339(head.updated_at),
+            "expires_at": rfc3339(head.expires_at) if head.expires_at else None,
+            "memo": session.memo,
+            "summary": session.summary,
+            **({"ledger": ledger} if ledger else {}),
+            FULL: session.full_chat_history,
+            CURRENT: session.current_chat_history,
+            "settings": session.settings.exported(),
+            "state": session.state,
+            "turns": session.turns,
+            "last_resize_turn": session.last_resize_turn,
+            "last_resize": session.last_resize,
+            "memo_cursor": session.memo_cursor,
+            "summary_cursor": _place_of(head.covered, entries),
+            "entries": [entry.to_dict() for entry in entries],
+            "window": positions(session.log.window, entries),
+            **({"pins": pins} if pins else {}),
+        }
 
-    # Export
 
-    def to_dict(self) -> dict[str, Any]:
-        """The complete state, without any secret of the settings."""
-        with self._lock:
-            entries = self._whole()
-            beside = {"ledger": list(quotes_by_place(self._kept, entries))} if self._kept else {}
-            return {
-                **self._about(),
-                "updated_at": rfc3339(self._updated_at),
-                "expires_at": rfc3339(self._expires_at) if self._expires_at else None,
-                "memo": copied(self._memo.value),
-                "summary": self.summary,
-                **beside,
-                FULL: self.full_chat_history,
-                CURRENT: self.current_chat_history,
-                "settings": self._options.exported(),
-                "state": copied(self._state),
-                "turns": self._turns,
-                "last_resize_turn": self.last_resize_turn,
-                "last_resize": self.last_resize,
-                "memo_cursor": self.memo_cursor,
-                "summary_cursor": sum(entry.seq <= self._summary.seq for entry in entries),
-                "entries": [entry.to_dict() for entry in entries],
-                "window": positions(self._log.window, entries),
-            }
+def _place_of(seq: int, entries: Iterable[Entry]) -> int:
+    """How many of the entries are numbered up to this."""
+    return sum(entry.seq <= seq for entry in entries)
 
-    def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
-        """The complete state as JSON or YAML text."""
-        return dumped(self.to_dict(), format)
 
-    def dump_json(self) -> str:
-        """The complete state as JSON text."""
-        return self.dump("json")
+def take_in(session: Session, data: Mapping[str, Any]) -> None:
+    """Take in an export or a part of it; raises TypeError or ValueError before anything changes."""
+    data = checked_data(parsed(data))
+    history = imported_history(data)
+    with session.lock:
+        if history is None and any(data.get(name) is not None for name in _POSITIONS):
+            session.whole()
+        session.restore(_head_without_history(session, data), _parts_without_history(session, data))
+        memo_cursor = _memo_cursor(session, data, history)
+        if history is not None:
+            session.take_history(history.entries, history.window)
+        elif data.get(CURRENT) is not None:
+            session.current_chat_history = data[CURRENT]
+        digests = {SUMMARY: _summary(session, data), MEMO: _memo(session, data, memo_cursor)}
+        session.restore(session.head(), digests)
+        session.restore(_counted_head(session, data, is_new=history is not None), {})
+        session.touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
+        if data.get("updated_at"):
+            session.updated_at = from_rfc3339(data["updated_at"])
 
-    def dump_yaml(self) -> str:
-        """The complete state as YAML text."""
-        return self.dump("yaml")
 
-    # Import
+def _head_without_history(session: Session, data: Mapping[str, Any]) -> Head:
+    head = session.head()
+    if "expires_at" not in data:
+        return head
+    expires_at = data["expires_at"]
+    return replace(head, expires_at=from_rfc3339(expires_at) if expires_at else None)
 
-    def load_json(self, text: str, key_path: str | None = None) -> Self:
-        """As `load`, from JSON."""
-        return self.load_dict(parsed(text, "json", key_path))
 
-    def load_yaml(self, text: str, key_path: str | None = None) -> Self:
-        """As `load`, from YAML."""
-        return self.load_dict(parsed(text, "yaml", key_path))
+def _parts_without_history(session: Session, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("key", "agent", "title", "metadata", "max_history", "ttl", "sliding", "created_at")
+    about = {**session.about.dump(), **{name: data[name] for name in names if name in data}}
+    if data.get("id") is not None and not session.revision:
+        about["id"] = data["id"]
+    settings = data.get("settings")
+    return {
+        ABOUT: about,
+        STATE: data.get("state"),
+        SETTINGS: None if settings is None else Options(settings).explicit(),
+    }
 
-    def load_dict(self, data: Mapping[str, Any]) -> Self:
-        """Take in what `to_dict` gave, or a part of it; what is absent stays as it is.
 
-        Raises TypeError or ValueError for what is none; nothing has changed then. A session that
-        a store knows keeps its id.
-        """
-        data = checked_data(parsed(data))
-        history = imported_history(data)
-        with self._lock:
-            if history is None and any(data.get(name) is not None for name in _POSITIONS):
-                self._whole()
-            if data.get("id") is not None and not self.revision:
-                self._id = data["id"]
-            self._load_about(data)
-            memo_cursor = self._cursor(data, history)
-            if history is not None:
-                self._load_history(history)
-            elif data.get(CURRENT) is not None:
-                self._show_messages(data[CURRENT])
-            self._load_digests(data, memo_cursor)
-            self._load_counts(data, history)
-            self._touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
-            if data.get("updated_at"):
-                self._updated_at = from_rfc3339(data["updated_at"])
-        return self
+def _memo_cursor(
+    session: Session, data: Mapping[str, Any], history: ImportedHistory | None
+) -> int | None:
+    if data.get("memo_cursor") is not None:
+        return int(data["memo_cursor"])
+    return None if history is None or not session.log.is_whole else session.memo_cursor
 
-    def _load_about(self, data: Mapping[str, Any]) -> None:
-        names = ("key", "agent", "title", "metadata", "max_history", "ttl", "sliding", "created_at")
-        given = {name: data[name] for name in names if name in data}
-        self._restore_about({**self._about(), **given})
-        if "expires_at" in data:
-            expires_at = data["expires_at"]
-            self._expires_at = from_rfc3339(expires_at) if expires_at else None
-        if isinstance(data.get("state"), Mapping):
-            self._state = copied(data["state"])
-        if isinstance(data.get("settings"), Mapping):
-            self._options.replace(Options(data["settings"]).explicit())
 
-    def _cursor(self, data: Mapping[str, Any], history: ImportedHistory | None) -> int | None:
-        if data.get("memo_cursor") is not None:
-            return int(data["memo_cursor"])
-        return None if history is None or not self._log.is_whole else self.memo_cursor
+def _summary(session: Session, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The part as it is to be stored."""
+    summary: dict[str, Any] = session.part(SUMMARY)
+    before = session.log.start - 1
+    if data.get("summary_cursor") is not None:
+        entries = session.whole()[: int(data["summary_cursor"])]
+        summary["seq"] = entries[-1].seq if entries else before
+    if data.get("summary") is not None:
+        summary["value"] = str(data["summary"])
+        summary["ledger"] = quotes_moved(quotes_in(data.get("ledger")), before)
+    if data.get("pins") is not None:
+        summary["pins"] = quotes_moved(quotes_in(data["pins"]), before)
+    return summary
 
-    def _load_history(self, history: ImportedHistory) -> None:
-        self.reset_history()
-        new = {id(entry): self._log.append(entry) for entry in history.entries}
-        for entry in new.values():
-            self._ledger.add(entry)
-            self._count(entry)
-        self._log.show(new.get(id(entry), entry) for entry in history.window)
 
-    def _load_digests(self, data: Mapping[str, Any], memo_cursor: int | None) -> None:
-        memo = copied(data["memo"]) if "memo" in data else self._memo.value
-        seq = self._memo.seq if memo_cursor is None else self._seq_behind(memo_cursor)
-        self._memo = Digest(value=memo, seq=seq)
-        covered = self._summary.seq
-        if data.get("summary_cursor") is not None:
-            entries = self._whole()[: int(data["summary_cursor"])]
-            covered = entries[-1].seq if entries else self._log.start - 1
-        summary = self.summary if data.get("summary") is None else str(data["summary"])
-        self._summary = Digest(value=summary, seq=covered)
-        if data.get("summary") is not None:
-            self._kept = quotes_moved(quotes_in(data.get("ledger")), self._log.start - 1)
+def _memo(session: Session, data: Mapping[str, Any], cursor: int | None) -> dict[str, Any]:
+    """The part as it is to be stored."""
+    memo: dict[str, Any] = session.part(MEMO)
+    if "memo" in data:
+        memo["value"] = data["memo"]
+    if cursor is not None:
+        memo["seq"] = _seq_behind(session, cursor)
+    return memo
 
-    def _load_counts(self, data: Mapping[str, Any], history: ImportedHistory | None) -> None:
-        if data.get("turns") is not None:
-            self._turns = int(data["turns"])
-        last = data.get("last_resize") or {}
-        if data.get("last_resize_turn") is not None or last:
-            turn = int(data.get("last_resize_turn") or last.get("turn") or 0)
-            seq = self.memo_seq if history is not None else self._resized_seq
-            resized = {"type": None, "reason": None, **last, "turn": turn, "seq": seq}
-            self._last_resize = resized if turn or last else {}
 
-    def _seq_behind(self, messages: int) -> int:
-        """The number of the last entry of so many messages of the history."""
-        spans = [s for s in spans_of(self._whole()) if s.message is not None][:messages]
-        return spans[-1].entries[-1].seq if spans else self._log.start - 1
+def _seq_behind(session: Session, messages: int) -> int:
+    """The number of the last entry of so many messages of the history."""
+    spans = [span for span in spans_of(session.whole()) if span.message is not None][:messages]
+    return spans[-1].entries[-1].seq if spans else session.log.start - 1
+
+
+def _counted_head(session: Session, data: Mapping[str, Any], *, is_new: bool) -> Head:
+    head = session.head()
+    if data.get("turns") is not None:
+        head = replace(head, turns=int(data["turns"]))
+    last = data.get("last_resize") or {}
+    if data.get("last_resize_turn") is None and not last:
+        return head
+    turn = int(data.get("last_resize_turn") or last.get("turn") or 0)
+    seq = session.memo_seq if is_new else int(head.resized.get("seq", 0))
+    resized = {"type": None, "reason": None, **last, "turn": turn, "seq": seq}
+    return replace(head, resized=resized if turn or last else {})
+
+
+def copy_upto(session: Session, fork: Session, upto: int | str | None) -> None:
+    """Give a new session the history up to an entry, by its number or id, and what goes with it.
+
+    Summary and memo come along where they stand for nothing behind it.
+    """
+    last = _fork_point(session, upto)
+    entries = [entry for entry in session.whole() if entry.seq <= last]
+    shown = {entry.seq for entry in session.log.window}
+    fork.take_history(entries, [entry for entry in entries if entry.seq in shown] or entries)
+    fork.title = session.title
+    summary, memo = session.part(SUMMARY), session.part(MEMO)
+    pins = quotes_by_place((pin for pin in session.pins if pin["seq"] <= last), entries)
+    parts = {name: session.part(name) for name in (STATE, SETTINGS)}
+    parts[SUMMARY] = {"pins": pins}
+    if summary["seq"] <= last:
+        parts[SUMMARY] |= {
+            "value": summary["value"],
+            "seq": _place_of(summary["seq"], entries),
+            "ledger": quotes_by_place(session.ledger, entries),
+        }
+    if memo["seq"] <= last:
+        parts[MEMO] = {"value": memo["value"], "seq": _place_of(memo["seq"], entries)}
+    fork.restore(fork.head(), parts)
+    fork.touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
+
+
+def _fork_point(session: Session, upto: int | str | None) -> int:
+    if upto is None:
+        return session.last_seq
+    if isinstance(upto, int):
+        return upto
+    for entry in session.whole():
+        if entry.id == upto:
+            return entry.seq
+    raise ValueError(f"session {session.id!r} has no entry {upto!r}")
 
 
 _COUNTS = ("turns", "last_resize_turn", "memo_cursor", "summary_cursor", "max_history")
@@ -231,8 +264,7 @@ def _window(data: Mapping[str, Any], entries: Sequence[Entry], places: Any) -> S
             return shown
     if current is None:
         return entries
-    groups = HandedMessages(entries).entries_for(current)
-    return [entry for group in groups for entry in group]
+    return HandedMessages(entries).all_entries_for(current)
 
 
 def _at(place: Any, entries: Sequence[Entry]) -> Entry:

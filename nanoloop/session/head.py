@@ -1,37 +1,134 @@
-"""Who a session is, how long it lives, its state, and what of it is not durable yet."""
+"""Who a session is, where everything in it stands, and what of it is not durable yet."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from math import inf
-from threading import RLock
-from typing import Any, TypedDict
+from typing import Any
 
 from nanoloop.session.entry import Entry, copied, from_rfc3339, rfc3339, utc_now
 from nanoloop.session.ids import checked_id, new_id
 
-
-class Identity(TypedDict, total=False):
-    """What a session may be created with; everything has a default."""
-
-    id: str | None
-    key: str | None
-    agent: str | None
-    metadata: Mapping[str, Any] | None
-    max_history: int | None
-    ttl: float | timedelta | None
-    sliding: bool
-    clock: Callable[[], datetime]
+ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
+WAITING, HEARD = "waiting", "heard"
+TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
+"""The kinds of tokens that a session counts, in the order that its head has them."""
 
 
-class Record:
-    """The identity, the state and the life span of a session, safe for threads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Where everything in a session stands: small, written with every commit.
 
-    def __init__(
-        self,
+    A new field is a line here, one in `_FORMS` if JSON has no such value, and where `Conversation`
+    gives it (`head`) and takes it (`restore`).
+    """
+
+    rev: int = 0
+    """Commits so far, this one included."""
+    updated_at: datetime = field(default_factory=utc_now)
+    expires_at: datetime | None = None
+    epoch: int = 0
+    start: int = 1
+    """The first number of this history."""
+    last: int = 0
+    window: int = 0
+    """Where the window begins; 0 where nothing says so, which is at the start."""
+    shown: tuple[int | Mapping[str, Any], ...] | None = None
+    """The window that a handler made: numbers, and entries that are in no log."""
+    hidden: tuple[tuple[int, int], ...] = ()
+    """Ranges that were taken back."""
+    covered: int = 0
+    turns: int = 0
+    count: int = 0
+    """Entries of this history."""
+    awaiting: int = 0
+    spent: Mapping[str, int] = field(default_factory=dict)
+    """The tokens of all turns, by kind."""
+    waiting: int = 0
+    unsent: tuple[int, ...] = ()
+    resized: Mapping[str, Any] = field(default_factory=dict)
+    """Type, turn and reason of the last resize, and the newest number then."""
+
+    def dump(self) -> dict[str, Any]:
+        """As stores write it; what says nothing is left out."""
+        stored = {}
+        for name in _NAMES:
+            value = getattr(self, name)
+            if name not in _OPTIONAL or value != _OPTIONAL[name]:
+                stored[name] = _FORMS[name][0](value) if name in _FORMS else value
+        return stored
+
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> Head:
+        """Read what any version stored; what this one doesn't know is left out."""
+        known: dict[str, Any] = {
+            name: _FORMS[name][1](stored[name]) if name in _FORMS else int(stored[name])
+            for name in _NAMES
+            if stored.get(name) not in (None, "")
+        }
+        return cls(**known)
+
+
+_NAMES = tuple(Head.__dataclass_fields__)
+_OPTIONAL: Mapping[str, Any] = {
+    "expires_at": None,
+    "shown": None,
+    "hidden": (),
+    "awaiting": 0,
+    "spent": {},
+    "waiting": 0,
+    "unsent": (),
+    "resized": {},
+}
+_FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "updated_at": (rfc3339, from_rfc3339),
+    "expires_at": (rfc3339, from_rfc3339),
+    "shown": (list, tuple),
+    "hidden": (
+        lambda ranges: [list(pair) for pair in ranges],
+        lambda pairs: tuple((int(first), int(last)) for first, last in pairs),
+    ),
+    "spent": (
+        lambda spent: [spent.get(kind, 0) for kind in TOKENS],
+        lambda counts: dict(zip(TOKENS, map(int, counts), strict=False)),
+    ),
+    "unsent": (list, lambda seqs: tuple(map(int, seqs))),
+    "resized": (dict, dict),
+}
+"""How a field is stored, and read again; any other is a number."""
+
+
+def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of all turns, by kind, as a stored head has them."""
+    return dict(_FORMS["spent"][1](head.get("spent") or ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Who a session is, and how long it lives."""
+
+    id: str = field(default_factory=new_id)
+    """The name that stores know it by."""
+    key: str | None = None
+    """The chat that it belongs to."""
+    created_at: datetime = field(default_factory=utc_now)
+    agent: str | None = None
+    """The name of the agent that answers here."""
+    title: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    max_history: int | None = None
+    """Messages that the window holds at most."""
+    ttl: float | None = None
+    """Seconds that it lives."""
+    sliding: bool = False
+    """Whether each use begins its life anew."""
+
+    @classmethod
+    def made(
+        cls,
         *,
         id: str | None = None,  # noqa: A002 - the seeds' name for it
         key: str | None = None,
@@ -40,200 +137,55 @@ class Record:
         max_history: int | None = None,
         ttl: float | timedelta | None = None,
         sliding: bool = False,
-        clock: Callable[[], datetime] = utc_now,
-    ) -> None:
-        self._id = checked_id(id) if id is not None else new_id()
-        self._lock = RLock()
-        self._clock = clock
-        self._ledger = ChangeTracker()
-        self._state: dict[str, Any] = {}
-        self._key = key
-        self._agent = agent
-        self._title = ""
-        self._metadata: dict[str, Any] = copied(metadata or {})
-        self._max_history = max_history
-        self._ttl = _seconds(ttl)
-        self._sliding = sliding
-        self._created_at = self._updated_at = clock()
-        self._expires_at = self._expiry_from_now()
+        created_at: datetime,
+    ) -> About:
+        """As someone asks for it; raises `InvalidSessionId`."""
+        return cls(
+            id=new_id() if id is None else checked_id(id),
+            key=key,
+            created_at=created_at,
+            agent=agent,
+            metadata=copied(metadata or {}),
+            max_history=max_history,
+            ttl=_seconds(ttl),
+            sliding=sliding,
+        )
 
-    @property
-    def id(self) -> str:
-        """The name that stores know it by."""
-        return self._id
-
-    @property
-    def key(self) -> str | None:
-        """The chat that this session belongs to."""
-        return self._key
-
-    @property
-    def created_at(self) -> datetime:
-        """When it was made."""
-        return self._created_at
-
-    @property
-    def updated_at(self) -> datetime:
-        """When anything in it last changed; reading is no change."""
-        return self._updated_at
-
-    @property
-    def agent(self) -> str | None:
-        """The name of the agent that answers here."""
-        return self._agent
-
-    @agent.setter
-    def agent(self, name: str | None) -> None:
-        with self._lock:
-            self._agent = name
-            self._touch(ABOUT)
-
-    @property
-    def title(self) -> str:
-        """The first user's words, or what it was renamed to."""
-        return self._title
-
-    @title.setter
-    def title(self, text: str) -> None:
-        with self._lock:
-            self._title = text
-            self._touch(ABOUT)
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """A copy of what it was created with."""
-        return dict(copied(self._metadata))
-
-    @property
-    def max_history(self) -> int | None:
-        """Messages that the window holds at most, when set."""
-        return self._max_history
-
-    @max_history.setter
-    def max_history(self, count: int | None) -> None:
-        with self._lock:
-            self._max_history = count
-            self._touch(ABOUT)
-
-    def has_expired(self) -> bool:
-        """Whether its time is over, strictly after the moment it was given."""
-        return self._expires_at is not None and self._clock() > self._expires_at
-
-    # State
-
-    def get(self, key: str) -> tuple[Any, bool]:
-        """A copy of the value and True, or None and False."""
-        with self._lock:
-            return copied(self._state.get(key)), key in self._state
-
-    def set(self, key: str, value: Any) -> None:
-        """Keep a value under this key."""
-        with self._lock:
-            self._state[key] = copied(value)
-            self._touch(STATE, by_user=True)
-
-    def delete(self, key: str) -> None:
-        """Remove a key; a missing one is fine."""
-        with self._lock:
-            self._state.pop(key, None)
-            self._touch(STATE, by_user=True)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """A copy of all values."""
-        with self._lock:
-            return dict(copied(self._state))
-
-    # What stores need
-
-    def _touch(self, *sections: str, by_user: bool = False) -> None:
-        self._ledger.touch(sections)
-        self._updated_at = self._clock()
-        if by_user and self._sliding:
-            self._expires_at = self._expiry_from_now()
-
-    def _expiry_from_now(self) -> datetime | None:
-        try:
-            return None if self._ttl is None else self._clock() + timedelta(seconds=self._ttl)
-        except OverflowError:  # beyond the last date there is
-            return None
-
-    @property
-    def revision(self) -> int:
-        """Moves with every commit of its store; a new session begins anywhere."""
-        return self._ledger.revision
-
-    def changes(self) -> Changes | None:
-        """What is not durable yet, as of now; None when everything is."""
-        with self._lock:
-            if self._ledger.is_saved:
-                return None
-            return Changes(
-                revision=self._ledger.revision,
-                entries=self._ledger.fresh,
-                head=self._head(),
-                sections={name: self._section(name) for name in self._ledger.changed},
-                tick=self._ledger.tick,
-            )
-
-    def committed(self, changes: Changes) -> None:
-        """Hear that these changes are durable now; once more, or late, does no harm."""
-        with self._lock:
-            if changes.revision >= self._ledger.revision:
-                self._ledger.committed(changes)
-
-    def _head(self) -> dict[str, Any]:
-        """Where everything stands, small; each layer adds its part."""
-        head = {"rev": self._ledger.revision + 1, "updated_at": rfc3339(self._updated_at)}
-        if self._expires_at is not None:
-            head["expires_at"] = rfc3339(self._expires_at)
-        return head
-
-    def _section(self, name: str) -> Any:
-        """The present value of a section; each layer knows its own."""
-        return self._about() if name == ABOUT else copied(self._state)
-
-    def _about(self) -> dict[str, Any]:
-        about = {
-            "id": self._id,
-            "key": self._key,
-            "created_at": rfc3339(self._created_at),
-            "agent": self._agent,
-            "title": self._title,
-            "metadata": copied(self._metadata),
-            "max_history": self._max_history,
-            "ttl": self._ttl,
-            "sliding": self._sliding,
+    def dump(self) -> dict[str, Any]:
+        """As stores write it; what says nothing is left out."""
+        stored = {
+            "id": self.id,
+            "key": self.key,
+            "created_at": rfc3339(self.created_at),
+            "agent": self.agent,
+            "title": self.title,
+            "metadata": copied(self.metadata),
+            "max_history": self.max_history,
+            "ttl": self.ttl,
+            "sliding": self.sliding,
         }
-        return {name: value for name, value in about.items() if value not in (None, False, {}, "")}
+        return {name: value for name, value in stored.items() if value not in (None, False, {}, "")}
 
-    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-        """Take over what a store kept; each layer takes its part."""
-        self._restore_about(sections.get(ABOUT) or {})
-        self._state = copied(sections.get(STATE) or {})
-        self._updated_at = from_rfc3339(head.get("updated_at"))
-        expires_at = head.get("expires_at")
-        self._expires_at = from_rfc3339(expires_at) if expires_at else None
-
-    def _restore_about(self, about: Mapping[str, Any]) -> None:
-        self._key = about.get("key")
-        self._agent = about.get("agent")
-        self._title = str(about.get("title") or "")
-        self._metadata = copied(about.get("metadata") or {})
-        self._max_history = about.get("max_history")
-        self._ttl = about.get("ttl")
-        self._sliding = bool(about.get("sliding", False))
-        self._created_at = from_rfc3339(about.get("created_at"))
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> About:
+        """Read what was stored, or exported."""
+        return cls(
+            id=stored["id"],
+            key=stored.get("key"),
+            created_at=from_rfc3339(stored.get("created_at")),
+            agent=stored.get("agent"),
+            title=str(stored.get("title") or ""),
+            metadata=copied(stored.get("metadata") or {}),
+            max_history=stored.get("max_history"),
+            ttl=stored.get("ttl"),
+            sliding=bool(stored.get("sliding", False)),
+        )
 
 
 def _seconds(ttl: float | timedelta | None) -> float | None:
     """A life span in seconds; None where it has no end, as with zero or less."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None
-
-
-ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
-WAITING, HEARD = "waiting", "heard"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

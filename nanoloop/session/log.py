@@ -9,19 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from nanoloop.session.chat import MessageSpan, char_size, results_by_call, spans_of
 from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """A value that stands for every entry up to a sequence number; committed as one record."""
-
-    value: Any
-    seq: int = 0
+from nanoloop.session.head import Head
 
 
 class Log:
@@ -32,7 +25,6 @@ class Log:
         self._shown: list[Entry] | None = None
         """The window where it is no plain tail of the log; else None."""
         self._window_seq = 1
-        """Where the window begins, when it is a plain tail."""
         self.start = 1
         """The first sequence number of this history; a reset moves it."""
         self.last = 0
@@ -64,6 +56,16 @@ class Log:
         if self._shown is not None:
             return self._shown
         return self._entries[self._index_after(self._window_seq - 1) :]
+
+    @property
+    def window_seq(self) -> int:
+        """Where the window begins, when it is a plain tail."""
+        return self._window_seq
+
+    @property
+    def shown(self) -> tuple[int | Mapping[str, Any], ...] | None:
+        """The window where it is no plain tail: numbers, and entries that are in no log."""
+        return None if self._shown is None else tuple(e.seq or e.to_dict() for e in self._shown)
 
     @property
     def window_length(self) -> int:
@@ -142,6 +144,19 @@ class Log:
         self._window_seq = self.start
         self.hidden = ()
 
+    def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Make these the history; returns each as it is now.
+
+        A tail of the log stays as it is. Anything else is written again behind it: numbers only
+        grow, and what is durable is never rewritten.
+        """
+        seqs = [entry.seq for entry in entries]
+        if seqs and seqs == [entry.seq for entry in self.between(seqs[0] - 1, self.last)]:
+            self.forget(seqs[0] - 1)
+            return list(entries)
+        self.restart()
+        return [self.append(entry) for entry in entries]
+
     def release(self, upto: int) -> None:
         """Forget, in memory only, what is durable up to `upto` and not in the window."""
         if self._shown is not None:
@@ -206,27 +221,18 @@ class Log:
             return seq >= self._window_seq
         return any(entry.seq == seq for entry in self._shown)
 
-    def head(self) -> dict[str, Any]:
-        """Where everything stands, small, for the store."""
-        head: dict[str, Any] = {"start": self.start, "last": self.last, "window": self._window_seq}
-        if self._shown is not None:
-            head["shown"] = [e.seq or e.to_dict() for e in self._shown]
-        if self.hidden:
-            head["hidden"] = [list(pair) for pair in self.hidden]
-        return head
-
     @classmethod
-    def restored(cls, head: Mapping[str, Any], entries: Iterable[Entry], *, after: int = 0) -> Log:
+    def restored(cls, head: Head, entries: Iterable[Entry], *, after: int = 0) -> Log:
         """The log that a store kept: its head, and all entries whose number is above `after`."""
         log = cls()
         log.released = after
-        log.start = int(head.get("start", 1))
-        log.hidden = tuple((int(a), int(b)) for a, b in head.get("hidden", ()))
+        log.start = head.start
+        log.hidden = head.hidden
         log._entries = [e for e in entries if e.seq >= log.start and not log.is_hidden(e.seq)]
-        log._window_seq = int(head.get("window", log.start))
+        log._window_seq = head.window or log.start
         newest = log._entries[-1].seq if log._entries else 0
-        log.last = max(int(head.get("last", 0)), newest)
-        log._restore_shown(head.get("shown"), int(head.get("last", 0)))
+        log.last = max(head.last, newest)
+        log._restore_shown(head.shown, head.last)
         return log
 
     def _restore_shown(self, shown: Sequence[Any] | None, head_last: int) -> None:
@@ -375,27 +381,3 @@ def _message_start(entries: Sequence[Entry], index: int) -> int:
             break
         begins += len(span.entries)
     return begins
-
-
-Quotes = tuple[Mapping[str, Any], ...]
-
-
-def quotes_in(stored: Any) -> Quotes:
-    """The items in what was stored or exported; what is no item is left out."""
-    found = stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ()
-    return tuple(
-        dict(item)
-        for item in found
-        if isinstance(item, Mapping) and isinstance(item.get("seq"), int) and item.get("text")
-    )
-
-
-def quotes_by_place(items: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Quotes:
-    """The items with, for a number, the place of their entry among these, from 1."""
-    seqs = [entry.seq for entry in entries]
-    return tuple({**item, "seq": bisect_right(seqs, int(item["seq"]))} for item in items)
-
-
-def quotes_moved(items: Iterable[Mapping[str, Any]], by: int) -> Quotes:
-    """The items with their numbers so much higher."""
-    return tuple({**item, "seq": int(item["seq"]) + by} for item in items)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from nanoloop.session.chat import total_chars
 from nanoloop.session.entry import copied
 
 LITE, MEMO = "lite", "memo"
@@ -279,99 +277,3 @@ def _truth(value: Any) -> bool | None:
     if isinstance(value, str):
         return value.strip().lower() in {"true", "1", "yes", "on"} if value.strip() else None
     return None if value is None else bool(value)
-
-
-LITE_RESIZE, DEEP_RESIZE = "lite", "deep"
-FORCED = 1000
-"""The severity of a resize that was asked for."""
-
-Decision = dict[str, Any]
-"""`type`, and where they are known `reason`, `severity` and `meta`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeFigures:
-    """What the rules look at; a limit of 0 is none."""
-
-    chars: int
-    chars_limit: int
-    messages: int
-    messages_limit: int
-    turns: int
-    """Since the last resize."""
-    turns_limit: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResizeRule:
-    """One reason to resize, with its own comparison."""
-
-    reason: str
-    type: str
-    severity: int
-    is_due: Callable[[ResizeFigures], bool]
-
-
-RESIZE_RULES = (
-    ResizeRule(
-        reason="max_messages_text_length",
-        type=DEEP_RESIZE,
-        severity=100,
-        is_due=lambda now: 0 < now.chars_limit <= now.chars,
-    ),
-    ResizeRule(
-        reason="max_keep_messages_count",
-        type=LITE_RESIZE,
-        severity=50,
-        is_due=lambda now: 0 < now.messages_limit < now.messages,
-    ),
-    ResizeRule(
-        reason="every_n_turns",
-        type=LITE_RESIZE,
-        severity=10,
-        is_due=lambda now: 0 < now.turns_limit <= now.turns,
-    ),
-)
-"""The first that is due decides; the most severe stands first."""
-
-
-def default_decision(
-    messages: Sequence[Mapping[str, Any]], options: Options, *, turns: int
-) -> Decision | None:
-    """What the rules say of this window, so many turns after the last resize."""
-    now = ResizeFigures(
-        chars=total_chars(messages),
-        chars_limit=options.chars,
-        messages=len(messages),
-        messages_limit=options.messages,
-        turns=turns,
-        turns_limit=options.every_n_turns,
-    )
-    for rule in RESIZE_RULES:
-        if rule.is_due(now):
-            return {"type": rule.type, "reason": rule.reason, "severity": rule.severity}
-    return None
-
-
-def forced_decision(force: object) -> Decision | None:
-    """What `force` asks for: a type by name, deep by any other yes; None where it asks nothing."""
-    if not force:
-        return None
-    return {
-        "type": force if isinstance(force, str) else DEEP_RESIZE,
-        "reason": "force",
-        "severity": FORCED,
-    }
-
-
-def checked_decision(said: object) -> Decision | None:
-    """What a policy said, as a decision; raises TypeError where it is none."""
-    if said is None:
-        return None
-    if isinstance(said, str):
-        return {"type": said}
-    if isinstance(said, Mapping) and isinstance(said.get("type"), str):
-        return dict(said)
-    raise TypeError(
-        f"a policy returns None, a type, or a dict with a type, not {type(said).__name__}: {said!r}"
-    )

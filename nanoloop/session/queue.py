@@ -1,10 +1,11 @@
-"""Which messages of its chat a session has heard, and its notes on those that were changed."""
+"""What waits in a session for its turn or for its arrival, and which messages it has heard."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nanoloop.session.entry import Entry
 
@@ -17,6 +18,77 @@ NOTED_LIMIT = 100
 
 _line = json.JSONEncoder().encode
 """An id as it stands in the text: with no line break in it, whatever it is."""
+
+
+class Queue:
+    """Messages of a chat before their turn, and answers before they have arrived."""
+
+    __slots__ = ("heard", "noted", "unsent", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: tuple[Entry, ...] = ()
+        """What was said while an answer was under way, oldest first; in no log yet."""
+        self.unsent: tuple[int, ...] = ()
+        """The numbers of answers that their chat may not have got, oldest first."""
+        self.heard = MessageIds()
+        """The newest messages of the chat, whatever became of them."""
+        self.noted: tuple[str, ...] = ()
+        """Those of them that are in no entry."""
+
+    def hold(self, entry: Entry) -> None:
+        """Keep a message until its turn comes."""
+        self.heard.add(message_id_of(entry))
+        self.waiting = (*self.waiting, entry)
+
+    def find(self, entry_id: str) -> Entry | None:
+        """The waiting message with this id of an entry."""
+        return next((entry for entry in self.waiting if entry.id == entry_id), None)
+
+    def let_go(self, entry_id: str) -> bool:
+        """Let that message wait no more; False if it didn't."""
+        left = tuple(entry for entry in self.waiting if entry.id != entry_id)
+        has_left = len(left) < len(self.waiting)
+        self.waiting = left
+        return has_left
+
+    def amend(self, message_id: str, text: str | None) -> bool:
+        """Give a waiting message other words, or with None take it back; False if none waits."""
+        mine = {entry.id for entry in self.waiting if message_id_of(entry) == message_id}
+        if text is None:
+            self.waiting = tuple(entry for entry in self.waiting if entry.id not in mine)
+        else:
+            self.waiting = tuple(reworded(e, text) if e.id in mine else e for e in self.waiting)
+        return bool(mine)
+
+    def note(self, message_ids: Iterable[str]) -> None:
+        """Remember messages that are no entries here."""
+        known = {**dict.fromkeys(self.noted), **dict.fromkeys(message_ids)}
+        self.noted = tuple(known)[-NOTED_LIMIT:]
+        self.heard.add(*self.noted)
+
+    def dump_waiting(self) -> list[dict[str, Any]]:
+        """The waiting messages, as stores write them."""
+        return [entry.to_dict() for entry in self.waiting]
+
+    def load_waiting(self, stored: Iterable[Mapping[str, Any]]) -> None:
+        """Take what was stored for what waits."""
+        self.waiting = tuple(map(Entry.from_dict, stored))
+
+    def load_noted(self, stored: Iterable[str]) -> None:
+        """Take what was stored for what is noted."""
+        self.noted = tuple(map(str, stored))
+
+    def restored(self, entries: Sequence[Entry], heard: Iterable[str]) -> None:
+        """Drop what is in the log already, as after a torn commit, and remember what was heard."""
+        there = {entry.id for entry in entries}
+        self.waiting = tuple(entry for entry in self.waiting if entry.id not in there)
+        said = (message_id_of(entry) for entry in entries if entry.role == "user")
+        self.heard.add(*heard, *self.noted, *said)
+
+
+def message_id_of(entry: Entry) -> str | None:
+    """The channel's id of what a user said."""
+    return entry.metadata.get(MESSAGE_ID)
 
 
 class MessageIds:
@@ -59,7 +131,7 @@ def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
     if first is None:
         return []
     said = entries[first:]
-    names = {None, *(entry.metadata.get(MESSAGE_ID) for entry in said)}
+    names = {None, *map(message_id_of, said)}
     return [entry for entry in said if entry.metadata.get(AMENDS) in names]
 
 

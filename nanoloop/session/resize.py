@@ -1,32 +1,43 @@
-"""Keeping a history small for the model: when and how to resize, and what becomes of the memo."""
+"""Keeping a history small for the model: when to resize, how, and what becomes of the memo."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol, Self, TypedDict, Unpack
-from weakref import WeakMethod
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nanoloop.errors import HistoryNotLoaded
+from nanoloop.errors import HistoryNotLoaded, SettingsError
 from nanoloop.protocols import Provider
-from nanoloop.session.chat import HandedMessages, char_size, messages_of
-from nanoloop.session.conversation import Archive, ChangeableHistory
+from nanoloop.session.chat import HandedMessages, char_size, messages_of, total_chars
+from nanoloop.session.digest import Digest
 from nanoloop.session.entry import Entry, copied
-from nanoloop.session.head import MEMO, SETTINGS, Identity
-from nanoloop.session.log import Digest, cut
-from nanoloop.session.memo import LAST_RESIZE, MemoKeeper, Schema
-from nanoloop.session.options import (
-    DEEP_RESIZE,
-    LITE_RESIZE,
-    Decision,
-    Options,
-    checked_decision,
-    default_decision,
-    forced_decision,
-)
-from nanoloop.session.sync import Handler, Mutex, blocking, called, fitting
+from nanoloop.session.log import cut
+from nanoloop.session.options import Options
+from nanoloop.session.sync import Handler, Mutex, called, fitting
+
+if TYPE_CHECKING:
+    from nanoloop.session.session import Session
+
+LITE, DEEP = "lite", "deep"
+FORCED = 1000
+"""The severity of a resize that was asked for."""
+LAST_RESIZE = "last_resize"
+"""The key of a memo that no model sees."""
+RESULT_LIMIT = 2000
+"""Characters of a tool's result that a memo is made from."""
+REF_LIMIT = 500
+"""Characters of a reference that are shown; what is longer is a payload in disguise."""
+_FENCE = re.compile(r"^```\w*\s*\n(.*?)\n?```\s*$", re.DOTALL)
+_REFS = ("file", "url", "path", "id", "name")
+_FACTS = ("name", "mime_type", "size", "width", "height", "duration")
+_TEXT = {"text", "input_text", "output_text", "tool_use", "tool_result"}
+
+Decision = dict[str, Any]
+"""`type`, and where they are known `reason`, `severity` and `meta`."""
+Schema = Callable[[Any], Any] | Mapping[str, Any]
+"""A callable that says no by False or an exception, a pydantic model class, or a JSON schema."""
 
 
 class ReadEntries(Protocol):
@@ -35,326 +46,6 @@ class ReadEntries(Protocol):
     def __call__(self, *, after: int, upto: int) -> Awaitable[list[Entry]]:
         """Oldest first."""
         ...
-
-
-class Handlers(TypedDict, total=False):
-    """What a session may be given to go by; each is stronger than any setting."""
-
-    provider: Provider | None
-    """Who is asked to update the memo."""
-    settings: Mapping[str, Any] | None
-    """Stronger than the defaults, weaker than what is set in the session."""
-    policy_handler: Handler | None
-    resize_handlers: Mapping[str, Handler] | None
-    """In place of both defaults."""
-    attachment_summary_handler: Handler | None
-    memo_update_handler: Handler | None
-    memo_schema: Schema | None
-    token_counter: Callable[[str], int] | None
-    archive: Archive | None
-
-
-class Resizing(ChangeableHistory):
-    """A history with a memo, and rules for when it grows too long."""
-
-    def __init__(
-        self,
-        *,
-        handlers: Handlers,
-        **identity: Unpack[Identity],
-    ) -> None:
-        counter, archive = handlers.get("token_counter"), handlers.get("archive")
-        super().__init__(token_counter=counter, archive=archive, **identity)
-        self._memo = Digest(value={})
-        self._last_resize: dict[str, Any] = {}
-        self._resizes = Mutex()
-        # Weakly: a session that nobody holds is gone at once, without waiting for the collector.
-        me = WeakMethod(self._settings_changed)
-        self._options = Options(
-            handlers.get("settings"), changed=lambda: changed() if (changed := me()) else None
-        )
-        self._policy = handlers.get("policy_handler")
-        given = handlers.get("resize_handlers")
-        self._handlers: dict[str, Resize] = (
-            dict(DEFAULT_RESIZES)
-            if given is None
-            else {name: custom(h) for name, h in given.items()}
-        )
-        self._keeper = MemoKeeper(
-            provider=handlers.get("provider"),
-            handler=handlers.get("memo_update_handler"),
-            attachments=handlers.get("attachment_summary_handler"),
-            schema=handlers.get("memo_schema"),
-        )
-
-    def _settings_changed(self) -> None:
-        with self._lock:
-            self._touch(SETTINGS)
-
-    # What it goes by
-
-    @property
-    def settings(self) -> Options:
-        """Its settings: its own over what it was given over the defaults."""
-        return self._options
-
-    def configure(
-        self,
-        *,
-        mode: str | None = None,
-        limit: Mapping[str, Any] | None = None,
-        every_n_turns: int | str | None = None,
-    ) -> Self:
-        """Set the few that most need; limits of several calls add up."""
-        with self._lock:
-            self._options.configure(mode=mode, limit=limit, every_n_turns=every_n_turns)
-        return self
-
-    @property
-    def provider(self) -> Provider | None:
-        """Who is asked to update the memo."""
-        return self._keeper.provider
-
-    @provider.setter
-    def provider(self, provider: Provider | None) -> None:
-        self._keeper.provider = provider
-
-    def set_policy_handler(self, handler: Handler | None) -> Self:
-        """Ask this instead of the rules: (full, current, settings) to None, a type or a dict."""
-        self._policy = handler
-        return self
-
-    def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
-        """Use this for resizes of that type: (full, current, memo, settings) to the first three."""
-        self._handlers[type] = custom(handler)
-        return self
-
-    def set_attachment_summary_handler(self, handler: Handler | None) -> Self:
-        """Let this describe what came with a message: one message to a list."""
-        self._keeper.attachments = handler
-        return self
-
-    def set_memo_update_handler(self, handler: Handler | None) -> Self:
-        """Let this update the memo: (memo, messages, attachments, settings) to a dict."""
-        self._keeper.handler = handler
-        return self
-
-    @property
-    def has_resize_rules(self) -> bool:
-        """Whether anyone but the defaults may say that it is time to resize."""
-        return self._policy is not None or self._options.is_set
-
-    def _take_handlers(self, other: Resizing) -> None:
-        """Go by the same handlers as another session."""
-        self._policy = other._policy
-        self._handlers = dict(other._handlers)
-        self._keeper = copy(other._keeper)
-
-    # The memo
-
-    @property
-    def memo(self) -> Any:
-        """A copy of what the conversation has come to, {} at first."""
-        with self._lock:
-            return copied(self._memo.value)
-
-    @memo.setter
-    def memo(self, value: Any) -> None:
-        with self._lock:
-            self._memo = Digest(value=copied(value), seq=self._memo.seq)
-            self._touch(MEMO)
-
-    @property
-    def memo_seq(self) -> int:
-        """Entries up to here are in the memo."""
-        return max(self._memo.seq, self._log.start - 1)
-
-    @property
-    def memo_cursor(self) -> int:
-        """Messages of the whole history that are in the memo."""
-        with self._lock:
-            return len(messages_of([e for e in self._whole() if e.seq <= self._memo.seq]))
-
-    @property
-    def last_resize(self) -> dict[str, Any] | None:
-        """Type, turn and reason of the last resize; None before the first."""
-        names = ("type", "turn", "reason")
-        return {name: self._last_resize[name] for name in names} if self._last_resize else None
-
-    @property
-    def last_resize_turn(self) -> int:
-        """The turn of the last resize, 0 before the first."""
-        return int(self._last_resize.get("turn", 0))
-
-    # The seed's names for the same
-    _last_resize_turn = last_resize_turn
-    _memo_cursor = memo_cursor
-
-    def reset_history(self) -> None:
-        """Empty the history and begin a new epoch; memo, summary and state stay."""
-        with self._lock:
-            super().reset_history()
-            self._last_resize = {}
-
-    def clear(self) -> None:
-        """Empty the history and everything drawn from it; the state stays."""
-        with self._lock:
-            super().clear()
-            self._memo = Digest(value={}, seq=self._log.last)
-            self._touch(MEMO)
-
-    def undo(self) -> list[Entry]:
-        """Take back the last exchange; as `History.undo`."""
-        with self._lock:
-            taken = super().undo()
-            if self._last_resize:
-                self._last_resize["turn"] = min(self.last_resize_turn, self._turns)
-            return taken
-
-    # Resizing
-
-    def judge_resize(self, force: object = False) -> Decision | None:
-        """As `async_judge_resize`, from code that can't await."""
-        return blocking(partial(self.async_judge_resize, force))
-
-    def resize(self, force: object = False) -> list[dict[str, Any]]:
-        """As `async_resize`, from code that can't await."""
-        self._resizes.check_may_block()
-        return blocking(partial(self.async_resize, force))
-
-    async def async_judge_resize(
-        self, force: object = False, *, read: ReadEntries | None = None
-    ) -> Decision | None:
-        """What should be done: None, or a decision with its type and reason.
-
-        `force` is a type, or True for deep. Raises TypeError where the policy's answer is none.
-        """
-        if decision := forced_decision(force):
-            return decision
-        with self._lock:
-            options, current = self._options.snapshot(), self.messages
-            turns = self._turns - self.last_resize_turn
-        if self._policy is None:
-            return default_decision(current, options, turns=turns)
-        history = await self._entries_after(0, self._log.last, read)
-        given = fitting(self._policy, messages_of(history), current, options)
-        return checked_decision(await called(self._policy, *given))
-
-    async def async_resize(
-        self, force: object = False, *, read: ReadEntries | None = None
-    ) -> list[dict[str, Any]]:
-        """Resize if it is time, or by `force`; returns the window as chat messages.
-
-        Raises KeyError for a type without a handler, and whatever a handler raises; nothing has
-        changed then. `read` gets what is only in the store; without it, and where it is needed,
-        `HistoryNotLoaded` is raised.
-        """
-        async with self._resizes:
-            decision = await self.async_judge_resize(force, read=read)
-            if decision is not None:
-                await self._resize(decision, is_forced=bool(force), read=read)
-            return self.messages
-
-    async def _resize(
-        self, decision: Decision, *, is_forced: bool, read: ReadEntries | None
-    ) -> None:
-        resize = self._handlers.get(decision["type"])
-        if resize is None:
-            raise KeyError(f"no handler for a resize of type {decision['type']!r}")
-        now = self._snapshot(read)
-        # Else a window that sits exactly at its limit would be resized for ever.
-        is_default = resize in DEFAULT_RESIZES.values()
-        if is_default and not is_forced and not now.kept_from and now.end == self._resized_seq:
-            return
-        outcome = await resize(now, self._keeper)
-        self._apply(now, outcome, decision, is_default=is_default)
-
-    @property
-    def _resized_seq(self) -> int:
-        return int(self._last_resize.get("seq", 0))
-
-    def _snapshot(self, read: ReadEntries | None) -> ResizeInput:
-        with self._lock:
-            end = self._log.last
-            return ResizeInput(
-                entries_after=lambda after: self._entries_after(after, end, read),
-                window=self.window,
-                memo=self.memo,
-                memo_seq=self.memo_seq,
-                end=end,
-                epoch=self._epoch,
-                turns=self._turns,
-                options=self._options.snapshot(),
-            )
-
-    async def _entries_after(self, after: int, upto: int, read: ReadEntries | None) -> list[Entry]:
-        with self._lock:
-            after, released = max(after, self._log.start - 1), self._log.released
-            present = list(self._log.between(after, upto))
-        if after >= released:
-            return present
-        if read is None:
-            raise HistoryNotLoaded(self._id)
-        stored = await read(after=after, upto=min(released, upto))
-        return [*(e for e in stored if not self._log.is_hidden(e.seq)), *present]
-
-    def _apply(
-        self, now: ResizeInput, outcome: ResizeResult, decision: Decision, *, is_default: bool
-    ) -> None:
-        with self._lock:
-            if self._epoch != now.epoch:
-                return
-            shown = self._still_shown(now, outcome.current)
-            if outcome.full is not None:
-                since = self._log.between(now.end, self._log.last)
-                again = self._replace([*outcome.full, *since])
-                shown = [again.get(id(entry), entry) for entry in shown]
-            self._log.show(shown)
-            self._note_resize(now, outcome, decision, is_default=is_default)
-
-    def _still_shown(self, now: ResizeInput, current: Iterable[Entry]) -> list[Entry]:
-        """The new window: what left it or was taken back meanwhile is out, what came is in."""
-        was_shown = {entry.seq for entry in now.window}
-        is_shown = {entry.seq for entry in self._log.window}
-        kept = [e for e in current if e.seq in is_shown or e.seq not in was_shown]
-        kept = [e for e in kept if not self._log.is_hidden(e.seq)]
-        return [*kept, *(e for e in self._log.window if e.seq > now.end)]
-
-    def _note_resize(
-        self, now: ResizeInput, outcome: ResizeResult, decision: Decision, *, is_default: bool
-    ) -> None:
-        kind, reason = decision["type"], decision.get("reason")
-        self._last_resize = {
-            "type": kind,
-            "turn": now.turns,
-            "reason": reason or f"{kind}_resize",
-            "seq": now.end,
-        }
-        memo = outcome.memo
-        if isinstance(memo, dict) and (reason or is_default):
-            memo = {**memo, LAST_RESIZE: self.last_resize}
-        if memo != self._memo.value or outcome.memo_seq != self._memo.seq:
-            self._memo = Digest(value=memo, seq=outcome.memo_seq)
-            self._touch(MEMO)
-        self._touch()
-
-    # What stores need
-
-    def _head(self) -> dict[str, Any]:
-        resized = {"resized": dict(self._last_resize)} if self._last_resize else {}
-        return {**super()._head(), **resized}
-
-    def _section(self, name: str) -> Any:
-        if name == MEMO:
-            return {"value": copied(self._memo.value), "seq": self._memo.seq}
-        return self._options.own() if name == SETTINGS else super()._section(name)
-
-    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-        super()._restore(head, sections)
-        self._last_resize = dict(head.get("resized") or {})
-        memo = sections.get(MEMO) or {}
-        self._memo = Digest(value=copied(memo.get("value", {})), seq=int(memo.get("seq", 0)))
-        self._options.replace(sections.get(SETTINGS) or {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,31 +81,213 @@ class ResizeResult:
     """The history, where it is replaced."""
 
 
-Resize = Callable[[ResizeInput, MemoKeeper], Awaitable[ResizeResult]]
+@dataclass(slots=True, kw_only=True)
+class ResizeHandlers:
+    """What the resizes of one session go by; each is stronger than any setting."""
+
+    policy: Handler | None = None
+    """Gets full, current and settings; its answer is asked for instead of the rules'."""
+    resizes: dict[str, Resize] = field(default_factory=lambda: dict(DEFAULT_RESIZES))
+    """By type."""
+    memo_update: Handler | None = None
+    """Gets memo, messages, attachments and settings; its dict is the new memo."""
+    attachments: Handler | None = None
+    """Gets one message; returns the summaries of what came with it."""
+    fits: Callable[[Any], bool] = lambda _: True
+    """Whether a new memo is taken."""
+    provider: Provider | None = None
+    """Who is asked for a memo where no handler is."""
+    mutex: Mutex = field(default_factory=Mutex)
+    """One resize of a session at a time."""
+
+    def copy(self) -> ResizeHandlers:
+        """The same for another session."""
+        return replace(self, resizes=dict(self.resizes), mutex=Mutex())
 
 
-async def lite(now: ResizeInput, keeper: MemoKeeper) -> ResizeResult:
+Resize = Callable[[ResizeInput, ResizeHandlers], Awaitable[ResizeResult]]
+
+
+# When
+
+
+async def judge(
+    session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
+) -> Decision | None:
+    """What should be done: None, or a decision with its type and reason.
+
+    Raises TypeError where the policy's answer is none.
+    """
+    if force:
+        kind = force if isinstance(force, str) else DEEP
+        return {"type": kind, "reason": "force", "severity": FORCED}
+    with session.lock:
+        options, current = session.settings.snapshot(), session.messages
+        turns = session.turns - session.last_resize_turn
+    if by.policy is None:
+        return default_decision(current, options, turns=turns)
+    history = await _entries_after(session, 0, session.last_seq, read)
+    given = fitting(by.policy, messages_of(history), current, options)
+    return _checked_decision(await called(by.policy, *given))
+
+
+def default_decision(
+    messages: Sequence[Mapping[str, Any]], options: Options, *, turns: int
+) -> Decision | None:
+    """What the rules say of this window, so many turns after the last resize."""
+    rules = (
+        (DEEP, "max_messages_text_length", 100, 0 < options.chars <= total_chars(messages)),
+        (LITE, "max_keep_messages_count", 50, 0 < options.messages < len(messages)),
+        (LITE, "every_n_turns", 10, 0 < options.every_n_turns <= turns),
+    )
+    # The first that is due decides; the most severe stands first.
+    due = ((kind, reason, severity) for kind, reason, severity, is_due in rules if is_due)
+    for kind, reason, severity in due:
+        return {"type": kind, "reason": reason, "severity": severity}
+    return None
+
+
+def _checked_decision(said: object) -> Decision | None:
+    if said is None:
+        return None
+    if isinstance(said, str):
+        return {"type": said}
+    if isinstance(said, Mapping) and isinstance(said.get("type"), str):
+        return dict(said)
+    raise TypeError(
+        f"a policy returns None, a type, or a dict with a type, not {type(said).__name__}: {said!r}"
+    )
+
+
+# How
+
+
+async def run(
+    session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
+) -> list[dict[str, Any]]:
+    """Resize if it is time, or by `force`; returns the window as chat messages.
+
+    Raises KeyError for a type without a handler, and whatever a handler raises; nothing has
+    changed then.
+    """
+    async with by.mutex:
+        decision = await judge(session, by, force, read)
+        if decision is not None:
+            await _resize(session, by, decision, is_forced=bool(force), read=read)
+        return session.messages
+
+
+async def _resize(
+    session: Session,
+    by: ResizeHandlers,
+    decision: Decision,
+    *,
+    is_forced: bool,
+    read: ReadEntries | None,
+) -> None:
+    resize = by.resizes.get(decision["type"])
+    if resize is None:
+        raise KeyError(f"no handler for a resize of type {decision['type']!r}")
+    now = _input(session, read)
+    is_default = resize in DEFAULT_RESIZES.values()
+    # Else a window that sits exactly at its limit would be resized for ever.
+    is_done = not now.kept_from and now.end == session.resized.get("seq", 0)
+    if is_default and is_done and not is_forced:
+        return
+    _apply(session, now, await resize(now, by), decision, is_default=is_default)
+
+
+def _input(session: Session, read: ReadEntries | None) -> ResizeInput:
+    with session.lock:
+        end = session.last_seq
+        return ResizeInput(
+            entries_after=lambda after: _entries_after(session, after, end, read),
+            window=session.window,
+            memo=session.memo,
+            memo_seq=session.memo_seq,
+            end=end,
+            epoch=session.epoch,
+            turns=session.turns,
+            options=session.settings.snapshot(),
+        )
+
+
+async def _entries_after(
+    session: Session, after: int, upto: int, read: ReadEntries | None
+) -> list[Entry]:
+    log = session.log
+    with session.lock:
+        after, released = max(after, log.start - 1), log.released
+        present = list(log.between(after, upto))
+    if after >= released:
+        return present
+    if read is None:
+        raise HistoryNotLoaded(session.id)
+    stored = await read(after=after, upto=min(released, upto))
+    return [*(entry for entry in stored if not log.is_hidden(entry.seq)), *present]
+
+
+def _apply(
+    session: Session,
+    now: ResizeInput,
+    result: ResizeResult,
+    decision: Decision,
+    *,
+    is_default: bool,
+) -> None:
+    with session.lock:
+        if session.epoch != now.epoch:
+            return
+        shown = _still_shown(session, now, result.current)
+        if result.full is not None:
+            whole = [*result.full, *session.log.between(now.end, session.last_seq)]
+            again = dict(zip(map(id, whole), session.rewrite(whole), strict=True))
+            shown = [again.get(id(entry), entry) for entry in shown]
+        session.show(shown)
+        reason = decision.get("reason")
+        resized = {
+            "type": decision["type"],
+            "turn": now.turns,
+            "reason": reason or f"{decision['type']}_resize",
+        }
+        memo = result.memo
+        if isinstance(memo, dict) and (reason or is_default):
+            memo = {**memo, LAST_RESIZE: resized}
+        digest = Digest(value=memo, seq=result.memo_seq)
+        session.note_resize({**resized, "seq": now.end}, digest)
+
+
+def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -> list[Entry]:
+    """The new window: what left it or was taken back meanwhile is out, what came is in."""
+    was_shown = {entry.seq for entry in now.window}
+    is_shown = {entry.seq for entry in session.log.window}
+    kept = [e for e in current if e.seq in is_shown or e.seq not in was_shown]
+    kept = [e for e in kept if not session.log.is_hidden(e.seq)]
+    return [*kept, *(e for e in session.log.window if e.seq > now.end)]
+
+
+async def lite(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
     """Take what is new into the memo, and prune."""
-    return await _default(now, keeper, after=now.memo_seq, chunked=False)
+    return await _default(now, by, after=now.memo_seq, chunked=False)
 
 
-async def deep(now: ResizeInput, keeper: MemoKeeper) -> ResizeResult:
+async def deep(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
     """Take the whole history into the memo, piece by piece, and prune."""
-    return await _default(now, keeper, after=0, chunked=True)
+    return await _default(now, by, after=0, chunked=True)
 
 
-DEFAULT_RESIZES: Mapping[str, Resize] = {LITE_RESIZE: lite, DEEP_RESIZE: deep}
+DEFAULT_RESIZES: Mapping[str, Resize] = {LITE: lite, DEEP: deep}
 
 
 async def _default(
-    now: ResizeInput, keeper: MemoKeeper, *, after: int, chunked: bool
+    now: ResizeInput, by: ResizeHandlers, *, after: int, chunked: bool
 ) -> ResizeResult:
     memo, memo_seq = now.memo, now.end
     if now.options.memo_enabled and isinstance(memo, dict):
-        if keeper.is_able:
+        if by.memo_update is not None or by.provider is not None:
             messages = messages_of(await now.entries_after(after))
             for chunk in chunks(messages, now.options.chars if chunked else 0):
-                memo = await keeper.updated(memo, chunk, now.options)
+                memo = await _updated_memo(memo, chunk, now.options, by)
         else:
             memo_seq = now.memo_seq  # nobody to ask: what is new waits until there is
     return ResizeResult(current=now.window[now.kept_from :], memo=memo, memo_seq=memo_seq)
@@ -438,7 +311,7 @@ def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict
 def custom(handler: Handler) -> Resize:
     """A handler of the user's: (full, current, memo, settings) to (full, current, memo)."""
 
-    async def resize(now: ResizeInput, _: MemoKeeper) -> ResizeResult:
+    async def resize(now: ResizeInput, _: ResizeHandlers) -> ResizeResult:
         handed = HandedMessages(await now.entries_after(0))
         current = handed.shown(now.window)
         before = copied(current)
@@ -469,3 +342,188 @@ def _checked_result(said: Any) -> tuple[list[Any], list[Any], Any]:
 
 def _are_messages(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(item, Mapping) for item in value)
+
+
+# The memo
+
+
+async def _updated_memo(
+    memo: Any, messages: Sequence[dict[str, Any]], options: Options, by: ResizeHandlers
+) -> Any:
+    """The memo with these messages taken in; the same one where nothing usable came back."""
+    attachments = [about for message in messages for about in await _summaries(message, by)]
+    said: Any = None
+    if by.memo_update is not None:
+        given = (_without_resize(memo), copied(messages), attachments, options)
+        said = copied(await called(by.memo_update, *given))
+    elif by.provider is not None:
+        asked = _memo_request(memo, messages, attachments, options)
+        model = options.get("session.memo.model")
+        reply = await by.provider.chat(messages=asked, tools=None, model=model)
+        said = unwrapped(_object_in(reply.text))
+    return said if isinstance(said, dict) and by.fits(said) else memo
+
+
+async def _summaries(message: dict[str, Any], by: ResizeHandlers) -> list[Any]:
+    if by.attachments is None:
+        return list(attachment_summaries(message))
+    said = await called(by.attachments, message)
+    if said is None:
+        return []
+    return list(said) if isinstance(said, (list, tuple)) else [said]
+
+
+def _memo_request(
+    memo: Any,
+    messages: Sequence[Mapping[str, Any]],
+    attachments: Sequence[Any],
+    options: Options,
+) -> list[dict[str, Any]]:
+    """What the model is asked: the instructions, then memo, messages and attachments as JSON."""
+    given = {
+        "current_memo": _without_resize(memo),
+        "messages": [_serialised(message) for message in messages],
+        "attachments": list(attachments),
+    }
+    text = json.dumps(given, ensure_ascii=False, default=str)
+    return [
+        {"role": "system", "content": options.instruct},
+        {"role": "user", "content": text},
+    ]
+
+
+def _without_resize(memo: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the memo as a model may see it."""
+    return {key: copied(value) for key, value in memo.items() if key != LAST_RESIZE}
+
+
+def _serialised(message: Mapping[str, Any]) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": message.get("role"), "content": _content(message)}
+    if calls := message.get("tool_calls"):
+        functions = [call.get("function") or {} for call in calls]
+        said["tool_calls"] = [
+            {name: function.get(name) for name in ("name", "arguments")} for function in functions
+        ]
+    return said
+
+
+def _content(message: Mapping[str, Any]) -> Any:
+    content = message.get("content")
+    if isinstance(content, Mapping):
+        content = content.get("content")
+    text = without_payloads(content)
+    if message.get("role") == "tool" and isinstance(text, str) and len(text) > RESULT_LIMIT:
+        return text[:RESULT_LIMIT] + "…"
+    return text
+
+
+def _object_in(text: str) -> Any:
+    """The JSON value in a text, with or without a code fence and words around it."""
+    fenced = _FENCE.match(text.strip())
+    whole = fenced[1] if fenced else text.strip()
+    for candidate in (whole, whole[whole.find("{") : whole.rfind("}") + 1]):
+        try:
+            return json.loads(candidate)
+        except ValueError:
+            continue
+    return None
+
+
+def unwrapped(said: Any) -> dict[str, Any] | None:
+    """What stands under `memo`, if it is a dict; else the dict itself; else None."""
+    if not isinstance(said, Mapping):
+        return None
+    inner = said.get("memo")
+    return dict(inner) if isinstance(inner, Mapping) else dict(said)
+
+
+def check_of(schema: Schema | None) -> Callable[[Any], bool]:
+    """Whether a memo has the shape that its owner wants; any has where there is no schema.
+
+    Raises `SettingsError` for a JSON schema that nothing here can check.
+    """
+    if schema is None:
+        return lambda _: True
+    if isinstance(schema, Mapping):
+        return _json_schema_check(schema)
+    check = getattr(schema, "model_validate", schema)
+
+    def fits(memo: Any) -> bool:
+        try:
+            return check(memo) is not False
+        except (ValueError, TypeError, KeyError, AssertionError):
+            return False
+
+    return fits
+
+
+def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
+    try:
+        from jsonschema.validators import (  # type: ignore[import-untyped]  # noqa: PLC0415 - if it is there
+            validator_for,
+        )
+    except ImportError:
+        raise SettingsError(
+            "memo_schema is a JSON schema, and jsonschema, which checks those, is not installed: "
+            "pip install jsonschema, or give a pydantic model or a function"
+        ) from None
+    validator = validator_for(schema)
+    validator.check_schema(schema)
+    return lambda memo: bool(validator(schema).is_valid(memo))
+
+
+# Attachments
+
+
+def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Type, reference and known facts of each part of a message that is no text."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return [
+        {"type": part["type"], "ref": _ref(part), "meta": _facts(part)}
+        for part in parts
+        if isinstance(part, Mapping) and part.get("type") and part["type"] not in _TEXT
+    ]
+
+
+def _ref(part: Mapping[str, Any]) -> Any:
+    """The first reference there is: in the part itself, else in what it wraps."""
+    wrapped = [value for value in part.values() if isinstance(value, Mapping)]
+    for holder in (part, *wrapped):
+        for name in _REFS:
+            value = holder.get(name)
+            if value and not isinstance(value, (Mapping, list)):
+                return _shown_ref(value)
+    plain = part.get(str(part["type"]))
+    return _shown_ref(plain) if isinstance(plain, str) and plain else None
+
+
+def _shown_ref(ref: Any) -> Any:
+    if not isinstance(ref, str):
+        return ref
+    if ref.startswith("data:"):
+        return ref.partition(",")[0][:REF_LIMIT]
+    return ref if len(ref) <= REF_LIMIT else ref[:REF_LIMIT] + "…"
+
+
+def _facts(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part[name] for name in _FACTS if part.get(name)}
+
+
+def without_payloads(content: Any) -> Any:
+    """A content with its attachments named instead of carried."""
+    if not isinstance(content, list):
+        return content
+    return "\n".join(filter(None, (_in_words(part) for part in content)))
+
+
+def _in_words(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        return ""
+    if isinstance(part.get("text"), str):
+        return str(part["text"])
+    if part.get("type") == "tool_use":
+        return f"[calls {part.get('name', '')}]"
+    return " ".join(f"[{about['type']}]" for about in attachment_summaries({"content": [part]}))

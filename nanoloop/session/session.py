@@ -1,156 +1,66 @@
 """One conversation: its log and window, its digests, its state. Pure data, no I/O.
 
-It is built in layers: `Record` (who, how long, state), `Conversation` (log, window, summary),
-`QueuedConversation` (what waits for its turn or has not arrived), `ChangeableHistory` (the whole
-of it), `Resizing` (memo, settings, policy), `Portable` (export and import), `Pinned` (kept in
-view), `Erasing` (for good), and on top `Session`.
+`Log` has the entries, `Conversation` what the loop and the stores use, `Session` the rest: what
+people's own code calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
-from nanoloop.errors import NotPossible
-from nanoloop.session.conversation import title_of
-from nanoloop.session.entry import ERASED, Entry, copied, utc_now
-from nanoloop.session.export import (
-    ImportedHistory,
-    Portable,
-    Rendered,
-    as_markdown,
-    conversation_text,
-    counted,
-    displayed,
-    parsed,
-    rendered,
+from nanoloop.protocols import Provider
+from nanoloop.session import export, resize
+from nanoloop.session.chat import (
+    HandedMessages,
+    begins_apart,
+    entries_of,
+    entry_text,
+    messages_of,
+    rough_tokens,
+    tool_result_of_block,
 )
-from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Identity
-from nanoloop.session.log import Digest, Log, Quotes, quotes_by_place, quotes_in, quotes_moved
-from nanoloop.session.queue import MESSAGE_ID
-from nanoloop.session.resize import Handlers
+from nanoloop.session.conversation import Archive, Conversation
+from nanoloop.session.entry import TOOL_CALL, Entry, copied, utc_now
+from nanoloop.session.export import Rendered, parsed
+from nanoloop.session.head import ABOUT, MEMO, STATE, About, Head
+from nanoloop.session.log import Log
+from nanoloop.session.resize import Decision, ReadEntries, ResizeHandlers, Schema
+from nanoloop.session.sync import Handler, blocking
 
-PINS = "pins"
-MOST_PINS = 10
-"""Messages that can be pinned at a time."""
-PIN_CHARS = 1000
-"""Characters of a pinned message that stay in view."""
-_WHO_CHARS = 40
+ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
-class Pinned(Portable):
-    """A session with copies of some messages beside its summary, each with its number."""
+class SessionArguments(TypedDict, total=False):
+    """What a session may be created with; everything has a default."""
 
-    _pins: Quotes = ()
-
-    @property
-    def pins(self) -> Quotes:
-        """What is pinned, in the order of the log; not to be changed."""
-        return tuple(pin for pin in self._pins if not self._log.is_hidden(pin["seq"]))
-
-    def pin(self, entry: Entry) -> None:
-        """Keep this message of the log in view; raises `NotPossible` where that can't be."""
-        text = str(entry.content.get("text") or "").strip()
-        if entry.role is None or not text:
-            raise NotPossible(f"#{entry.seq} says nothing that could be pinned")
-        with self._lock:
-            others = [pin for pin in self.pins if pin["seq"] != entry.seq]
-            if len(others) >= MOST_PINS:
-                raise NotPossible(f"{MOST_PINS} messages are pinned already: /unpin one first")
-            pin = {"seq": entry.seq, "text": _bounded(text), "who": _speaker(entry)}
-            self._pins = tuple(sorted([*others, pin], key=lambda each: int(each["seq"])))
-            self._touch(SUMMARY)
-
-    def unpin(self, seq: int | None = None) -> int:
-        """Keep it in view no longer, or none of them; returns how many those were."""
-        with self._lock:
-            left = tuple(pin for pin in self.pins if seq is not None and pin["seq"] != seq)
-            count = len(self.pins) - len(left)
-            if count:
-                self._pins = left
-                self._touch(SUMMARY)
-            return count
-
-    def clear(self) -> None:
-        """Empty the history and everything drawn from it; the state stays."""
-        with self._lock:
-            super().clear()
-            self._pins = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The complete state, without any secret of the settings."""
-        with self._lock:
-            data = super().to_dict()
-            pins = quotes_by_place(self.pins, self._whole())
-            return {**data, PINS: list(pins)} if pins else data
-
-    def _load_history(self, history: ImportedHistory) -> None:
-        super()._load_history(history)
-        self._pins = ()  # their numbers were the old history's
-
-    def _load_digests(self, data: Mapping[str, Any], memo_cursor: int | None) -> None:
-        super()._load_digests(data, memo_cursor)
-        if data.get(PINS) is not None:
-            self._pins = quotes_moved(quotes_in(data[PINS]), self._log.start - 1)
-
-    def _section(self, name: str) -> Any:
-        value = super()._section(name)
-        return {**value, PINS: copied(self._pins)} if name == SUMMARY and self._pins else value
-
-    def _restore(self, head: Mapping[str, Any], sections: Mapping[str, Any]) -> None:
-        super()._restore(head, sections)
-        self._pins = quotes_in((sections.get(SUMMARY) or {}).get(PINS))
+    id: str | None
+    key: str | None
+    agent: str | None
+    metadata: Mapping[str, Any] | None
+    max_history: int | None
+    ttl: float | timedelta | None
+    sliding: bool
+    clock: Callable[[], datetime]
+    settings: Mapping[str, Any] | None
+    """Stronger than the defaults, weaker than what is set in the session."""
+    archive: Archive | None
+    token_counter: Callable[[str], int] | None
+    provider: Provider | None
+    """Who is asked to update the memo."""
+    policy_handler: Handler | None
+    """This and the other handlers are stronger than any setting."""
+    resize_handlers: Mapping[str, Handler] | None
+    """In place of both defaults."""
+    attachment_summary_handler: Handler | None
+    memo_update_handler: Handler | None
+    memo_schema: Schema | None
 
 
-def _bounded(text: str) -> str:
-    left_out = len(text) - PIN_CHARS
-    return text if left_out <= 0 else f"{text[:PIN_CHARS]} […{left_out} characters left out]"
-
-
-def _speaker(entry: Entry) -> str:
-    told = entry.metadata.get("sender") if entry.metadata.get("group") else None
-    return " ".join(str(told or entry.role).split())[:_WHO_CHARS]
-
-
-class Erasing(Pinned):
-    """A session whose entries can be erased; a store's `erase` does it, so that it lasts."""
-
-    def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
-        """Leave nothing of these entries, and begin a new epoch: a summary being written is late.
-
-        Where the summary tells of one, it goes, with the ledger, and the whole history waits to
-        be summarised anew. `stored` are the entries as the store has them. Once more does no harm.
-        """
-        with self._lock:
-            gone = frozenset(seqs)
-            said = {entry.seq: entry for entry in (*stored, *self._log.erase(gone))}
-            self._ledger.erase(gone)
-            for entry in said.values():
-                self._forget_trace(entry)
-            self._erase_digests(gone - {seq for seq, e in said.items() if e.type == ERASED})
-            self._awaiting = 0 if self._awaiting in gone else self._awaiting
-            self._epoch += 1
-            self._touch(ABOUT, SUMMARY, MEMO)
-
-    def _forget_trace(self, entry: Entry) -> None:
-        if entry.role == "user":
-            self._seen.remove(entry.metadata.get(MESSAGE_ID))
-            self._title = "" if self._title == title_of(entry) else self._title
-
-    def _erase_digests(self, gone: Collection[int]) -> None:
-        self._pins = tuple(pin for pin in self._pins if pin["seq"] not in gone)
-        first = min(gone, default=self._log.last + 1)
-        if first <= self._summary.seq:
-            self._summary = Digest(value="", seq=self._log.start - 1)
-            self._kept = ()
-        if first <= self._memo.seq:
-            self._memo = Digest(value={}, seq=self._memo.seq)
-
-
-class SessionArguments(Identity, Handlers, total=False):
-    """What a session may be created with."""
+_IDENTITY = ("id", "key", "agent", "metadata", "max_history", "ttl", "sliding")
 
 
 class _Load:
@@ -170,7 +80,7 @@ def _loaded(
     return session.load_dict(parsed(text, format, key_path))
 
 
-class Session(Erasing):
+class Session(Conversation):
     """A conversation that forgets nothing: what leaves the window stays in the log."""
 
     load = _Load()
@@ -178,88 +88,343 @@ class Session(Erasing):
     def __init__(self, **given: Unpack[SessionArguments]) -> None:
         if unknown := given.keys() - SessionArguments.__annotations__.keys():
             raise TypeError(f"a session takes no {', '.join(sorted(unknown))}")
-        names = Identity.__annotations__
-        identity: Identity = {k: v for k, v in given.items() if k in names}  # type: ignore[assignment]
-        handlers: Handlers = {k: v for k, v in given.items() if k not in names}  # type: ignore[assignment]
-        super().__init__(handlers=handlers, **identity)
+        clock = given.get("clock", utc_now)
+        identity: Any = {name: given[name] for name in _IDENTITY if name in given}  # type: ignore[literal-required]
+        super().__init__(
+            about=About.made(created_at=clock(), **identity),
+            clock=clock,
+            settings=given.get("settings"),
+            archive=given.get("archive"),
+        )
+        self.token_counter = given.get("token_counter")
+        """Counts a text's tokens better than four characters each."""
+        self._handlers = ResizeHandlers(
+            policy=given.get("policy_handler"),
+            memo_update=given.get("memo_update_handler"),
+            attachments=given.get("attachment_summary_handler"),
+            fits=resize.check_of(given.get("memo_schema")),
+            provider=given.get("provider"),
+        )
+        custom = given.get("resize_handlers")
+        if custom is not None:
+            self._handlers.resizes = {name: resize.custom(each) for name, each in custom.items()}
 
-    # For people
+    # Who it is, and its state
 
-    def display(self, last: int = 20, width: int = 80) -> str | None:
-        """The last messages of the window, a line each; None where there is none."""
-        return displayed(self.window, last=last, width=width)
+    @property
+    def created_at(self) -> datetime:
+        """When it was made."""
+        return self.about.created_at
 
-    def stats(self) -> dict[str, Any]:
-        """Messages of the window by role, calls of tools, and the names of the tools used."""
-        return counted(self.window)
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A copy of what it was created with."""
+        return dict(copied(self.about.metadata))
 
-    def conversation_text(self) -> str:
-        """`[role] content` of each message of the window, a blank line between them."""
-        return conversation_text(self.window)
+    def get(self, key: str) -> tuple[Any, bool]:
+        """A copy of the value and True, or None and False."""
+        with self.lock:
+            return copied(self._state.get(key)), key in self._state
 
-    def to_markdown(self) -> str:
-        """The whole history for people to read."""
-        with self._lock:
-            about = f"Session `{self._id}`, begun {self._created_at:%Y-%m-%d %H:%M}"
-            entries = list(self._whole())
-        return as_markdown(entries, title=self.title, about=about, summary=self.summary)
+    def set(self, key: str, value: Any) -> None:
+        """Keep a value under this key."""
+        with self.lock:
+            self._state[key] = copied(value)
+            self.touch(STATE, by_user=True)
 
-    def rendered(self, limit: int = 0) -> list[Rendered]:
-        """The last entries of the window as text for a model's context, oldest first; 0 is all."""
-        window = self.window
-        return [rendered(entry) for entry in (window[-limit:] if limit > 0 else window)]
+    def delete(self, key: str) -> None:
+        """Remove a key; a missing one is fine."""
+        with self.lock:
+            self._state.pop(key, None)
+            self.touch(STATE, by_user=True)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """A copy of all values."""
+        with self.lock:
+            return dict(copied(self._state))
+
+    # What was said
+
+    def append_message(self, message: Mapping[str, Any]) -> None:
+        """Append a chat message, in OpenAI form or in blocks."""
+        with self.lock:
+            for entry in begins_apart(entries_of(message), self.newest):
+                self._append(entry)
+
+    def add_message(self, role: str, content: Any) -> None:
+        """Append a message by role and content."""
+        self.append_message({"role": role, "content": content})
+
+    def add_tool_result(self, tool_use_id: str, result: Any) -> None:
+        """Append the result of the call with this id."""
+        with self.lock:
+            block = {"tool_use_id": tool_use_id, "content": result}
+            self._append(tool_result_of_block(block, self._tool_of(tool_use_id)))
+
+    def _tool_of(self, call_id: str) -> str:
+        calls = (e for e in reversed(self.log.entries) if e.type == TOOL_CALL)
+        return next((str(e.content.get("tool")) for e in calls if e.call_id == call_id), "")
+
+    def history(self, limit: int = 0) -> list[Entry]:
+        """The newest entries first, at most `limit`; 0, negative or too large is all of them.
+
+        Equal timestamps: the last added comes first.
+        """
+        with self.lock:
+            entries = sorted(self.whole(), key=lambda e: (e.timestamp, e.seq), reverse=True)
+            return [entry.copy() for entry in (entries[:limit] if limit > 0 else entries)]
+
+    @property
+    def full_chat_history(self) -> list[dict[str, Any]]:
+        """The whole history as chat messages, oldest first."""
+        with self.lock:
+            return messages_of(self.whole())
+
+    @full_chat_history.setter
+    def full_chat_history(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        with self.lock:
+            shown = self.messages
+            self.rewrite(HandedMessages(self.whole()).all_entries_for(messages))
+            self.current_chat_history = shown
+
+    @property
+    def current_chat_history(self) -> list[dict[str, Any]]:
+        """The window as chat messages, oldest first."""
+        return self.messages
+
+    @current_chat_history.setter
+    def current_chat_history(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        with self.lock:
+            self.show(HandedMessages(self.log.entries).all_entries_for(messages))
+
+    def set_chat_history(self, messages: ChatMessages) -> Self:
+        """Begin the history anew with these messages; memo, summary and state stay."""
+        with self.lock:
+            self.reset_history()
+            return self.add_chat_history(messages)
+
+    def add_chat_history(self, messages: ChatMessages) -> Self:
+        """Append one message or several."""
+        with self.lock:
+            for message in [messages] if isinstance(messages, Mapping) else messages:
+                self.append_message(message)
+        return self
+
+    def reset_chat_history(self) -> Self:
+        """Empty the history; memo, summary and state stay."""
+        self.reset_history()
+        return self
+
+    def context_size(self) -> int:
+        """Tokens of the window: as the token counter has it, or four characters each."""
+        with self.lock:
+            texts = [entry_text(entry) for entry in self.log.window]
+        if self.token_counter is not None:
+            return sum(self.token_counter(text) for text in texts)
+        return rough_tokens(sum(len(text) for text in texts))
 
     def fork(self, upto: int | str | None = None) -> Session:
         """A new session with the history up to an entry, by its number or id, it included.
 
         Summary and memo come along where they stand for nothing behind it.
         """
-        with self._lock:
-            last = self._fork_point(upto)
-            entries = [entry for entry in self._whole() if entry.seq <= last]
-            fork = Session(**self._inherited())
-            fork._load_history(self._shown_upto(entries))
-            fork._state = copied(self._state)
-            fork._options.replace(self._options.own())
-            fork._title = self._title
-            fork._take_handlers(self)
-            if self._summary.seq <= last:
-                covered = sum(entry.seq <= self._summary.seq for entry in entries)
-                fork._summary = Digest(value=self.summary, seq=covered)
-                fork._kept = quotes_by_place(self._kept, entries)
-            if self._memo.seq <= last:
-                covered = sum(entry.seq <= self._memo.seq for entry in entries)
-                fork._memo = Digest(value=copied(self._memo.value), seq=covered)
-            fork._pins = quotes_by_place((pin for pin in self.pins if pin["seq"] <= last), entries)
-            fork._touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
+        with self.lock:
+            fork = Session(
+                agent=self.agent,
+                metadata={**self.metadata, "forked_from": self.id},
+                max_history=self.max_history,
+                ttl=self.about.ttl,
+                sliding=self.about.sliding,
+                clock=self._clock,
+                settings=self.settings.parent,
+                token_counter=self.token_counter,
+            )
+            export.copy_upto(self, fork, upto)
+            fork._handlers = self._handlers.copy()
             return fork
 
-    def _fork_point(self, upto: int | str | None) -> int:
-        if upto is None:
-            return self._log.last
-        if isinstance(upto, int):
-            return upto
-        for entry in self._whole():
-            if entry.id == upto:
-                return entry.seq
-        raise ValueError(f"session {self._id!r} has no entry {upto!r}")
+    # The memo
 
-    def _shown_upto(self, entries: list[Entry]) -> ImportedHistory:
-        shown = {entry.seq for entry in self._log.window}
-        window = [entry for entry in entries if entry.seq in shown]
-        return ImportedHistory(entries=entries, window=window or entries)
+    @property
+    def memo(self) -> Any:
+        """A copy of what the conversation has come to, {} at first."""
+        with self.lock:
+            return copied(self._memo.value)
 
-    def _inherited(self) -> SessionArguments:
-        return {
-            "agent": self._agent,
-            "metadata": {**self._metadata, "forked_from": self._id},
-            "max_history": self._max_history,
-            "ttl": self._ttl,
-            "sliding": self._sliding,
-            "clock": self._clock,
-            "settings": self._options.parent,
-            "token_counter": self.token_counter,
-        }
+    @memo.setter
+    def memo(self, value: Any) -> None:
+        with self.lock:
+            self._memo = replace(self._memo, value=copied(value))
+            self.touch(MEMO)
+
+    @property
+    def memo_seq(self) -> int:
+        """Entries up to here are in the memo."""
+        return max(self._memo.seq, self.log.start - 1)
+
+    @property
+    def memo_cursor(self) -> int:
+        """Messages of the whole history that are in the memo."""
+        with self.lock:
+            return len(messages_of([e for e in self.whole() if e.seq <= self._memo.seq]))
+
+    @property
+    def last_resize(self) -> dict[str, Any] | None:
+        """Type, turn and reason of the last resize; None before the first."""
+        names = ("type", "turn", "reason")
+        return {name: self.resized[name] for name in names} if self.resized else None
+
+    @property
+    def last_resize_turn(self) -> int:
+        """The turn of the last resize, 0 before the first."""
+        return int(self.resized.get("turn", 0))
+
+    @property
+    def _turns(self) -> int:
+        return self.turns
+
+    # The seed's names for the same
+    _last_resize_turn = last_resize_turn
+    _memo_cursor = memo_cursor
+
+    # Resizing
+
+    def configure(
+        self,
+        *,
+        mode: str | None = None,
+        limit: Mapping[str, Any] | None = None,
+        every_n_turns: int | str | None = None,
+    ) -> Self:
+        """Set the few that most need; limits of several calls add up."""
+        with self.lock:
+            self.settings.configure(mode=mode, limit=limit, every_n_turns=every_n_turns)
+        return self
+
+    @property
+    def provider(self) -> Provider | None:
+        """Who is asked to update the memo."""
+        return self._handlers.provider
+
+    @provider.setter
+    def provider(self, provider: Provider | None) -> None:
+        self._handlers.provider = provider
+
+    def set_policy_handler(self, handler: Handler | None) -> Self:
+        """Ask this instead of the rules: (full, current, settings) to None, a type or a dict."""
+        self._handlers.policy = handler
+        return self
+
+    def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
+        """Use this for resizes of that type: (full, current, memo, settings) to the first three."""
+        self._handlers.resizes[type] = resize.custom(handler)
+        return self
+
+    def set_attachment_summary_handler(self, handler: Handler | None) -> Self:
+        """Let this describe what came with a message: one message to a list."""
+        self._handlers.attachments = handler
+        return self
+
+    def set_memo_update_handler(self, handler: Handler | None) -> Self:
+        """Let this update the memo: (memo, messages, attachments, settings) to a dict."""
+        self._handlers.memo_update = handler
+        return self
+
+    @property
+    def has_resize_rules(self) -> bool:
+        """Whether anyone but the defaults may say that it is time to resize."""
+        return self._handlers.policy is not None or self._options.is_set
+
+    def judge_resize(self, force: object = False) -> Decision | None:
+        """As `async_judge_resize`, from code that can't await."""
+        return blocking(partial(self.async_judge_resize, force))
+
+    def resize(self, force: object = False) -> list[dict[str, Any]]:
+        """As `async_resize`, from code that can't await."""
+        self._handlers.mutex.check_may_block()
+        return blocking(partial(self.async_resize, force))
+
+    async def async_judge_resize(
+        self, force: object = False, *, read: ReadEntries | None = None
+    ) -> Decision | None:
+        """What should be done: None, or a decision with its type and reason.
+
+        `force` is a type, or True for deep. Raises TypeError where the policy's answer is none.
+        """
+        return await resize.judge(self, self._handlers, force, read)
+
+    async def async_resize(
+        self, force: object = False, *, read: ReadEntries | None = None
+    ) -> list[dict[str, Any]]:
+        """Resize if it is time, or by `force`; returns the window as chat messages.
+
+        Raises KeyError for a type without a handler, and whatever a handler raises; nothing has
+        changed then. `read` gets what is only in the store; without it, and where it is needed,
+        `HistoryNotLoaded` is raised.
+        """
+        return await resize.run(self, self._handlers, force, read)
+
+    # Export and import
+
+    def to_dict(self) -> dict[str, Any]:
+        """The complete state, without any secret of the settings."""
+        return export.exported(self)
+
+    def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
+        """The complete state as JSON or YAML text."""
+        return export.dumped(self.to_dict(), format)
+
+    def dump_json(self) -> str:
+        """The complete state as JSON text."""
+        return self.dump("json")
+
+    def dump_yaml(self) -> str:
+        """The complete state as YAML text."""
+        return self.dump("yaml")
+
+    def load_json(self, text: str, key_path: str | None = None) -> Self:
+        """As `load`, from JSON."""
+        return self.load_dict(parsed(text, "json", key_path))
+
+    def load_yaml(self, text: str, key_path: str | None = None) -> Self:
+        """As `load`, from YAML."""
+        return self.load_dict(parsed(text, "yaml", key_path))
+
+    def load_dict(self, data: Mapping[str, Any]) -> Self:
+        """Take in what `to_dict` gave, or a part of it; what is absent stays as it is.
+
+        Raises TypeError or ValueError for what is none; nothing has changed then. A session that
+        a store knows keeps its id.
+        """
+        export.take_in(self, data)
+        return self
+
+    # For people
+
+    def display(self, last: int = 20, width: int = 80) -> str | None:
+        """The last messages of the window, a line each; None where there is none."""
+        return export.displayed(self.window, last=last, width=width)
+
+    def stats(self) -> dict[str, Any]:
+        """Messages of the window by role, calls of tools, and the names of the tools used."""
+        return export.counted(self.window)
+
+    def conversation_text(self) -> str:
+        """`[role] content` of each message of the window, a blank line between them."""
+        return export.conversation_text(self.window)
+
+    def to_markdown(self) -> str:
+        """The whole history for people to read."""
+        with self.lock:
+            about = f"Session `{self.id}`, begun {self.created_at:%Y-%m-%d %H:%M}"
+            entries = list(self.whole())
+        return export.as_markdown(entries, title=self.title, about=about, summary=self.summary)
+
+    def rendered(self, limit: int = 0) -> list[Rendered]:
+        """The last entries of the window as text for a model's context, oldest first; 0 is all."""
+        window = self.window
+        return [export.rendered(entry) for entry in (window[-limit:] if limit > 0 else window)]
 
     # What stores need
 
@@ -279,8 +444,7 @@ class Session(Erasing):
         `seen` are message ids from before that; entries newer than the head are taken in.
         """
         session = cls(id=sections[ABOUT]["id"], clock=clock)
-        session._restore(head, sections)
-        log = Log.restored(head, entries, after=after)
-        session._restore_log(log, int(head.get("last", 0)), seen)
-        session._ledger.restored(revision=int(head.get("rev", 0)), saved_seq=log.last)
+        stood = Head.load(head)
+        session.restore(stood, sections)
+        session.restore_log(stood, Log.restored(stood, entries, after=after), seen)
         return session

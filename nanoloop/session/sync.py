@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+from anyio.from_thread import start_blocking_portal
 
 Handler = Callable[..., Any]
 """Sync or async; what is promised about its arguments stands where it is set."""
@@ -51,21 +50,10 @@ T = TypeVar("T")
 
 
 def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What the function comes to; where an event loop runs, in a thread with a loop of its own."""
-    if not _is_in_loop():
-        return asyncio.run(function())
-    # Not `anyio.run`: in a copied context it takes the caller's loop for one of this thread.
-    context = copy_context()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: context.run(asyncio.run, function())).result()
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    """What the function comes to; it gets an event loop of its own, in another thread."""
+    with start_blocking_portal() as portal:
+        came: T = portal.call(function)
+    return came
 
 
 _HELD: ContextVar[tuple[int, ...]] = ContextVar("_HELD", default=())

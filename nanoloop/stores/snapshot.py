@@ -12,9 +12,8 @@ from typing import Any
 
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
-from nanoloop.session.conversation import spent_in
 from nanoloop.session.entry import Entry, copied, from_rfc3339
-from nanoloop.session.head import ABOUT, HEARD, WAITING, Changes
+from nanoloop.session.head import ABOUT, HEARD, WAITING, Changes, spent_in
 from nanoloop.session.queue import MESSAGE_ID
 from nanoloop.session.session import Session
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nanoloop.session.memo import REF_LIMIT, attachment_summaries, without_payloads
+from nanoloop.session.resize import REF_LIMIT, attachment_summaries, without_payloads
 
 
 def about(*parts):

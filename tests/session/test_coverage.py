@@ -70,7 +70,7 @@ class Coverage(RuleBasedStateMachine):
         assert self.session.update_summary("sum", seq=batch[-1].seq, epoch=self.session.epoch)
 
     def waits_in_the_store(self):
-        return self.session._log.released > self.session.covered_seq
+        return self.session.log.released > self.session.covered_seq
 
     @rule(kind=st.sampled_from(["lite", "deep"]), keep=st.integers(0, 4))
     def resize(self, kind, keep):
@@ -78,7 +78,7 @@ class Coverage(RuleBasedStateMachine):
         if self.session.window:
             self.session.resize(force=kind)
 
-    @precondition(lambda self: self.session._log.is_whole and self.session.messages)
+    @precondition(lambda self: self.session.log.is_whole and self.session.messages)
     @rule(data=st.data())
     def show_a_part(self, data):
         full = self.session.full_chat_history
@@ -87,7 +87,7 @@ class Coverage(RuleBasedStateMachine):
 
     @rule()
     def undo(self):
-        if self.session._log.is_whole:
+        if self.session.log.is_whole:
             self.alive -= {entry.id for entry in self.session.undo()}
 
     @rule()
@@ -116,19 +116,19 @@ class Coverage(RuleBasedStateMachine):
         self.stored.save(self.session)
         whole = self.stored.load(whole=True)
         window = {entry.id for entry in whole.window}
-        entries = whole._log.entries
+        entries = whole.log.entries
         pending = {e.id for e in entries if e.seq > whole.covered_seq} - window
         assert {entry.id for entry in whole.pending} <= pending
         covered = {e.id for e in entries if e.seq <= whole.covered_seq} - window
         assert {entry.id for entry in entries} == self.alive
         assert window | pending | covered == self.alive
-        if whole._log._shown is None:
+        if whole.log.shown is None:
             assert {entry.id for entry in whole.pending} == pending
 
     @invariant()
     def what_is_covered_was_summarised(self):
         session = self.session
-        covered = {e.id for e in session._log.entries if e.seq <= session.covered_seq}
+        covered = {e.id for e in session.log.entries if e.seq <= session.covered_seq}
         assert covered - {e.id for e in session.window} <= self.summarised
 
     @invariant()

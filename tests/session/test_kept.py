@@ -1,4 +1,4 @@
-from nanoloop.session.log import quotes_in
+from nanoloop.session.digest import quotes_in
 from nanoloop.session.session import Session
 
 ITEM = {"kind": "date", "text": "2026-05-01", "who": "user", "seq": 2, "count": 1}

@@ -1,11 +1,12 @@
 import json
+import sys
 
 import pytest
 from pydantic import BaseModel
 
-from nanoloop.errors import NoConnection
+from nanoloop.errors import NoConnection, SettingsError
 from nanoloop.protocols import Reply
-from nanoloop.session.memo import unwrapped
+from nanoloop.session.resize import unwrapped
 from nanoloop.session.session import Session
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA" + "A" * 500}}
@@ -176,6 +177,12 @@ async def test_b0_3_json_schema_words_that_count(said, fits):
     session, _ = talked(memo_update_handler=lambda *_: said, memo_schema=OBJECT)
     await session.async_resize(force="lite")
     assert ("name" in session.memo) == fits
+
+
+def test_b0_3_a_json_schema_without_the_library_for_it_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema.validators", None)
+    with pytest.raises(SettingsError, match="pip install jsonschema, or give a pydantic model"):
+        Session(memo_schema=OBJECT)
 
 
 def test_r0_19_c4_a_memo_is_any_json_value_and_a_copy():

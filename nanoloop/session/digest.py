@@ -1,0 +1,122 @@
+"""What stands for entries that left the window, and what is kept of them word for word.
+
+A quote is a small JSON object; its `seq` is the number of the entry that said it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nanoloop.errors import NotPossible
+from nanoloop.session.entry import Entry, copied
+
+Quotes = tuple[Mapping[str, Any], ...]
+MOST_PINS = 10
+"""Messages that can be pinned at a time."""
+PIN_CHARS = 1000
+"""Characters of a pinned message that stay in view."""
+_WHO_CHARS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """A value that stands for every entry up to a sequence number; committed as one record."""
+
+    value: Any
+    seq: int = 0
+
+    def dump(self) -> dict[str, Any]:
+        """As stores write it."""
+        return {"value": copied(self.value), "seq": self.seq}
+
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> Digest:
+        """Read what was stored."""
+        return cls(value=copied(stored.get("value", {})), seq=int(stored.get("seq", 0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(Digest):
+    """A text that stands for entries, and what goes with it."""
+
+    value: str = ""
+    ledger: Quotes = ()
+    """What is kept word for word beside it."""
+    pins: Quotes = ()
+    """What a person keeps in view, in the order of the log."""
+    spent: Mapping[str, int] = field(default_factory=dict)
+    """What all summaries have cost so far."""
+
+    def dump(self) -> dict[str, Any]:
+        """As stores write it; what says nothing is left out."""
+        beside = {
+            "ledger": copied(self.ledger),
+            "spent": dict(self.spent),
+            "pins": copied(self.pins),
+        }
+        said = {name: value for name, value in beside.items() if value}
+        return {"value": self.value, "seq": self.seq, **said}
+
+    @classmethod
+    def load(cls, stored: Mapping[str, Any]) -> Summary:
+        """Read what was stored."""
+        return cls(
+            value=str(stored.get("value", "")),
+            seq=int(stored.get("seq", 0)),
+            ledger=quotes_in(stored.get("ledger")),
+            pins=quotes_in(stored.get("pins")),
+            spent={name: int(count) for name, count in (stored.get("spent") or {}).items()},
+        )
+
+    def without(self, seqs: Collection[int], *, start: int) -> Summary:
+        """The same when these entries are erased; nothing up to `start` where it told of one."""
+        pins = tuple(pin for pin in self.pins if pin["seq"] not in seqs)
+        if seqs and min(seqs) <= self.seq:
+            return Summary(seq=start, pins=pins, spent=self.spent)
+        return replace(self, pins=pins)
+
+
+def pinned(pins: Quotes, entry: Entry) -> Quotes:
+    """The pins with this message of the log; raises `NotPossible` where that can't be."""
+    text = str(entry.content.get("text") or "").strip()
+    if entry.role is None or not text:
+        raise NotPossible(f"#{entry.seq} says nothing that could be pinned")
+    others = [pin for pin in pins if pin["seq"] != entry.seq]
+    if len(others) >= MOST_PINS:
+        raise NotPossible(f"{MOST_PINS} messages are pinned already: /unpin one first")
+    pin = {"seq": entry.seq, "text": _bounded(text), "who": _speaker(entry)}
+    return tuple(sorted([*others, pin], key=lambda each: int(each["seq"])))
+
+
+def _bounded(text: str) -> str:
+    left_out = len(text) - PIN_CHARS
+    return text if left_out <= 0 else f"{text[:PIN_CHARS]} […{left_out} characters left out]"
+
+
+def _speaker(entry: Entry) -> str:
+    told = entry.metadata.get("sender") if entry.metadata.get("group") else None
+    return " ".join(str(told or entry.role).split())[:_WHO_CHARS]
+
+
+def quotes_in(stored: Any) -> Quotes:
+    """The items in what was stored or exported; what is no item is left out."""
+    found = stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ()
+    return tuple(
+        dict(item)
+        for item in found
+        if isinstance(item, Mapping) and isinstance(item.get("seq"), int) and item.get("text")
+    )
+
+
+def quotes_by_place(items: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Quotes:
+    """The items with, for a number, the place of their entry among these, from 1."""
+    seqs = [entry.seq for entry in entries]
+    return tuple({**item, "seq": bisect_right(seqs, int(item["seq"]))} for item in items)
+
+
+def quotes_moved(items: Iterable[Mapping[str, Any]], by: int) -> Quotes:
+    """The items with their numbers so much higher."""
+    return tuple({**item, "seq": int(item["seq"]) + by} for item in items)
