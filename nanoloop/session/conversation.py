@@ -6,15 +6,16 @@ All of it that a store keeps is in `Head` and in `PARTS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from threading import RLock
 from typing import Any
 from weakref import WeakMethod
 
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.session.chat import messages_of
-from nanoloop.session.digest import Digest, Quotes, Summary, pinned, quotes_in
+from nanoloop.session.digest import Digest, Quotes, Summary, added, pinned
 from nanoloop.session.entry import ERASED, Entry, copied, utc_now
 from nanoloop.session.head import (
     ABOUT,
@@ -30,22 +31,12 @@ from nanoloop.session.head import (
     Head,
 )
 from nanoloop.session.ids import new_id
-from nanoloop.session.log import Log, cut, cut_to_fit, message_count, whole_before
+from nanoloop.session.log import Archive, Log, cut, cut_to_fit, message_count, whole_before
 from nanoloop.session.options import Options
 from nanoloop.session.queue import Queue, is_asked, last_exchange, message_id_of
 
 TITLE_LIMIT = 60
 """Characters of the first user's words that make the title."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
-    """Keep the newest entries of a history; hand the older ones on."""
-
-    keep: int = 1000
-    """Entries that a history holds at most."""
-    take: Callable[[list[Entry]], object]
-    """Gets the old entries before they go; if it raises, they stay."""
 
 
 class Conversation:
@@ -59,6 +50,8 @@ class Conversation:
         settings: Mapping[str, Any] | None = None,
         archive: Archive | None = None,
     ) -> None:
+        self.about = about
+        """Who it is, and how long it lives."""
         self.lock = RLock()
         """Held while anything in here changes."""
         self.log = Log()
@@ -83,7 +76,6 @@ class Conversation:
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
         """How many of the newest pending entries `release` leaves in memory."""
-        self._about = about
         self._clock = clock
         self._archive = archive
         self._tracker = ChangeTracker()
@@ -96,24 +88,19 @@ class Conversation:
     # Who and how long
 
     @property
-    def about(self) -> About:
-        """Who it is, and how long it lives."""
-        return self._about
-
-    @property
     def id(self) -> str:
         """The name that stores know it by."""
-        return self._about.id
+        return self.about.id
 
     @property
     def key(self) -> str | None:
         """The chat that it belongs to."""
-        return self._about.key
+        return self.about.key
 
     @property
     def agent(self) -> str | None:
         """The name of the agent that answers here."""
-        return self._about.agent
+        return self.about.agent
 
     @agent.setter
     def agent(self, name: str | None) -> None:
@@ -122,7 +109,7 @@ class Conversation:
     @property
     def title(self) -> str:
         """The first user's words, or what it was renamed to."""
-        return self._about.title
+        return self.about.title
 
     @title.setter
     def title(self, text: str) -> None:
@@ -131,7 +118,7 @@ class Conversation:
     @property
     def max_history(self) -> int | None:
         """Messages that the window holds at most, when set."""
-        return self._about.max_history
+        return self.about.max_history
 
     @max_history.setter
     def max_history(self, count: int | None) -> None:
@@ -139,7 +126,7 @@ class Conversation:
 
     def _become(self, **changed: Any) -> None:
         with self.lock:
-            self._about = replace(self._about, **changed)
+            self.about = replace(self.about, **changed)
             self.touch(ABOUT)
 
     def has_expired(self) -> bool:
@@ -147,7 +134,7 @@ class Conversation:
         return self._expires_at is not None and self._clock() > self._expires_at
 
     def _expiry_from_now(self) -> datetime | None:
-        ttl = self._about.ttl
+        ttl = self.about.ttl
         try:
             return None if ttl is None else self._clock() + timedelta(seconds=ttl)
         except OverflowError:  # beyond the last date there is
@@ -162,7 +149,7 @@ class Conversation:
     def spend(self, tokens: Mapping[str, int]) -> None:
         """Add what a turn has taken."""
         with self.lock:
-            self.spent = _sum(self.spent, tokens)
+            self.spent = added(self.spent, tokens)
             self.touch()
 
     def add_entry(self, entry: Entry) -> Entry:
@@ -186,13 +173,13 @@ class Conversation:
             self.turns += 1
         elif entry.role == "user":
             self.queue.heard.add(message_id_of(entry))
-            if not self._about.title:
-                self._about = replace(self._about, title=title_of(entry))
+            if not self.about.title:
+                self.about = replace(self.about, title=title_of(entry))
                 self._tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
         """What has to happen after every append."""
-        most = self._about.max_history or 0
+        most = self.about.max_history or 0
         if 0 < most < self.log.window_length:
             self.log.show_from(cut(self.log.window, keep=most))
         if self._archive and self.log.is_whole and self.log.count > self._archive.keep:
@@ -276,12 +263,6 @@ class Conversation:
         """
         with self.lock:
             return self._cut(cut_to_fit(self.log.window, room=room, size=size))[1]
-
-    def show(self, entries: Iterable[Entry]) -> None:
-        """Make these entries the window: any part of the log, or entries that are in no log."""
-        with self.lock:
-            self.log.show(entries)
-            self.touch()
 
     # The queue
 
@@ -436,24 +417,9 @@ class Conversation:
             reach = self._summary.seq if seq is None else min(seq, self.log.evicted)
             if seq is not None and reach < self._summary.seq:
                 return False
-            self._summary = replace(
-                self._summary,
-                value=text,
-                seq=reach,
-                ledger=self.ledger if ledger is None else quotes_in(tuple(ledger)),
-                spent=_sum(self.summary_spent, spent or {}),
-            )
+            self._summary = self._summary.renewed(text, seq=reach, ledger=ledger, spent=spent)
             self.touch(SUMMARY)
             return True
-
-    def note_resize(self, resized: Mapping[str, Any], memo: Digest) -> None:
-        """Note a resize, and the memo that it made."""
-        with self.lock:
-            self.resized = resized
-            if memo != self._memo:
-                self._memo = memo
-                self.touch(MEMO)
-            self.touch()
 
     # Pins
 
@@ -500,30 +466,6 @@ class Conversation:
             self._memo = Digest(value={}, seq=self.log.last)
             self.touch(SUMMARY, MEMO)
 
-    def take_history(self, entries: Iterable[Entry], window: Iterable[Entry]) -> None:
-        """Begin the history anew with these entries, and show these of them."""
-        with self.lock:
-            self.reset_history()
-            new = {id(entry): self.log.append(entry) for entry in entries}
-            for entry in new.values():
-                self._tracker.add(entry)
-                self._count(entry)
-            self.log.show(new.get(id(entry), entry) for entry in window)
-            self._summary = replace(self._summary, pins=())  # their numbers were the old one's
-
-    def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Make these the history; returns each as it is now."""
-        with self.lock:
-            last = self.log.last
-            again = self.log.rewrite(entries)
-            for old, new in zip(entries, again, strict=True):
-                if new.seq > last:
-                    self._tracker.add(new)
-                    if self._awaiting and old.seq == self._awaiting:
-                        self._awaiting = new.seq
-            self.touch()
-            return again
-
     def undo(self) -> list[Entry]:
         """Take back the last exchange, from the user's message on; [] where there is none.
 
@@ -556,11 +498,6 @@ class Conversation:
     def _newest_asked(self) -> int:
         asked = (entry.seq for entry in reversed(self.log.entries) if is_asked(entry))
         return next(asked, self.log.start)
-
-    @property
-    def shows_earlier(self) -> bool:
-        """Whether the window has an exchange before the last one."""
-        return sum(map(is_asked, self.window)) > 1
 
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None
@@ -607,8 +544,8 @@ class Conversation:
     def _forget_trace(self, entry: Entry) -> None:
         if entry.role == "user":
             self.queue.heard.remove(message_id_of(entry))
-            if self._about.title == title_of(entry):
-                self._about = replace(self._about, title="")
+            if self.about.title == title_of(entry):
+                self.about = replace(self.about, title="")
 
     # What is in memory
 
@@ -648,7 +585,7 @@ class Conversation:
         """Note that these parts have changed, and where things stand."""
         self._tracker.touch(parts)
         self.updated_at = self._clock()
-        if by_user and self._about.sliding:
+        if by_user and self.about.sliding:
             self._expires_at = self._expiry_from_now()
 
     def changes(self) -> Changes | None:
@@ -723,22 +660,28 @@ class Conversation:
 Part = tuple[Callable[[Conversation], Any], Callable[[Conversation, Any], object]]
 
 
-def _value(attribute: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> Part:
-    """A part that is the value of an attribute."""
+def _value(name: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> Part:
+    """A part that is the value of an attribute, its own or its queue's."""
+    owner, _, attribute = name.rpartition(".")
+    of: Callable[[Conversation], Any] = attrgetter(owner) if owner else lambda session: session
     return (
-        lambda session: dump(getattr(session, attribute)),
-        lambda session, stored: setattr(session, attribute, load(stored)),
+        lambda session: dump(getattr(of(session), attribute)),
+        lambda session, stored: setattr(of(session), attribute, load(stored)),
     )
 
 
 PARTS: Mapping[str, Part] = {
-    ABOUT: _value("_about", About.dump, About.load),
+    ABOUT: _value("about", About.dump, About.load),
     STATE: _value("_state", copied, copied),
     SUMMARY: _value("_summary", Summary.dump, Summary.load),
     MEMO: _value("_memo", Digest.dump, Digest.load),
-    SETTINGS: (lambda me: me.settings.own(), lambda me, tree: me.settings.replace(tree)),
-    WAITING: (lambda me: me.queue.dump_waiting(), lambda me, said: me.queue.load_waiting(said)),
-    HEARD: (lambda me: list(me.queue.noted), lambda me, names: me.queue.load_noted(names)),
+    SETTINGS: (lambda session: session.settings.own(), lambda me, tree: me.settings.replace(tree)),
+    WAITING: _value(
+        "queue.waiting",
+        lambda waiting: [entry.to_dict() for entry in waiting],
+        lambda stored: tuple(map(Entry.from_dict, stored)),
+    ),
+    HEARD: _value("queue.noted", list, lambda stored: tuple(map(str, stored))),
 }
 """What a store keeps of a session beside its head and entries: how each is written, and read."""
 
@@ -746,8 +689,3 @@ PARTS: Mapping[str, Part] = {
 def title_of(entry: Entry) -> str:
     """The title that a user's first message gives."""
     return " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]
-
-
-def _sum(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    names = {**counts, **more}
-    return {name: counts.get(name, 0) + more.get(name, 0) for name in names}

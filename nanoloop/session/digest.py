@@ -71,12 +71,31 @@ class Summary(Digest):
             spent={name: int(count) for name, count in (stored.get("spent") or {}).items()},
         )
 
+    def renewed(
+        self,
+        text: str,
+        *,
+        seq: int,
+        ledger: Iterable[Mapping[str, Any]] | None,
+        spent: Mapping[str, int] | None,
+    ) -> Summary:
+        """The next one: without a ledger the one there is stays, and costs add up."""
+        ledger = self.ledger if ledger is None else quotes_in(tuple(ledger))
+        spent = added(self.spent, spent or {})
+        return replace(self, value=text, seq=seq, ledger=ledger, spent=spent)
+
     def without(self, seqs: Collection[int], *, start: int) -> Summary:
         """The same when these entries are erased; nothing up to `start` where it told of one."""
         pins = tuple(pin for pin in self.pins if pin["seq"] not in seqs)
         if seqs and min(seqs) <= self.seq:
             return Summary(seq=start, pins=pins, spent=self.spent)
         return replace(self, pins=pins)
+
+
+def added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    """The sums of both, by name."""
+    names = {**counts, **more}
+    return {name: counts.get(name, 0) + more.get(name, 0) for name in names}
 
 
 def pinned(pins: Quotes, entry: Entry) -> Quotes:

@@ -127,43 +127,20 @@ class About:
     """Whether each use begins its life anew."""
 
     @classmethod
-    def made(
-        cls,
-        *,
-        id: str | None = None,  # noqa: A002 - the seeds' name for it
-        key: str | None = None,
-        agent: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        max_history: int | None = None,
-        ttl: float | timedelta | None = None,
-        sliding: bool = False,
-        created_at: datetime,
-    ) -> About:
-        """As someone asks for it; raises `InvalidSessionId`."""
-        return cls(
-            id=new_id() if id is None else checked_id(id),
-            key=key,
-            created_at=created_at,
-            agent=agent,
-            metadata=copied(metadata or {}),
-            max_history=max_history,
-            ttl=_seconds(ttl),
-            sliding=sliding,
-        )
+    def made(cls, given: Mapping[str, Any], *, created_at: datetime) -> About:
+        """As someone asks for it, by these names; raises `InvalidSessionId`."""
+        ttl, name = given.get("ttl"), given.get("id")
+        own = {
+            "id": new_id() if name is None else checked_id(name),
+            "metadata": copied(given.get("metadata") or {}),
+            "ttl": _seconds(ttl),
+        }
+        return cls(**{**given, **own}, created_at=created_at)
 
     def dump(self) -> dict[str, Any]:
         """As stores write it; what says nothing is left out."""
-        stored = {
-            "id": self.id,
-            "key": self.key,
-            "created_at": rfc3339(self.created_at),
-            "agent": self.agent,
-            "title": self.title,
-            "metadata": copied(self.metadata),
-            "max_history": self.max_history,
-            "ttl": self.ttl,
-            "sliding": self.sliding,
-        }
+        stored = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        stored |= {"created_at": rfc3339(self.created_at), "metadata": copied(self.metadata)}
         return {name: value for name, value in stored.items() if value not in (None, False, {}, "")}
 
     @classmethod

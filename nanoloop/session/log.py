@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from nanoloop.session.chat import MessageSpan, char_size, results_by_call, spans_of
@@ -257,6 +257,16 @@ def _joined(
 
 
 Align = Literal["user", "pair"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """Keep the newest entries of a history; hand the older ones on."""
+
+    keep: int = 1000
+    """Entries that a history holds at most."""
+    take: Callable[[list[Entry]], object]
+    """Gets the old entries before they go; if it raises, they stay."""
 
 
 def message_count(entries: Sequence[Entry]) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from nanoloop.session.entry import Entry
 
@@ -65,18 +64,6 @@ class Queue:
         known = {**dict.fromkeys(self.noted), **dict.fromkeys(message_ids)}
         self.noted = tuple(known)[-NOTED_LIMIT:]
         self.heard.add(*self.noted)
-
-    def dump_waiting(self) -> list[dict[str, Any]]:
-        """The waiting messages, as stores write them."""
-        return [entry.to_dict() for entry in self.waiting]
-
-    def load_waiting(self, stored: Iterable[Mapping[str, Any]]) -> None:
-        """Take what was stored for what waits."""
-        self.waiting = tuple(map(Entry.from_dict, stored))
-
-    def load_noted(self, stored: Iterable[str]) -> None:
-        """Take what was stored for what is noted."""
-        self.noted = tuple(map(str, stored))
 
     def restored(self, entries: Sequence[Entry], heard: Iterable[str]) -> None:
         """Drop what is in the log already, as after a torn commit, and remember what was heard."""

@@ -23,11 +23,13 @@ from nanoloop.session.chat import (
     rough_tokens,
     tool_result_of_block,
 )
-from nanoloop.session.conversation import Archive, Conversation
+from nanoloop.session.conversation import Conversation
+from nanoloop.session.digest import Digest
 from nanoloop.session.entry import TOOL_CALL, Entry, copied, utc_now
 from nanoloop.session.export import Rendered, parsed
 from nanoloop.session.head import ABOUT, MEMO, STATE, About, Head
-from nanoloop.session.log import Log
+from nanoloop.session.log import Archive, Log
+from nanoloop.session.queue import is_asked
 from nanoloop.session.resize import Decision, ReadEntries, ResizeHandlers, Schema
 from nanoloop.session.sync import Handler, blocking
 
@@ -89,9 +91,9 @@ class Session(Conversation):
         if unknown := given.keys() - SessionArguments.__annotations__.keys():
             raise TypeError(f"a session takes no {', '.join(sorted(unknown))}")
         clock = given.get("clock", utc_now)
-        identity: Any = {name: given[name] for name in _IDENTITY if name in given}  # type: ignore[literal-required]
+        identity = {name: value for name, value in given.items() if name in _IDENTITY}
         super().__init__(
-            about=About.made(created_at=clock(), **identity),
+            about=About.made(identity, created_at=clock()),
             clock=clock,
             settings=given.get("settings"),
             archive=given.get("archive"),
@@ -216,6 +218,41 @@ class Session(Conversation):
         self.reset_history()
         return self
 
+    def show(self, entries: Iterable[Entry]) -> None:
+        """Make these entries the window: any part of the log, or entries that are in no log."""
+        with self.lock:
+            self.log.show(entries)
+            self.touch()
+
+    def take_history(self, entries: Iterable[Entry], window: Iterable[Entry]) -> None:
+        """Begin the history anew with these entries, and show these of them."""
+        with self.lock:
+            self.reset_history()
+            new = {id(entry): self.log.append(entry) for entry in entries}
+            for entry in new.values():
+                self._tracker.add(entry)
+                self._count(entry)
+            self.log.show(new.get(id(entry), entry) for entry in window)
+            self._summary = replace(self._summary, pins=())  # their numbers were the old one's
+
+    def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Make these the history; returns each as it is now."""
+        with self.lock:
+            last = self.log.last
+            again = self.log.rewrite(entries)
+            for old, new in zip(entries, again, strict=True):
+                if new.seq > last:
+                    self._tracker.add(new)
+                    if self._awaiting and old.seq == self._awaiting:
+                        self._awaiting = new.seq
+            self.touch()
+            return again
+
+    @property
+    def shows_earlier(self) -> bool:
+        """Whether the window has an exchange before the last one."""
+        return sum(map(is_asked, self.window)) > 1
+
     def context_size(self) -> int:
         """Tokens of the window: as the token counter has it, or four characters each."""
         with self.lock:
@@ -279,6 +316,15 @@ class Session(Conversation):
     def last_resize_turn(self) -> int:
         """The turn of the last resize, 0 before the first."""
         return int(self.resized.get("turn", 0))
+
+    def note_resize(self, resized: Mapping[str, Any], memo: Digest) -> None:
+        """Note a resize, and the memo that it made."""
+        with self.lock:
+            self.resized = resized
+            if memo != self._memo:
+                self._memo = memo
+                self.touch(MEMO)
+            self.touch()
 
     @property
     def _turns(self) -> int:

@@ -4,8 +4,8 @@ from datetime import datetime, timezone
 import pytest
 
 from nanoloop.errors import HistoryNotLoaded
-from nanoloop.session.conversation import Archive
 from nanoloop.session.entry import Entry
+from nanoloop.session.log import Archive
 from nanoloop.session.session import Session
 
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
