@@ -1,8 +1,21 @@
+"""When and how a session is resized, and what becomes of its memo."""
+
+import json
+import sys
+
 import anyio
 import pytest
+from pydantic import BaseModel
 
-from nanoloop.errors import HistoryNotLoaded
-from nanoloop.session.resize import chunks
+from nanoloop.errors import HistoryNotLoaded, NoConnection, SettingsError
+from nanoloop.protocols import Reply
+from nanoloop.session.resize import (
+    REF_LIMIT,
+    attachment_summaries,
+    chunks,
+    unwrapped,
+    without_payloads,
+)
 from nanoloop.session.session import Session
 
 FORCED = {"type": "lite", "turn": 0, "reason": "force"}
@@ -382,3 +395,377 @@ async def test_a_memo_reads_what_is_only_in_the_store():
         await session.async_resize(force="deep")
     await session.async_resize(force="deep", read=read)
     assert heard.batches == [["a", "b", "c"]]
+
+
+def with_turns(messages=0, turns=0, text="x", **given):
+    session = Session(**given)
+    for _ in range(turns):
+        session.add_message("user", "q")
+        session.add_message("assistant", "a")
+    for _ in range(messages):
+        session.add_message("user", text)
+    return session
+
+
+async def test_r0_35_any_yes_forces_a_decision():
+    session = Session()
+    forced = {"type": "deep", "reason": "force", "severity": 1000}
+    assert await session.async_judge_resize(force=True) == forced
+    assert await session.async_judge_resize(1) == forced
+    assert await session.async_judge_resize(force="lite") == {**forced, "type": "lite"}
+
+
+@pytest.mark.parametrize("force", [False, None, ""])
+async def test_r0_35_a_no_asks_the_policy(force):
+    assert await with_turns(1).async_judge_resize(force) is None
+
+
+async def test_r0_38_r1_6_as_many_characters_as_the_limit_are_deep():
+    session = with_turns(2, text="hello")  # 10 each
+    session.configure(limit={"chars": 21})
+    assert await session.async_judge_resize() is None
+    session.configure(limit={"chars": 20})
+    assert await session.async_judge_resize() == {
+        "type": "deep",
+        "reason": "max_messages_text_length",
+        "severity": 100,
+    }
+
+
+async def test_r0_39_r1_7_more_messages_than_the_limit_are_lite():
+    session = with_turns(3).configure(limit={"messages": 3})
+    assert await session.async_judge_resize() is None
+    session.add_message("user", "x")
+    assert await session.async_judge_resize() == {
+        "type": "lite",
+        "reason": "max_keep_messages_count",
+        "severity": 50,
+    }
+
+
+async def test_r0_40_r1_8_enough_turns_are_lite():
+    session = with_turns(turns=7)
+    assert await session.async_judge_resize() is None
+    session.add_message("assistant", "a")
+    assert await session.async_judge_resize() == {
+        "type": "lite",
+        "reason": "every_n_turns",
+        "severity": 10,
+    }
+
+
+async def test_r0_40_turns_are_counted_from_the_last_resize():
+    session = with_turns(turns=8)
+    await session.async_resize()
+    assert session.last_resize_turn == 8
+    assert await session.async_judge_resize() is None
+
+
+async def test_r0_41_r1_9_else_nothing_is_done():
+    assert await with_turns(1).async_judge_resize() is None
+
+
+async def test_r0_38_to_r0_40_c33_the_most_severe_decides():
+    session = with_turns(2, turns=8).configure(limit={"chars": 5, "messages": 1})
+    assert (await session.async_judge_resize())["reason"] == "max_messages_text_length"
+    session.configure(limit={"chars": 100_000})
+    assert (await session.async_judge_resize())["reason"] == "max_keep_messages_count"
+
+
+@pytest.mark.parametrize("off", [0, None, -1, "0"])
+async def test_c7_a_limit_of_nothing_is_none(off):
+    session = with_turns(3, turns=9)
+    session.settings["session.resize.max_messages_text_length"] = off
+    session.settings["session.resize.max_keep_messages_count"] = off
+    session.settings["session.resize.every_n_turns"] = off
+    assert await session.async_judge_resize() is None
+
+
+async def test_r1_5_a_policy_may_name_a_type_only():
+    session = Session(policy_handler=lambda *_: "mine")
+    assert await session.async_judge_resize() == {"type": "mine"}
+
+
+async def test_r1_5_a_policys_dict_is_passed_on_as_it_is():
+    decision = {"type": "lite", "reason": "mine", "severity": 3, "meta": {"a": 1}}
+    session = Session(policy_handler=lambda *_: decision)
+    assert await session.async_judge_resize() == decision
+
+
+@pytest.mark.parametrize("said", [3, ["lite"], {"reason": "no type"}, True, {"type": 3}])
+async def test_r0_58_any_other_answer_of_a_policy_is_a_type_error(said):
+    with pytest.raises(TypeError, match="a policy returns"):
+        await Session(policy_handler=lambda *_: said).async_judge_resize()
+
+
+async def test_r0_57_r1_16_a_policy_replaces_the_default():
+    session = with_turns(turns=20)
+    session.set_policy_handler(lambda *_: None)
+    assert await session.async_judge_resize() is None
+
+
+async def test_r0_31_r0_13_an_async_policy_beats_the_settings():
+    async def policy(full, current, settings):
+        return f"{len(full)}-{len(current)}-{settings['session.limit.messages']}"
+
+    session = with_turns(3, policy_handler=policy).configure(limit={"messages": 1})
+    assert await session.async_judge_resize() == {"type": "3-3-1"}
+
+
+def test_a_policy_may_take_fewer_arguments():
+    assert Session(policy_handler=lambda: "a").judge_resize() == {"type": "a"}
+    assert Session(policy_handler=lambda _: "a").judge_resize() == {"type": "a"}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA" + "A" * 500}}
+
+
+class Model:
+    """A provider that says one thing and notes what it was asked."""
+
+    def __init__(self, text="", error=None):
+        self.text = text
+        self.error = error
+        self.asked = []
+
+    async def chat(self, *, messages, tools=None, model=None, on_text=None):
+        self.asked.append(messages)
+        if self.error:
+            raise self.error
+        return Reply(text=self.text)
+
+    async def close(self): ...
+
+
+def with_model(text="", *, error=None, **given):
+    provider = Model(text, error)
+    session = Session(provider=provider, **given).configure(mode="memo")
+    session.add_message("user", "my name is Ada")
+    return session, provider
+
+
+async def test_r0_53_no_memo_without_being_enabled():
+    session, provider = with_model('{"memo": {"name": "Ada"}}')
+    session.configure(mode="lite")
+    await session.async_resize(force=True)
+    assert provider.asked == []
+
+
+async def test_r0_54_the_model_gets_memo_messages_and_attachments():
+    session, provider = with_model("{}", settings={"session.memo.instruct": ["one", "two"]})
+    session.memo = {"k": 1, "last_resize": {"turn": 3}}
+    session.add_message("user", [{"type": "text", "text": "look"}, IMAGE])
+    await session.async_resize(force="lite")
+    system, user = provider.asked[0]
+    assert system == {"role": "system", "content": "one\ntwo"}
+    assert json.loads(user["content"]) == {
+        "current_memo": {"k": 1},
+        "messages": [
+            {"role": "user", "content": "my name is Ada"},
+            {"role": "user", "content": "look\n[image_url]"},
+        ],
+        "attachments": [{"type": "image_url", "ref": "data:image/png;base64", "meta": {}}],
+    }
+
+
+async def test_r1_17_no_payload_is_ever_sent():
+    session, provider = with_model("{}")
+    session.add_message("user", [IMAGE])
+    await session.async_resize(force="deep")
+    assert "AAAA" not in json.dumps(provider.asked)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"memo": {"name": "Ada"}}',
+        '{"name": "Ada"}',
+        '```json\n{"memo": {"name": "Ada"}}\n```',
+        'Here it is:\n{"memo": {"name": "Ada"}}\nDone.',
+    ],
+)
+async def test_r0_55_what_stands_under_memo_or_the_dict_itself(text):
+    session, _ = with_model(text)
+    await session.async_resize(force="lite")
+    assert session.memo.pop("last_resize")
+    assert {k: v for k, v in session.memo.items() if k != "last_resize"} == {"name": "Ada"}
+
+
+@pytest.mark.parametrize("text", ["", "no idea", "[1]", '"x"', "null", '{"memo": '])
+async def test_r0_55_anything_else_leaves_the_memo(text):
+    session, _ = with_model(text)
+    session.memo = {"k": 1}
+    await session.async_resize(force="lite")
+    assert session.memo == {"k": 1, "last_resize": session.last_resize}
+
+
+def test_r0_55_memo_that_is_no_dict_falls_back_to_the_whole():
+    assert unwrapped({"memo": "x", "a": 1}) == {"memo": "x", "a": 1}
+    assert unwrapped({"memo": {}}) == {}
+    assert unwrapped(3) is None
+
+
+async def test_a_models_failure_reaches_the_caller_and_changes_nothing():
+    session, _ = with_model(error=NoConnection("no connection"))
+    before = session.to_dict()
+    with pytest.raises(NoConnection):
+        await session.async_resize(force="lite")
+    assert session.to_dict() == before
+
+
+async def test_a_custom_updater_gets_four_things_and_is_taken_as_it_is():
+    given = []
+
+    def update(memo, messages, attachments, settings):
+        given.append((memo, messages, attachments, settings["session.mode"]))
+        return {"memo": {"x": 1}}
+
+    session, provider = with_model(memo_update_handler=update)
+    await session.async_resize(force="lite")
+    assert given == [({}, [{"role": "user", "content": "my name is Ada"}], [], "memo")]
+    assert session.memo["memo"] == {"x": 1}
+    assert provider.asked == []
+
+
+async def test_a_custom_updater_that_returns_no_dict_leaves_the_memo():
+    session, _ = with_model(memo_update_handler=lambda *_: "no")
+    session.memo = {"k": 1}
+    await session.async_resize(force="lite")
+    assert session.memo["k"] == 1
+
+
+async def test_r0_57_attachments_are_described_by_the_users_handler():
+    heard = []
+    session, _ = with_model(memo_update_handler=lambda _, __, about, ___: heard.append(about))
+    session.set_attachment_summary_handler(lambda message: [{"of": message["content"]}])
+    await session.async_resize(force="lite")
+    assert heard == [[{"of": "my name is Ada"}]]
+
+
+async def test_without_anyone_to_ask_what_is_new_waits():
+    session = Session().configure(mode="memo")
+    session.add_message("user", "a")
+    await session.async_resize(force="lite")
+    assert session.memo_cursor == 0
+    session.provider = Model('{"k": 1}')
+    await session.async_resize(force="lite")
+    assert (session.memo["k"], session.memo_cursor) == (1, 1)
+
+
+class Name(BaseModel):
+    name: str
+
+
+OBJECT = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["x"]}}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("schema", [Name, OBJECT, lambda memo: isinstance(memo.get("name"), str)])
+@pytest.mark.parametrize(("said", "fits"), [({"name": "Ada"}, True), ({"name": 3}, False)])
+async def test_b0_3_a_memo_that_does_not_fit_is_not_taken(schema, said, fits):
+    session, _ = with_model(json.dumps(said), memo_schema=schema)
+    await session.async_resize(force="lite")
+    assert session.memo.get("name") == ("Ada" if fits else None)
+
+
+@pytest.mark.parametrize(
+    ("said", "fits"),
+    [
+        ({"name": "a", "tags": ["x"]}, True),
+        ({"name": "a", "tags": ["y"]}, False),
+        ({"name": "a", "more": 1}, False),
+        ({}, False),
+    ],
+)
+async def test_b0_3_json_schema_words_that_count(said, fits):
+    session, _ = with_model(memo_update_handler=lambda *_: said, memo_schema=OBJECT)
+    await session.async_resize(force="lite")
+    assert ("name" in session.memo) == fits
+
+
+def test_b0_3_a_json_schema_without_the_library_for_it_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema.validators", None)
+    with pytest.raises(SettingsError, match="pip install jsonschema, or give a pydantic model"):
+        Session(memo_schema=OBJECT)
+
+
+def test_r0_19_c4_a_memo_is_any_json_value_and_a_copy():
+    session = Session()
+    assert session.memo == {}
+    session.memo = {"a": [1]}
+    session.memo["a"].append(2)
+    assert session.memo == {"a": [1]}
+    session.memo = "text"
+    assert session.memo == "text"
+
+
+def about(*parts):
+    return attachment_summaries({"role": "user", "content": list(parts)})
+
+
+@pytest.mark.parametrize("content", ["text", None, {"type": "image"}, 3, []])
+def test_r0_56_only_a_list_has_attachments(content):
+    assert attachment_summaries({"role": "user", "content": content}) == []
+
+
+def test_r0_56_r1_17_type_reference_and_known_facts():
+    part = {
+        "type": "image",
+        "path": "/p.png",
+        "url": "http://x/y.png",
+        "name": "y",
+        "mime_type": "image/png",
+        "size": 3,
+        "width": 1,
+        "height": 2,
+        "duration": 4,
+        "data": "AAAA",
+    }
+    facts = {k: part[k] for k in ("name", "mime_type", "size", "width", "height", "duration")}
+    assert about(part) == [{"type": "image", "ref": "http://x/y.png", "meta": facts}]
+
+
+@pytest.mark.parametrize("name", ["file", "url", "path", "id", "name"])
+def test_r0_56_any_of_five_names_is_a_reference(name):
+    assert about({"type": "file", name: "here"})[0]["ref"] == "here"
+
+
+def test_r0_56_the_first_of_them_that_is_there_counts():
+    part = {"type": "file", "name": "n", "id": "i", "path": "p", "url": "", "file": None}
+    assert about(part)[0]["ref"] == "p"
+
+
+def test_a_reference_may_be_nested():
+    assert about({"type": "image_url", "image_url": {"url": "http://x"}})[0]["ref"] == "http://x"
+    assert about({"type": "image_url", "image_url": "http://x"})[0]["ref"] == "http://x"
+    assert about({"type": "file", "file": {"id": "f1"}})[0]["ref"] == "f1"
+
+
+def test_text_and_parts_without_a_type_are_skipped():
+    assert about("words", {"type": "text", "text": "t"}, {"url": "x"}, {"type": ""}, 3) == []
+
+
+def test_falsy_facts_are_skipped_and_no_reference_is_none():
+    assert about({"type": "audio", "size": 0, "name": ""}) == [
+        {"type": "audio", "ref": None, "meta": {}}
+    ]
+
+
+def test_r1_17_a_payload_is_no_reference():
+    assert about({"type": "image", "url": "data:image/png;base64,AAAA"})[0]["ref"] == (
+        "data:image/png;base64"
+    )
+    assert len(about({"type": "file", "file": "A" * 9999})[0]["ref"]) == REF_LIMIT + 1
+
+
+def test_a_content_without_payloads_names_what_was_there():
+    image = {"type": "image", "data": "AAAA"}
+    use = {"type": "tool_use", "name": "t"}
+    assert without_payloads(["a", {"type": "text", "text": "b"}, image, use, 3]) == (
+        "a\nb\n[image]\n[calls t]"
+    )
+    assert without_payloads("a") == "a"
