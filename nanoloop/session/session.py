@@ -380,7 +380,7 @@ class Session(Conversation):
     @property
     def has_resize_rules(self) -> bool:
         """Whether anyone but the defaults may say that it is time to resize."""
-        return self._handlers.policy is not None or self._options.is_set
+        return self._handlers.policy is not None or self.settings.is_set
 
     def judge_resize(self, force: object = False) -> Decision | None:
         """As `async_judge_resize`, from code that can't await."""
