@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
-from threading import Lock, Thread, current_thread
+from functools import cache, partial
+from threading import Lock, get_ident
 from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
+from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
 from nanoloop.context import Views
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
@@ -692,42 +693,39 @@ class Serial:
 
 T = TypeVar("T")
 
-_STOP_SECONDS = 1.0
 _lock = Lock()
-_open: dict[int, tuple[asyncio.AbstractEventLoop, Thread]] = {}
-"""By process: a fork has no threads of its parent."""
 
 
 def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What the function comes to. All share one loop, so that connections last."""
-    loop, thread = _running_loop()
-    if thread is current_thread():  # called from within that loop, which must not wait for itself
-        return blocking(function)
-    future = asyncio.run_coroutine_threadsafe(function(), loop)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()  # as after Ctrl-C: nobody waits for it any more
-        raise
-
-
-def _running_loop() -> tuple[asyncio.AbstractEventLoop, Thread]:
+    """What the function comes to. All share one event loop, so that connections last."""
     with _lock:
-        if os.getpid() not in _open:
-            loop = asyncio.new_event_loop()
-            # A daemon: what it still does must not keep the process from ending.
-            thread = Thread(target=loop.run_forever, name="nanoloop sync", daemon=True)
-            thread.start()
-            atexit.register(_stop, os.getpid())
-            _open[os.getpid()] = loop, thread
-        return _open[os.getpid()]
+        portals, thread = _opened()
+    if thread == get_ident():  # called from within that loop, which must not wait for itself
+        return blocking(function)
+    with portals as portal:
+        future = portal.start_task_soon(function)
+        try:
+            result: T = future.result()
+        except BaseException:
+            future.cancel()  # as after Ctrl-C: nobody waits for it any more
+            raise
+        return result
 
 
-def _stop(process: int) -> None:
-    if process != os.getpid():
-        return
-    loop, thread = _open.pop(process)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(_STOP_SECONDS)
-    if not thread.is_alive():
-        loop.close()
+@cache
+def _opened() -> tuple[BlockingPortalProvider, int]:
+    """The portal of this process, open until that ends, and the thread it runs in."""
+    portals = BlockingPortalProvider()
+    portal = portals.__enter__()
+    # What is still going on then is cancelled.
+    atexit.register(portals.__exit__, SystemExit, SystemExit(), None)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=partial(_forget, portal))
+    return portals, portal.call(get_ident)
+
+
+def _forget(portal: BlockingPortal) -> None:
+    """In a fork, which has no threads of its parent and would wait for them at its end."""
+    _opened.cache_clear()
+    with suppress(StopIteration, RuntimeError):  # nothing in it waits; in dev mode its loop minds
+        portal.stop().send(None)
