@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from nanoloop.agents import Agent, RequestOutcome
+from nanoloop.agents import Agent
 from nanoloop.context import Views
 from nanoloop.errors import NanoloopError, place_of
 from nanoloop.events import (
@@ -29,7 +29,7 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
-from nanoloop.turn import Answer, Cutting, Keeping, Turn
+from nanoloop.turn import Answer, Cutting, Keeping, RequestOutcome, Turn
 
 STOPPED = "Stopped."
 

@@ -6,9 +6,10 @@ It works on a session and goes by two policies: what is kept (`Keeping`) and wha
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,13 +29,24 @@ from nanoloop.events import (
     WindowTrimmed,
     silent,
 )
-from nanoloop.protocols import OnText, Provider, Reply, Store, ToolCall, ToolSpec, Usage
+from nanoloop.protocols import (
+    ChatMessage,
+    OnText,
+    Provider,
+    Reply,
+    Store,
+    ToolCall,
+    ToolSpec,
+    Usage,
+)
 from nanoloop.session.chat import REASONING, decoded, open_calls
 from nanoloop.session.entry import TOOL_RESULT, Entry, fresh_id
 from nanoloop.session.log import message_count
 from nanoloop.session.resize import ReadEntries as Read
 from nanoloop.session.session import Session
+from nanoloop.session.sync import Handler, called, fitting
 from nanoloop.tools.here import here
+from nanoloop.tools.toolbox import as_text
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent
@@ -55,10 +67,15 @@ class Keeping:
 
     store: Store | None = None
     """Where the session is made durable with each step; None: nowhere."""
-    is_held: bool = False
-    """Whether the session gets nothing by itself: at the end someone says what it gets."""
+    recording: Recording | None = None
+    """How much of question and answer; None: all of both."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
     """What the model is to be told between two steps."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the session gets nothing by itself: at the end a handler says what it gets."""
+        return self.recording is not None and self.recording.handler is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +386,160 @@ class Turn:
             return False
         decision = await self.session.async_judge_resize(read=read) or {}
         return bool(decision.get("severity", BUFFER_SEVERITY) < BUFFER_SEVERITY)
+
+
+Paths = str | Sequence[str]
+"""One dotted path or several: `question.text`, `items.0.name`."""
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """How questions and answers are kept. Where nothing stands at the paths, the whole is."""
+
+    input_paths: Paths = ()
+    output_paths: Paths = ()
+    """Into the answer, where it is JSON."""
+    handler: Handler | None = None
+    """(given, answer) to the messages to keep instead; None or [] keeps nothing."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether less of a question is kept than the model is shown."""
+        return bool(self.input_paths)
+
+    def question(self, given: Any) -> Entry:
+        """The user's entry as it is kept."""
+        return Entry.message("user", content_of(picked(given, self.input_paths)))
+
+    def answer(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The last entries of a turn as they are kept."""
+        return [self._kept(entry) if entry.role == "assistant" else entry for entry in entries]
+
+    def _kept(self, entry: Entry) -> Entry:
+        text = str(entry.content.get("text"))
+        found = picked(json_in(text), self.output_paths, otherwise=text)
+        content = Entry.message("assistant", content_of(found)).content
+        return entry if found == text else replace(entry, content=content)
+
+    async def by_handler(self, given: Any, text: str) -> Sequence[Mapping[str, Any]]:
+        """The messages to keep, as the handler says."""
+        if self.handler is None:
+            return []
+        said = await called(self.handler, *fitting(self.handler, given, text))
+        return [said] if isinstance(said, Mapping) else list(said or ())
+
+
+def content_of(given: Any) -> Any:
+    """What was given as a message's content: text and parts as they are, anything else as JSON."""
+    is_parts = isinstance(given, list) and all(
+        isinstance(part, Mapping) and "type" in part for part in given
+    )
+    return given if is_parts and given else as_text(given)
+
+
+def picked(value: Any, paths: Paths, *, otherwise: Any = _MISSING) -> Any:
+    """What stands at the path; at several, each by its path; where nothing does, `otherwise`."""
+    names = [paths] if isinstance(paths, str) else list(paths)
+    found = {name: at for name in names if (at := _at(value, name)) is not _MISSING}
+    if not found:
+        return value if otherwise is _MISSING else otherwise
+    return found if len(names) > 1 else found[names[0]]
+
+
+def _at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return _MISSING
+    return value
+
+
+def json_in(text: str) -> Any:
+    """The JSON object in a text, with or without words around it, or None."""
+    try:
+        return json.loads(text[text.find("{") : text.rfind("}") + 1])
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutcome:
+    """What a question came to."""
+
+    given: Any
+    """What was asked, as it was given."""
+    answer: Answer | None = None
+    error: BaseException | None = None
+    """Why there is no answer."""
+
+    @property
+    def text(self) -> str:
+        """The answer, or ""."""
+        return self.answer.text if self.answer else ""
+
+    @property
+    def usage(self) -> Usage:
+        """What the answer took."""
+        return self.answer.usage if self.answer else Usage()
+
+
+class Hooks:
+    """Callables of a user's, sync or async, called in their order."""
+
+    def __init__(
+        self, request_prefixes: Iterable[Handler] = (), afterwards: Iterable[Handler] = ()
+    ) -> None:
+        self.request_prefixes = list(request_prefixes)
+        """Before each request: (messages, agent) to the messages to send instead, or None."""
+        self.afterwards = list(afterwards)
+        """After each question, answered or not: (outcome, agent)."""
+
+    def before(self, provider: Provider, agent: Agent) -> Provider:
+        """The provider, with the prefixes run before it is asked."""
+        return _Prefixed(provider, self, agent) if self.request_prefixes else provider
+
+    async def prefixed(
+        self, messages: Sequence[ChatMessage], agent: Agent
+    ) -> Sequence[ChatMessage]:
+        """The messages as the prefixes leave them."""
+        for hook in self.request_prefixes:
+            said = await called(hook, *fitting(hook, messages, agent))
+            messages = messages if said is None else said
+        return messages
+
+    async def after(self, outcome: RequestOutcome, agent: Agent) -> None:
+        """Tell those who want to know; the first that raises ends it."""
+        for hook in self.afterwards:
+            await called(hook, *fitting(hook, outcome, agent))
+
+
+class _Prefixed:
+    """A provider that is asked what the prefixes made of the request."""
+
+    def __init__(self, provider: Provider, hooks: Hooks, agent: Agent) -> None:
+        self._provider = provider
+        self._hooks = hooks
+        self._agent = agent
+
+    async def chat(
+        self,
+        *,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] | None = None,
+        model: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Reply:
+        messages = await self._hooks.prefixed(messages, self._agent)
+        return await self._provider.chat(
+            messages=messages, tools=tools, model=model, on_text=on_text
+        )
+
+    async def close(self) -> None:
+        await self._provider.close()
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
