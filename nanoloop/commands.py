@@ -327,7 +327,7 @@ class MemoryCommands:
         """How the summaries stand, for `/status`."""
         return {
             "summary": self._summary_state(session),
-            "summaries": state_text(self._summarizer.state()),
+            "summaries": state_text(self._summarizer),
         }
 
     def _summary_state(self, session: Session) -> str:

@@ -14,8 +14,7 @@ from nanoloop.events import (
     SummaryPostponed,
 )
 from nanoloop.memory import schedule
-from nanoloop.memory.budget import Budget
-from nanoloop.memory.schedule import LIMIT
+from nanoloop.memory.schedule import SESSIONS_LIMIT, Budget
 from nanoloop.memory.summarizer import state_text
 from nanoloop.parts import spent_file
 from nanoloop.protocols import Reply, Usage
@@ -91,8 +90,8 @@ async def test_case_16_after_three_failures_of_any_sessions_no_call_is_made_and_
         late = trimmed()
         assert not summarizer.fire_and_forget(late)
         assert summarizer.waits_for(late.id) == "breaker"
-        assert summarizer.state().models == {"": "open"}
-        assert summarizer.state().waiting == {"failure": 3, "breaker": 1}
+        assert summarizer.models == {"": "open"}
+        assert summarizer.waiting == {"failure": 3, "breaker": 1}
     assert (provider.count, late.has_pending) == (3, True)
     assert [type(e) for e in heard if isinstance(e, BreakerOpened | SummaryPostponed)] == [
         BreakerOpened,
@@ -113,7 +112,7 @@ async def test_case_16_half_open_lets_one_through_and_with_it_all_that_waited(ti
         assert provider.waiting == 1
         provider.release()
         await settled(summarizer)
-        assert summarizer.state().models == {"": "closed"}
+        assert summarizer.models == {"": "closed"}
     assert [session.summary for session in late] == ["S"] * 5
     assert BreakerClosed(model="") in heard
 
@@ -122,7 +121,7 @@ async def test_a_refusal_of_one_text_opens_no_breaker(times):
     provider = ScriptedProvider([AnswerRefused("no")] * 3)
     async with times.summarizer(provider) as summarizer:
         await fold(summarizer, *(trimmed() for _ in range(3)))
-        assert summarizer.state().models == {"": "closed"}
+        assert summarizer.models == {"": "closed"}
 
 
 async def test_where_one_model_fails_the_other_is_asked_and_the_receipt_says_so(times):
@@ -143,7 +142,7 @@ async def test_a_model_that_rests_is_passed_over_for_the_other(times):
     async with times.summarizer(provider, model="small", fallback_model="big") as summarizer:
         await fold(summarizer, *(trimmed() for _ in range(3)))
         await fold(summarizer, last := trimmed())
-        assert summarizer.state().models == {"small": "open", "big": "closed"}
+        assert summarizer.models == {"small": "open", "big": "closed"}
     assert (provider.calls[-1].model, last.summary) == ("big", "T")
 
 
@@ -287,14 +286,14 @@ async def test_case_10_only_so_many_sessions_are_held_for_later_and_none_when_do
     provider = ScriptedProvider([DOWN] * 3, otherwise="S")
     async with times.summarizer(provider, max_concurrent=1) as summarizer:
         await fold(summarizer, *(trimmed(12) for _ in range(3)))
-        for _ in range(LIMIT + 5):
+        for _ in range(SESSIONS_LIMIT + 5):
             summarizer.fire_and_forget(trimmed(12))
-        assert sum(summarizer.state().waiting.values()) == LIMIT
+        assert sum(summarizer.waiting.values()) == SESSIONS_LIMIT
         times.seconds = 1000
         summarizer.start_due()
-        await until(lambda: not summarizer.state().waiting)
+        await until(lambda: not summarizer.waiting)
         await settled(summarizer)
-    assert provider.count == 3 + LIMIT
+    assert provider.count == 3 + SESSIONS_LIMIT
 
 
 async def test_a_deleted_session_is_not_sent_anywhere_by_the_timer(times):
@@ -309,13 +308,13 @@ async def test_a_deleted_session_is_not_sent_anywhere_by_the_timer(times):
         times.seconds = 100
         summarizer.start_due()
         await settled(summarizer)
-    assert (provider.count, len(summarizer.state().waiting)) == (1, 0)
+    assert (provider.count, len(summarizer.waiting)) == (1, 0)
 
 
 async def test_how_it_stands_is_one_line_for_people(times):
     async with times.summarizer(ScriptedProvider([DOWN] * 3)) as summarizer:
         await fold(summarizer, *(trimmed() for _ in range(4)))
-        line = state_text(summarizer.state())
+        line = state_text(summarizer)
     assert line == (
         "0 running; 3 waiting for another try; 1 waiting for a model; "
         "model as for answers open; today 0 calls, 0 tokens"

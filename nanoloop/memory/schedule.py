@@ -1,110 +1,38 @@
-"""Which sessions wait for a summary, and which may have one now."""
+"""When a summary may be asked for: who waits and why, a day's budget, and a model's breaker."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Literal
 
 import anyio
 
-from nanoloop.events import Announce, SummaryPostponed
-from nanoloop.memory.budget import Budget
-from nanoloop.memory.writer import SummaryWriter, line_size
-from nanoloop.session.entry import Entry
+from nanoloop.events import Announce, BreakerClosed, BreakerOpened, SummaryPostponed, silent
+from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
-
-
-class Admission:
-    """Rests after failures, open breakers, spent budgets, and too little to be worth a call."""
-
-    def __init__(
-        self,
-        *,
-        agenda: Agenda,
-        rests: Backoff,
-        writer: SummaryWriter,
-        budget: Budget,
-        announce: Announce,
-        clock: Callable[[], float],
-    ) -> None:
-        self._agenda = agenda
-        self._rests = rests
-        self._writer = writer
-        self._budget = budget
-        self._announce = announce
-        self._clock = clock
-        self.idle_seconds: float | None = None
-        """How long a small amount may wait for more; None: it is sent at once."""
-
-    def rests(self, session_id: str) -> bool:
-        """Whether it failed a short while ago."""
-        return self._rests.until(session_id) is not None
-
-    def failed(self, session: Session) -> None:
-        """Leave it alone for a while, longer after each failure."""
-        self._rests.after_failure(session.id)
-        self._postpone(session, "failure", self._rests.wake_at(session.id))
-
-    def succeeded(self, session: Session) -> None:
-        """Forget that it ever failed."""
-        self._rests.after_success(session.id)
-
-    def has_to_wait(
-        self,
-        session: Session,
-        batch: Sequence[Entry] = (),
-        *,
-        even_small: bool = False,
-        even_resting: bool = False,
-    ) -> bool:
-        """Whether it must not be asked for now; without a `batch`, as far as that is known."""
-        now = self._clock()
-        if not even_resting and not batch and self.rests(session.id):
-            self._postpone(session, "failure", self._rests.wake_at(session.id))
-        elif not self._budget.has_room:
-            self._postpone(session, "budget", now + self._budget.seconds_to_midnight)
-        elif (until := self._writer.rests_until) is not None:
-            self._postpone(session, "breaker", until)
-        elif not even_small and self._is_small(session, batch):
-            self._postpone(session, "small", now + (self.idle_seconds or 0))
-        else:
-            return False
-        return True
-
-    def _is_small(self, session: Session, batch: Sequence[Entry]) -> bool:
-        """Whether there is less to summarise than the summary is long, so that more should come.
-
-        What waits unseen is thus never more than the summary is long, and never for longer than
-        the chat goes on.
-        """
-        if self.idle_seconds is None:
-            return False
-        if batch:
-            is_all = batch[-1].seq >= session.pending_seq
-            return is_all and sum(map(line_size, batch)) < len(session.summary)
-        known = self._agenda.of(session.id)
-        return (
-            known is not None and known.why == "small" and known.pending_seq == session.pending_seq
-        )
-
-    def _postpone(self, session: Session, why: Why, due: float) -> None:
-        now, upto = self._clock(), session.pending_seq
-        waiting = Waiting(session=session, why=why, since=now, due=due, pending_seq=upto)
-        is_new = self._agenda.put(waiting)
-        if is_new and why != "failure":  # that was told when it failed
-            seconds = round(due - now, 3)
-            self._announce(SummaryPostponed(session_id=session.id, reason=why, seconds=seconds))
-
 
 Why = Literal["failure", "breaker", "budget", "small"]
 """It failed a short while ago; no model may be asked; the day's tokens are spent; there is less
 to summarise than a summary is long."""
 
-LIMIT = 1000
-"""Sessions that are held in memory for this."""
+SESSIONS_LIMIT = 1000
+"""Sessions that are held in memory until they may have their summary."""
+FAILURES_LIMIT = 10_000
+"""Sessions whose failures are remembered."""
+RETRY_SECONDS = 5
+"""How long to wait after a failed call; doubled with each further failure."""
+RETRY_LIMIT_SECONDS = 600
+"""How long that wait may become."""
+PATIENCE_SECONDS = 6 * 3600
+"""The longest pause between two tries that nobody's message brings about: a text that no model
+takes must not be paid for every few minutes, for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,46 +47,46 @@ class Waiting:
     """How far what waits reached when it was last looked at."""
 
 
-class Agenda:
-    """Who waits, the longest waiting first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """How often a session's summary failed in a row, and when it is asked for again."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
-        self._changed = anyio.Event()
+    count: int
+    until: float
+    """Before that not at all."""
+    wake_at: float
+    """Then though nobody speaks: at first the end of its rest, then later and later."""
+
+
+class Schedule:
+    """Which sessions wait for a summary, the longest waiting first, and which may have one now."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        announce: Announce = silent,
+    ) -> None:
+        self._clock = clock
+        self._announce = announce
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._failures: OrderedDict[str, Failures] = OrderedDict()
+        self._changed = anyio.Event()
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    # Who waits
 
-    def put(self, waiting: Waiting) -> bool:
-        """Let it wait; returns whether it did not wait for the same reason already."""
-        before = self._waiting.pop(waiting.session.id, None)
-        self._waiting[waiting.session.id] = waiting
-        if len(self._waiting) > self._limit:
-            self._waiting.popitem(last=False)
-        self._changed.set()
-        return before is None or before.why != waiting.why
-
-    def of(self, session_id: str) -> Waiting | None:
+    def waiting(self, session_id: str) -> Waiting | None:
         """What this session waits for, if it does."""
         return self._waiting.get(session_id)
 
-    def remove(self, session_id: str) -> None:
-        """It waits no more; one that did not is fine."""
-        self._waiting.pop(session_id, None)
-
-    def due(self, now: float) -> list[Waiting]:
-        """Those whose time has come."""
-        return [waiting for waiting in self._waiting.values() if waiting.due <= now]
-
-    def that_are(self, why: Why) -> list[Waiting]:
+    def waiting_for(self, why: Why) -> list[Waiting]:
         """Those that wait for this reason."""
         return [waiting for waiting in self._waiting.values() if waiting.why == why]
 
-    async def changed(self) -> None:
-        """Wait until someone has been put on it."""
-        await self._changed.wait()
-        self._changed = anyio.Event()
+    def due(self) -> list[Waiting]:
+        """Those whose time has come."""
+        now = self._clock()
+        return [waiting for waiting in self._waiting.values() if waiting.due <= now]
 
     @property
     def next_due(self) -> float | None:
@@ -166,61 +94,214 @@ class Agenda:
         return min((waiting.due for waiting in self._waiting.values()), default=None)
 
     @property
-    def counts(self) -> dict[Why, int]:
+    def counts(self) -> Mapping[Why, int]:
         """How many wait for each reason."""
-        return dict(Counter(waiting.why for waiting in self._waiting.values()))
+        return Counter(waiting.why for waiting in self._waiting.values())
 
+    async def changed(self) -> None:
+        """Wait until one more has to wait."""
+        await self._changed.wait()
+        self._changed = anyio.Event()
 
-RETRY_SECONDS = 5
-"""How long to wait after a failed call; doubled with each further failure."""
-RETRY_LIMIT_SECONDS = 600
-"""How long that wait may become."""
-PATIENCE_SECONDS = 6 * 3600
-"""The longest pause between two tries that nobody's message brings about: a text that no model
-takes must not be paid for every few minutes, for ever."""
-BACKOFF_LIMIT = 10_000
-"""Sessions whose failures are remembered."""
+    def postpone(self, session: Session, why: Why, due: float) -> None:
+        """Let it wait; that is told where it did not wait for the same reason already."""
+        now = self._clock()
+        before = self._waiting.pop(session.id, None)
+        self._waiting[session.id] = Waiting(
+            session=session, why=why, since=now, due=due, pending_seq=session.pending_seq
+        )
+        if len(self._waiting) > SESSIONS_LIMIT:
+            self._waiting.popitem(last=False)
+        self._changed.set()
+        is_new = before is None or before.why != why
+        if is_new and why != "failure":  # that was told when it failed
+            seconds = round(due - now, 3)
+            self._announce(SummaryPostponed(session_id=session.id, reason=why, seconds=seconds))
 
+    def remove(self, session_id: str) -> None:
+        """It waits no more; one that did not is fine."""
+        self._waiting.pop(session_id, None)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Failures:
-    count: int
-    until: float
-    wake_at: float
+    # What failed
 
-
-class Backoff:
-    """Counts failures for each session, and says when the next try is due."""
-
-    def __init__(self, *, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._failures: OrderedDict[str, _Failures] = OrderedDict()
-
-    def until(self, session_id: str) -> float | None:
-        """The end of its rest; None where it does not rest."""
+    def is_resting(self, session_id: str) -> bool:
+        """Whether it failed a short while ago."""
         failures = self._failures.get(session_id)
-        resting = failures is not None and self._clock() < failures.until
-        return failures.until if failures is not None and resting else None
+        return failures is not None and self._clock() < failures.until
 
-    def wake_at(self, session_id: str) -> float:
-        """When to try again though nobody speaks: at first the end of its rest, then later."""
-        failures = self._failures.get(session_id)
-        return self._clock() if failures is None else failures.wake_at
+    def rest(self, session: Session) -> None:
+        """Let one that failed a short while ago wait on."""
+        self.postpone(session, "failure", self._failures[session.id].wake_at)
 
-    def after_failure(self, session_id: str) -> float:
-        """The end of the rest that a failure begins."""
-        before = self._failures.pop(session_id, None)
+    def failed(self, session: Session) -> Failures:
+        """Leave it alone for a while, longer after each failure."""
+        before = self._failures.pop(session.id, None)
         count = before.count + 1 if before else 1
         doubled = RETRY_SECONDS * 2.0 ** min(count - 1, 30)
         rest = min(doubled, RETRY_LIMIT_SECONDS)
         # Not all sessions the same time, or all of them would come back at once.
         until = self._clock() + rest * random.uniform(0.5, 1)  # noqa: S311 - jitter, no secret
         wake_at = until + max(0, min(doubled, PATIENCE_SECONDS) - rest)
-        self._failures[session_id] = _Failures(count=count, until=until, wake_at=wake_at)
-        if len(self._failures) > BACKOFF_LIMIT:
+        failures = Failures(count=count, until=until, wake_at=wake_at)
+        self._failures[session.id] = failures
+        if len(self._failures) > FAILURES_LIMIT:
             self._failures.popitem(last=False)
-        return until
+        self.rest(session)
+        return failures
 
-    def after_success(self, session_id: str) -> None:
+    def succeeded(self, session: Session) -> None:
         """Forget that it ever failed."""
-        self._failures.pop(session_id, None)
+        self._failures.pop(session.id, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Calls and tokens; calls that came to nothing are among them."""
+
+    calls: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_cached: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """In and out."""
+        return self.tokens_in + self.tokens_out
+
+
+def local_now() -> datetime:
+    """The time here: a day ends at the operator's midnight."""
+    return datetime.now().astimezone()
+
+
+class Budget:
+    """Counts a day's tokens; without a limit there is always room.
+
+    Where it is `kept_in` a file, a process that begins anew has no more for its day than is left.
+    """
+
+    def __init__(
+        self,
+        daily_tokens: int | None = None,
+        *,
+        kept_in: Path | None = None,
+        now: Callable[[], datetime] = local_now,
+    ) -> None:
+        self._daily_tokens = daily_tokens
+        self._file = kept_in
+        self._now = now
+        self._day = now().date()
+        self._spent = self._kept()
+
+    @property
+    def spent_today(self) -> Spent:
+        """Since midnight; where no file keeps it, since the process began at the earliest."""
+        if self._now().date() != self._day:
+            self._day, self._spent = self._now().date(), Spent()
+        return self._spent
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further call may be made today."""
+        return self._daily_tokens is None or self.spent_today.tokens < self._daily_tokens
+
+    @property
+    def seconds_to_midnight(self) -> float:
+        """Until the next day begins."""
+        now = self._now()
+        midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        return (midnight - now).total_seconds()
+
+    def add(self, usage: Usage) -> None:
+        """Count a call."""
+        spent = self.spent_today
+        self._spent = replace(
+            spent,
+            calls=spent.calls + 1,
+            tokens_in=spent.tokens_in + usage.tokens_in,
+            tokens_out=spent.tokens_out + usage.tokens_out,
+            tokens_cached=spent.tokens_cached + usage.tokens_cached,
+        )
+        self._keep()
+
+    def _keep(self) -> None:
+        """Let it last; a disk that fails stops no summary."""
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                fresh = self._file.with_suffix(".new")
+                fresh.write_text(json.dumps({"day": str(self._day), **asdict(self._spent)}))
+                fresh.replace(self._file)
+
+    def _kept(self) -> Spent:
+        """What an earlier process has spent of this day."""
+        if self._file is not None:
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                said = json.loads(self._file.read_text())
+                if said.pop("day", None) == str(self._day):
+                    return Spent(**{name: int(count) for name, count in said.items()})
+        return Spent()
+
+
+BreakerState = Literal["closed", "open", "half-open"]
+
+FAILURES = 3
+"""Failures in a row, of whatever sessions, that open it."""
+BREAKER_SECONDS = 60
+"""How long it then stays open, until one call is let through."""
+
+
+class Breaker:
+    """Lets calls to one model through, or keeps them back for a while."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        announce: Announce = silent,
+        clock: Callable[[], float],
+    ) -> None:
+        self.model = model
+        self._announce = announce
+        self._clock = clock
+        self._failures = 0
+        self._open_until: float | None = None
+
+    @property
+    def state(self) -> BreakerState:
+        """`open` keeps every call back, `half-open` lets the next one through."""
+        if self._open_until is None:
+            return "closed"
+        return "open" if self._clock() < self._open_until else "half-open"
+
+    @property
+    def admits_at(self) -> float:
+        """When, by its clock, the next call is let through; a moment in the past is now."""
+        return self._open_until or 0
+
+    def admit(self) -> bool:
+        """Whether a call may be made now; say then how it went."""
+        if self.state == "open":
+            return False
+        if self._open_until is not None:
+            # One is let through. Should it never be heard of again, the next may try in its turn.
+            self._open_until = self._clock() + BREAKER_SECONDS
+        return True
+
+    def succeeded(self) -> bool:
+        """Hear that a call went well; returns whether that closed it."""
+        was_open, self._open_until, self._failures = self._open_until is not None, None, 0
+        if was_open:
+            self._announce(BreakerClosed(model=self.model))
+        return was_open
+
+    def failed(self) -> None:
+        """Hear that a call went wrong."""
+        self._failures += 1
+        if self._failures < FAILURES:
+            return
+        was_closed, self._open_until = self._open_until is None, self._clock() + BREAKER_SECONDS
+        if was_closed:
+            self._announce(
+                BreakerOpened(model=self.model, failures=self._failures, seconds=BREAKER_SECONDS)
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,17 @@ from nanoloop.events import (
     contained,
     silent,
 )
-from nanoloop.memory.budget import BreakerState, Budget, Spent, local_now
 from nanoloop.memory.facts import Item, found_in, merged
-from nanoloop.memory.schedule import Admission, Agenda, Backoff, Waiting, Why
-from nanoloop.memory.writer import SummaryWriter, Written, batches
+from nanoloop.memory.schedule import (
+    BreakerState,
+    Budget,
+    Schedule,
+    Spent,
+    Waiting,
+    Why,
+    local_now,
+)
+from nanoloop.memory.writer import SummaryWriter, Written, batches, line_size
 from nanoloop.protocols import Provider, Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import message_count
@@ -36,14 +43,17 @@ from nanoloop.session.session import Session
 
 Callback = Callable[[str], Awaitable[None] | None]
 
+LEAST_PAUSE_SECONDS = 0.01
+"""Between two looks at who waits, whatever the clock says."""
 BATCH_CHARS = 24_000
 """How much talk goes into one call; more takes several calls, one after the other."""
 IDLE_SECONDS = 600
 """Less talk than the summary is long waits for more, until nobody has spoken for so long."""
-LEAST_PAUSE_SECONDS = 0.01
-"""Between two looks at the agenda, whatever the clock says."""
+READ_AHEAD = 200
+"""Entries read from the store at a time."""
 
 
+@dataclass(eq=False, repr=False)
 class Summarizer:
     """Summarises in tasks of its own, which live in its `async with`.
 
@@ -51,56 +61,42 @@ class Summarizer:
     nothing takes up again what has to wait.
     """
 
-    def __init__(
-        self,
-        provider: Provider,
-        model: str | None = None,
-        *,
-        store: Store | None = None,
-        fallback_model: str | None = None,
-        timeout_seconds: float = 60,
-        batch_chars: int = BATCH_CHARS,
-        daily_tokens: int | None = None,
-        spent_file: Path | None = None,
-        idle_seconds: float | None = None,
-        max_concurrent: int = 16,
-        announce: Announce = silent,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = local_now,
-    ) -> None:
-        """With `idle_seconds`, less talk than a summary is long waits so long for more.
+    provider: Provider
+    model: str | None = None
+    _: KW_ONLY
+    store: Store | None = None
+    """Where sessions are read and kept; a loop lends it its own."""
+    fallback_model: str | None = None
+    timeout_seconds: float = 60
+    batch_chars: int = BATCH_CHARS
+    daily_tokens: int | None = None
+    spent_file: Path | None = None
+    """With it what a day's tokens were spent on outlasts the process."""
+    idle_seconds: float | None = None
+    """Less talk than a summary is long waits so long for more."""
+    max_concurrent: int = 16
+    announce: Announce = silent
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = local_now
 
-        With a `spent_file`, what a day's tokens were spent on outlasts the process.
-        """
-        self._idle_seconds = idle_seconds
-        self._announce = announce = contained(announce)
-        self._clock = clock
-        self._budget = Budget(daily_tokens, kept_in=spent_file, now=now)
+    def __post_init__(self) -> None:
+        self.announce = contained(self.announce)
+        self._budget = Budget(self.daily_tokens, kept_in=self.spent_file, now=self.now)
+        models = [self.model] if self.fallback_model is None else [self.model, self.fallback_model]
         self._writer = SummaryWriter(
-            provider,
-            [model] if fallback_model is None else [model, fallback_model],
-            timeout_seconds=timeout_seconds,
-            chars=batch_chars,
+            self.provider,
+            models,
+            timeout_seconds=self.timeout_seconds,
+            chars=self.batch_chars,
             budget=self._budget,
-            announce=announce,
-            clock=clock,
+            announce=self.announce,
+            clock=self.clock,
         )
-        self._folding = Folding(
-            store,
-            self._writer,
-            announce=announce,
-            clock=clock,
+        self._schedule = Schedule(
+            clock=self.clock,
+            announce=self.announce,
         )
-        self._agenda = Agenda()
-        self._admission = Admission(
-            agenda=self._agenda,
-            rests=Backoff(clock=clock),
-            writer=self._writer,
-            budget=self._budget,
-            announce=announce,
-            clock=clock,
-        )
-        self._limiter = anyio.Semaphore(max_concurrent)
+        self._limiter = anyio.Semaphore(self.max_concurrent)
         self._group: TaskGroup | None = None
         self._loose: set[asyncio.Task[None]] = set()
         self._folded_now: set[Session] = set()
@@ -110,20 +106,18 @@ class Summarizer:
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
         await self._group.__aenter__()
-        self._admission.idle_seconds = self._idle_seconds  # from now on there is one who keeps time
         self._group.start_soon(self._keep_time, name="summary agenda")
         return self
 
     async def __aexit__(self, *exc: object) -> bool | None:
         group, self._group = self._group, None
-        self._admission.idle_seconds = None
         assert group is not None  # noqa: S101 - entered before it is left
         group.cancel_scope.cancel()
         return await group.__aexit__(*exc)  # type: ignore[arg-type]
 
     def keep_in(self, store: Store) -> None:
         """Read and keep sessions in this store, where it was given none."""
-        self._folding.store = self._folding.store or store
+        self.store = self.store or store
 
     # What is seen of it
 
@@ -134,25 +128,26 @@ class Summarizer:
 
     def is_resting(self, session_id: str) -> bool:
         """Whether this session's summary failed a short while ago and is left alone for now."""
-        return self._admission.rests(session_id)
+        return self._schedule.is_resting(session_id)
 
     def waits_for(self, session_id: str) -> Why | None:
         """Why this session's summary has to wait, where it does."""
-        waiting = self._agenda.of(session_id)
+        waiting = self._schedule.waiting(session_id)
         return waiting.why if waiting else None
 
     def spent_today(self) -> Spent:
         """Calls and tokens since midnight, or since the process began where no file keeps them."""
         return self._budget.spent_today
 
-    def state(self) -> SummarizerState:
-        """How it stands."""
-        return SummarizerState(
-            running=self.running,
-            waiting=self._agenda.counts,
-            models=self._writer.models,
-            spent_today=self._budget.spent_today,
-        )
+    @property
+    def waiting(self) -> Mapping[Why, int]:
+        """How many sessions wait, by the reason."""
+        return self._schedule.counts
+
+    @property
+    def models(self) -> Mapping[str, BreakerState]:
+        """The breaker of each model; "" is the provider's own model."""
+        return self._writer.models
 
     # Starting
 
@@ -174,20 +169,23 @@ class Summarizer:
         session.summary_in_progress = False  # callers may raise it before they ask
         if not session.has_pending:
             return False
-        if self._admission.has_to_wait(session, even_small=force, even_resting=force):
+        if not force and self._schedule.is_resting(session.id):
+            self._schedule.rest(session)
+            return False
+        if self._has_to_wait(session, even_small=force):
             return False
         self._start(session, even_small=force, focus=focus)
         return True
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
         """Fold what waits for more to be said, where nobody spoke so long; returns how many."""
-        quiet_since = self._clock() - after_seconds
-        idle = [w for w in self._agenda.that_are("small") if w.since <= quiet_since]
+        quiet_since = self.clock() - after_seconds
+        idle = [w for w in self._schedule.waiting_for("small") if w.since <= quiet_since]
         return self._start_waiting(idle)
 
     def start_due(self) -> int:
         """Take up again what has waited long enough; returns how many were started."""
-        return self._start_waiting(self._agenda.due(self._clock()))
+        return self._start_waiting(self._schedule.due())
 
     def _start_waiting(self, all_waiting: Iterable[Waiting]) -> int:
         started = 0
@@ -195,14 +193,16 @@ class Summarizer:
             session, even_small = waiting.session, waiting.why == "small"
             is_over = session.summary_in_progress or not session.has_pending
             if is_over or session.has_expired():
-                self._agenda.remove(session.id)
-            elif not self._admission.has_to_wait(session, even_small=even_small):
+                self._schedule.remove(session.id)
+            elif self._schedule.is_resting(session.id):
+                self._schedule.rest(session)
+            elif not self._has_to_wait(session, even_small=even_small):
                 self._start(session, even_small=even_small)
                 started += 1
         return started
 
     def _start(self, session: Session, *, even_small: bool, focus: str = "") -> None:
-        self._agenda.remove(session.id)
+        self._schedule.remove(session.id)
         session.summary_in_progress = True
         self._folded_now.add(session)
         work = partial(self._fold, session, even_small, focus)
@@ -229,12 +229,39 @@ class Summarizer:
             self._loose.add(task)
             task.add_done_callback(self._loose.discard)
 
+    def _has_to_wait(
+        self, session: Session, batch: Sequence[Entry] = (), *, even_small: bool = False
+    ) -> bool:
+        """Whether it must not be asked for now; without a `batch`, as far as that is known."""
+        rest = self._writer.rest
+        if rest is None and not even_small and self._is_small(session, batch):
+            rest = "small", self.clock() + (self.idle_seconds or 0)
+        if rest is not None:
+            self._schedule.postpone(session, *rest)
+        return rest is not None
+
+    def _is_small(self, session: Session, batch: Sequence[Entry]) -> bool:
+        """Whether there is less to summarise than the summary is long, so that more should come.
+
+        What waits unseen is thus never more than the summary is long, and never for longer than
+        the chat goes on.
+        """
+        if self.idle_seconds is None or self._group is None:  # nobody would take it up again
+            return False
+        if batch:
+            is_all = batch[-1].seq >= session.pending_seq
+            return is_all and sum(map(line_size, batch)) < len(session.summary)
+        known = self._schedule.waiting(session.id)
+        return (
+            known is not None and known.why == "small" and known.pending_seq == session.pending_seq
+        )
+
     async def _keep_time(self) -> None:
         while True:
-            due = self._agenda.next_due
-            pause = None if due is None else max(due - self._clock(), LEAST_PAUSE_SECONDS)
+            due = self._schedule.next_due
+            pause = None if due is None else max(due - self.clock(), LEAST_PAUSE_SECONDS)
             with anyio.move_on_after(pause):
-                await self._agenda.changed()
+                await self._schedule.changed()
             self.start_due()
 
     async def drain(self, seconds: float) -> int:
@@ -274,8 +301,8 @@ class Summarizer:
                 if not went_well:
                     break
                 even_small = True  # the end of a long talk is not left behind
-                self._admission.succeeded(session)
-                self._start_waiting(self._agenda.that_are("breaker"))
+                self._schedule.succeeded(session)
+                self._start_waiting(self._schedule.waiting_for("breaker"))
         finally:
             session.summary_in_progress = False
             self._folded_now.discard(session)
@@ -285,47 +312,28 @@ class Summarizer:
 
     async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
         """Fold one batch in; False where it is better to leave it for later."""
-        started = self._clock()
+        started = self.clock()
         try:
-            batch = await self._folding.next_batch(session)
-            if not batch or self._admission.has_to_wait(session, batch, even_small=even_small):
+            batch = await self._next_batch(session)
+            if not batch or self._has_to_wait(session, batch, even_small=even_small):
                 return False
-            return await self._folding.fold(session, batch, epoch=epoch, focus=focus)
+            return await self._folded(session, batch, epoch=epoch, focus=focus)
         except (SessionNotFound, StoreConflict) as gone:
-            self._announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
+            self.announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
         except ModelResting:
-            self._admission.has_to_wait(session)
+            self._has_to_wait(session)
         except Exception as failure:  # noqa: BLE001 - a bug in here must not stop every conversation
             self._note_failure(session, type(failure).__name__, started)
         return False
 
     def _note_failure(self, session: Session, reason: str, started: float) -> None:
-        seconds = round(self._clock() - started, 3)
-        self._announce(SummaryFailed(session_id=session.id, reason=reason, seconds=seconds))
-        self._admission.failed(session)
+        seconds = round(self.clock() - started, 3)
+        self.announce(SummaryFailed(session_id=session.id, reason=reason, seconds=seconds))
+        self._schedule.failed(session)
 
+    # One batch: whatever it raises, everything is as it was before
 
-READ_AHEAD = 200
-"""Entries read from the store at a time."""
-
-
-class Folding:
-    """What is done for each batch; whatever it raises, everything is as it was before."""
-
-    def __init__(
-        self,
-        store: Store | None,
-        writer: SummaryWriter,
-        *,
-        announce: Announce,
-        clock: Callable[[], float],
-    ) -> None:
-        self.store = store
-        self._writer = writer
-        self._announce = announce
-        self._clock = clock
-
-    async def next_batch(self, session: Session) -> list[Entry]:
+    async def _next_batch(self, session: Session) -> list[Entry]:
         """The oldest pending entries, as many as one call takes."""
         after, upto = session.covered_seq, session.pending_seq
         entries: Sequence[Entry] = session.pending
@@ -335,7 +343,7 @@ class Folding:
         parts = batches(entries, chars=self._writer.chars)
         return parts[0] if parts else []
 
-    async def fold(
+    async def _folded(
         self,
         session: Session,
         batch: Sequence[Entry],
@@ -344,17 +352,17 @@ class Folding:
         focus: str,
     ) -> bool:
         """Make them part of the summary; False where what came back was too late for that."""
-        started, before = self._clock(), session.summary
+        started, before = self.clock(), session.summary
         self._announce_start(session, batch)
         written = await self._writer.write(batch, before, focus=focus)
         found = await _exact_in(batch)
         if session.epoch == epoch and session.summary != before:
             # Someone wrote it anew meanwhile: theirs stands, and the batch goes into that one.
-            self._announce(SummaryDropped(session_id=session.id, reason="edited"))
+            self.announce(SummaryDropped(session_id=session.id, reason="edited"))
             return True
         if not await self._commit(session, epoch, batch, written, found):
             return False
-        self._announce(self._receipt(session, batch, written, started))
+        self.announce(self._receipt(session, batch, written, started))
         return True
 
     async def _commit(
@@ -373,7 +381,7 @@ class Folding:
             spent=_spent(written),
         )
         if not is_in_time:
-            self._announce(SummaryDropped(session_id=session.id, reason="reset"))
+            self.announce(SummaryDropped(session_id=session.id, reason="reset"))
             return False
         session.summary_in_progress = True  # until this task ends, so that it stays the only one
         if self.store is not None:
@@ -382,7 +390,7 @@ class Folding:
         return True
 
     def _announce_start(self, session: Session, batch: Sequence[Entry]) -> None:
-        self._announce(
+        self.announce(
             SummaryStarted(
                 session_id=session.id,
                 first_seq=batch[0].seq,
@@ -403,7 +411,7 @@ class Folding:
             tokens_in=written.usage.tokens_in,
             tokens_out=written.usage.tokens_out,
             tokens_cached=written.usage.tokens_cached,
-            seconds=round(self._clock() - started, 3),
+            seconds=round(self.clock() - started, 3),
             tries=written.tries,
         )
 
@@ -433,27 +441,15 @@ WAITS: Mapping[Why, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummarizerState:
-    """A look at it, as of now."""
-
-    running: int
-    waiting: Mapping[Why, int]
-    """Sessions that wait, by the reason."""
-    models: Mapping[str, BreakerState]
-    """The breaker of each model; "" is the provider's own model."""
-    spent_today: Spent
-
-
-def state_text(state: SummarizerState) -> str:
-    """The state in one line."""
-    parts = [f"{state.running} running"]
-    parts += [f"{count} waiting {WAITS[why]}" for why, count in state.waiting.items()]
+def state_text(summarizer: Summarizer) -> str:
+    """How it stands, in one line."""
+    parts = [f"{summarizer.running} running"]
+    parts += [f"{count} waiting {WAITS[why]}" for why, count in summarizer.waiting.items()]
     parts += [
         f"model {model or 'as for answers'} {how}"
-        for model, how in state.models.items()
+        for model, how in summarizer.models.items()
         if how != "closed"
     ]
-    spent = state.spent_today
+    spent = summarizer.spent_today()
     parts.append(f"today {spent.calls} calls, {spent.tokens} tokens")
     return "; ".join(parts)

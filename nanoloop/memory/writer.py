@@ -20,7 +20,7 @@ from nanoloop.errors import (
     ProviderTimeout,
 )
 from nanoloop.events import Announce, silent
-from nanoloop.memory.budget import Breaker, BreakerState, Budget
+from nanoloop.memory.schedule import Breaker, BreakerState, Budget, Why
 from nanoloop.protocols import Provider, Reply, Usage
 from nanoloop.session.chat import entries_of, result_text, rough_tokens
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
@@ -206,6 +206,7 @@ class SummaryWriter:
         self._provider = provider
         self._timeout_seconds = timeout_seconds
         self._budget = budget
+        self._clock = clock
         self.chars = chars
         """Characters of talk that go into one call; less once the model said it was too much."""
         self._breakers = {
@@ -218,11 +219,13 @@ class SummaryWriter:
         return {breaker.model: breaker.state for breaker in self._breakers.values()}
 
     @property
-    def rests_until(self) -> float | None:
-        """When the next call may be made, where every model is left alone now; else None."""
-        if any(breaker.state != "open" for breaker in self._breakers.values()):
-            return None
-        return min(breaker.admits_at for breaker in self._breakers.values())
+    def rest(self) -> tuple[Why, float] | None:
+        """Why no call may be made now, and until when by the clock; None where one may."""
+        if not self._budget.has_room:
+            return "budget", self._clock() + self._budget.seconds_to_midnight
+        if all(breaker.state == "open" for breaker in self._breakers.values()):
+            return "breaker", min(breaker.admits_at for breaker in self._breakers.values())
+        return None
 
     async def write(self, said: Said, previous: str, *, focus: str = "") -> Written:
         """The summary of all of this and of the previous one."""

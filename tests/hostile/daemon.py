@@ -21,7 +21,7 @@ from nanoloop.agents import Agents
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli.run import collect_garbage_seldom, loop_options
-from nanoloop.memory import budget, schedule, summarizer
+from nanoloop.memory import schedule, summarizer
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -45,7 +45,7 @@ class Whole(DirectChannel):
 
 def settings_of(args: argparse.Namespace) -> Settings:
     # Every few messages a summary, and again soon where it fails.
-    schedule.RETRY_SECONDS, budget.BREAKER_SECONDS, summarizer.IDLE_SECONDS = 0.05, 0.1, 0.1
+    schedule.RETRY_SECONDS, schedule.BREAKER_SECONDS, summarizer.IDLE_SECONDS = 0.05, 0.1, 0.1
     summary = {
         "summary_model": f"{VENDOR}:{HOSTILE}",
         "summary": {"timeout_seconds": args.call_seconds},

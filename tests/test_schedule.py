@@ -2,9 +2,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from nanoloop import Session
 from nanoloop.events import BreakerClosed, BreakerOpened
-from nanoloop.memory.budget import Breaker, Budget, Spent
-from nanoloop.memory.schedule import BACKOFF_LIMIT, Backoff
+from nanoloop.memory.schedule import FAILURES_LIMIT, Breaker, Budget, Schedule, Spent
 from nanoloop.protocols import Usage
 
 
@@ -81,32 +81,33 @@ def test_that_it_opens_and_closes_is_told_once(clock):
 
 
 def test_rests_grow_with_each_failure_up_to_a_limit_and_never_all_at_once(clock):
-    rests = Backoff(clock=clock)
-    lengths = [rests.after_failure("a") for _ in range(50)]
+    rests, session = Schedule(clock=clock), Session()
+    lengths = [rests.failed(session).until for _ in range(50)]
     for length, most in zip(lengths, [5, 10, 20, 40, 80, 160, 320, 600, 600], strict=False):
         assert most / 2 <= length <= most
-    assert len({rests.after_failure(str(n)) for n in range(20)}) > 10
-    rests.after_success("a")
-    assert rests.until("a") is None
+    assert len({rests.failed(Session()).until for n in range(20)}) > 10
+    assert rests.is_resting(session.id)
+    rests.succeeded(session)
+    assert not rests.is_resting(session.id)
 
 
 def test_what_fails_again_and_again_is_tried_at_each_message_and_else_ever_more_seldom(clock):
-    rests = Backoff(clock=clock)
+    rests, session = Schedule(clock=clock), Session()
     tries = 0
     while clock.time < 7 * 24 * 3600:
-        assert rests.after_failure("a") <= rests.wake_at("a")
-        assert rests.until("a") - clock.time <= 600
-        clock.time = rests.wake_at("a")
+        failures = rests.failed(session)
+        assert failures.until - clock.time <= 600
+        assert failures.until <= failures.wake_at == rests.next_due
+        clock.time = failures.wake_at
         tries += 1
     assert tries < 45
-    assert rests.wake_at("b") == clock.time
 
 
 def test_failures_are_remembered_of_so_many_sessions_only(clock):
-    rests = Backoff(clock=clock)
-    for n in range(BACKOFF_LIMIT + 1):
-        rests.after_failure(str(n))
-    assert (rests.until("0"), rests.until("1") is None) == (None, False)
+    rests = Schedule(clock=clock)
+    for n in range(FAILURES_LIMIT + 1):
+        rests.failed(Session(id=str(n)))
+    assert (rests.is_resting("0"), rests.is_resting("1")) == (False, True)
 
 
 def test_a_budget_has_room_again_the_next_day():
