@@ -272,6 +272,7 @@ def make_agent(
         tool_timeout_seconds=settings.tools.timeout_seconds,
         message_buffer_limit=own.message_buffer_limit,
         message_buffer_min=own.message_buffer_min,
+        settings=settings.session.rules(),
     )
 
 

@@ -9,7 +9,9 @@ from nanoloop import Agent, AgentLoop, Entry
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
 from nanoloop.events import ResizeFailed, SummaryStarted
+from nanoloop.parts import make_agents
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
 
 MEMO = '{"memo": {"name": "Ann"}}'
@@ -138,3 +140,20 @@ async def test_a_policy_that_raises_stops_no_conversation():
         await after(loop, 2)
         failed = [e.error for e in loop.events if isinstance(e, ResizeFailed)]
         assert failed == ["ZeroDivisionError"] * 2
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"messages": 4}, "max_keep_messages_count"),
+        ({"chars": 60}, "max_messages_text_length"),
+        ({"every_n_turns": 3, "mode": "memo"}, "every_n_turns"),
+        ({"mode": "memo"}, None),
+        ({}, None),
+    ],
+)
+async def test_the_settings_file_may_say_when(given, reason):
+    agents = make_agents(Settings(session=given))
+    async with running(agents=agents) as loop:
+        session = await after(loop, 4)
+        assert (session.last_resize or {}).get("reason") == reason

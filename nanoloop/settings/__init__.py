@@ -135,6 +135,34 @@ class SummarySettings(Section):
     """What all summaries of a day may take; further ones wait for midnight. Left out: no limit."""
 
 
+class SessionSettings(Section):
+    """Resizing a chat's history behind its answers. What is left out here resizes none."""
+
+    mode: Literal["lite", "memo"] = "lite"
+    """Whether a resize brings a memo of the conversation up to date, or cuts only."""
+    messages: Messages | None = Field(default=None, examples=[40])
+    """With more messages the window is cut down to so many, in place of the buffer's rule."""
+    chars: Annotated[int, Field(ge=1), Unit("characters")] | None = Field(
+        default=None, examples=[12_000]
+    )
+    """From so many characters on the window is cut below them, and the memo made anew."""
+    every_n_turns: Annotated[int, Field(ge=1), Unit("answers")] | None = Field(
+        default=None, examples=[8]
+    )
+    """After how many answers the memo is brought up to date."""
+
+    def rules(self) -> dict[str, Any]:
+        """What was set, as a session's own settings have it."""
+        limit = {"messages": self.messages, "chars": self.chars}
+        limit = {name: count for name, count in limit.items() if count is not None}
+        resize = {} if self.every_n_turns is None else {"every_n_turns": self.every_n_turns}
+        said: dict[str, Any] = {"limit": limit, "resize": resize}
+        if self.mode != "lite":
+            said["mode"] = self.mode
+        said = {name: value for name, value in said.items() if value}
+        return {"session": said} if said else {}
+
+
 class RecallSettings(Section):
     """Finding again what was said: /recall, and the tool of that name."""
 
@@ -336,6 +364,7 @@ class Settings(BaseSettings):
     ] = Field(default_factory=dict)
     local: LocalSettings = LocalSettings()
     summary: SummarySettings = SummarySettings()
+    session: SessionSettings = SessionSettings()
     recall: RecallSettings = RecallSettings()
     log: LogSettings = LogSettings()
     sentences: SentenceSettings = SentenceSettings()
