@@ -87,7 +87,8 @@ class AgentHistory:
         session = self._made() if session is None else session
         if mode is not None:
             session.configure(mode=mode)
-        self._lend_provider(session)
+        if session.provider is None:
+            session.provider = self.provider
         self._session = session
         return self
 
@@ -95,10 +96,6 @@ class AgentHistory:
         """Hold the history itself again; the session keeps what it has."""
         self._session = None
         return self
-
-    def _lend_provider(self, session: Session) -> None:
-        if session.provider is None:
-            session.provider = self.provider
 
     def equip(self, session: Session, provider: Provider, *, defaults: Mapping[str, Any]) -> None:
         """Let a session go by the agent's settings over these defaults, and lend it a provider."""

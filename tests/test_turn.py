@@ -7,9 +7,9 @@ from nanoloop import Agent, Entry, Session, tool
 from nanoloop.context import Views, build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
 from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished, silent
-from nanoloop.protocols import Reasoning, Reply, ToolCall, Usage
+from nanoloop.protocols import Reasoning, Reply, ToolCall, ToolSpec, Usage
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.turn import Cutting, Keeping, Turn
+from nanoloop.turn import Cutting, Keeping, Recording, Turn
 
 
 @tool
@@ -29,7 +29,18 @@ def calls(*numbers, ids=None):
     )
 
 
-def turn(*replies, tools=(double,), announce=silent, **options):
+CUTTING = Cutting(limit=50, keep=10)
+
+
+def turn(
+    *replies,
+    tools=(double,),
+    theirs=(),
+    keeping=None,
+    cutting=CUTTING,
+    announce=silent,
+    **options,
+):
     """A turn that hears "hi", its session and its provider."""
     agent = Agent(provider=ScriptedProvider(replies), tools=tools, prompt="P", **options)
     session = Session()
@@ -38,8 +49,9 @@ def turn(*replies, tools=(double,), announce=silent, **options):
         agent=agent,
         provider=agent.provider,
         view=Views().of(session, prompt="P"),
-        keeping=Keeping(),
-        cutting=Cutting(limit=50, keep=10),
+        keeping=keeping or Keeping(),
+        cutting=cutting,
+        theirs=theirs,
         announce=announce,
     )
     one.take(Entry.message("user", "hi"))
@@ -197,3 +209,30 @@ async def test_a_thought_outlasts_the_process():
     again = Session().load_json(one.session.dump_json())
     request = build_messages("P", one.session.window, vendor="acme")
     assert build_messages("P", again.window, vendor="acme") == request
+
+
+async def test_a_call_for_a_tool_that_the_client_has_ends_the_turn():
+    spec = ToolSpec(name="double", description="", parameters={})
+    one, provider = turn(replace(calls(4), text="I look."), tools=(), theirs=[spec])
+    answer = await one.run()
+    assert [call.content["tool"] for call in answer.calls] == ["double"]
+    assert (answer.text, answer.finish_reason, provider.count) == ("I look.", "tool_calls", 1)
+    assert [spec.name for spec in provider.calls[0].tools] == ["double"]
+
+
+async def test_a_held_turn_adds_nothing_to_its_session_and_the_model_sees_it_all():
+    keeping = Keeping(recording=Recording(handler=lambda *_: None))
+    one, provider = turn(calls(4), "8", keeping=keeping)
+    await one.run()
+    assert [m["role"] for m in provider.calls[1].messages[1:]] == ["user", "assistant", "tool"]
+    assert one.session.window == ()
+
+
+async def test_without_cutting_nothing_is_ever_left_out():
+    one, provider = turn(ContextTooLong("too long"), "never", cutting=None)
+    for number in range(99):
+        one.session.add_message("user", f"q{number}")
+    await one.begin()
+    with pytest.raises(ContextTooLong):
+        await one.run()
+    assert [len(call.messages) for call in provider.calls] == [101]
