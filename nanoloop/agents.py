@@ -203,7 +203,7 @@ class Agent(AgentHistory):
         """
         provider = self._able()
         session = await self._session_for(session_id)
-        async with self._serial.turn_in(session):
+        async with self._serial.lock_of(session):
             turn = self._turn(session, provider, on_text)
             text = await AgentRequest(turn, given, agent=self).answered()
             if session_id is not None:
@@ -500,7 +500,7 @@ class Stream:
         self._stop()
 
 
-class _Turn(Mutex):
+class _QuestionLock(Mutex):
     async def __aenter__(self) -> None:
         try:
             await super().__aenter__()
@@ -524,19 +524,19 @@ class Serial:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._turns: WeakKeyDictionary[Session, _Turn] = WeakKeyDictionary()
+        self._locks: WeakKeyDictionary[Session, _QuestionLock] = WeakKeyDictionary()
 
-    def turn_in(self, session: Session) -> Mutex:
+    def lock_of(self, session: Session) -> Mutex:
         """The lock that a question in this session is asked under."""
         with self._lock:
-            return self._turns.setdefault(session, _Turn())
+            return self._locks.setdefault(session, _QuestionLock())
 
     def check_may_block(self, session_id: str) -> None:
         """Raise RuntimeError where waiting for this session would never end."""
         with self._lock:
-            turns = [turn for session, turn in self._turns.items() if session.id == session_id]
-        for turn in turns:
-            turn.check_may_block()
+            locks = [lock for session, lock in self._locks.items() if session.id == session_id]
+        for lock in locks:
+            lock.check_may_block()
 
 
 T = TypeVar("T")

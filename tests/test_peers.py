@@ -311,12 +311,12 @@ async def test_case_16_the_breaker_opens_after_three_failures_half_opens_and_can
             summarizer.fire_and_forget(session)
             await drained(summarizer)
         assert provider.count == 3
-        assert set(summarizer.state().models.values()) == {"open"}
+        assert set(summarizer.models.values()) == {"open"}
         now[0] += 61
-        assert set(summarizer.state().models.values()) == {"half-open"}
+        assert set(summarizer.models.values()) == {"half-open"}
         summarizer.fire_and_forget(sessions[-1])
         await drained(summarizer)
-        assert set(summarizer.state().models.values()) == {"closed"}
+        assert set(summarizer.models.values()) == {"closed"}
     assert [e.name() for e in events].count("breaker_opened") == 1
     assert sessions[-1].summary == "S"
 
