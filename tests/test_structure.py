@@ -129,4 +129,4 @@ def test_the_command_prints_each_figure_and_walks_through_the_loop():
     told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert "import depth" in told
     assert told.count("    loop.py\n") == 2
-    assert told.count("    stores/sqlite/") > 0
+    assert told.count("    stores/sqlite") > 0
