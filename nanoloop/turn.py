@@ -42,7 +42,7 @@ from nanoloop.protocols import (
 from nanoloop.session.chat import REASONING, decoded, open_calls
 from nanoloop.session.entry import TOOL_RESULT, Entry, fresh_id
 from nanoloop.session.log import message_count
-from nanoloop.session.resize import ReadEntries as Read
+from nanoloop.session.resize import ReadEntries
 from nanoloop.session.session import Session
 from nanoloop.session.sync import Handler, called, fitting
 from nanoloop.tools.here import here
@@ -380,7 +380,7 @@ class Turn:
             await session.async_resize(read=read)
         await self.save()
 
-    async def _is_left_to_the_buffer(self, read: Read | None) -> bool:
+    async def _is_left_to_the_buffer(self, read: ReadEntries | None) -> bool:
         """Whether the window is full, which `begin` sees to, and no rule weighs more than that."""
         if not 0 < self._buffer < message_count(self.session.window):
             return False

@@ -6,7 +6,7 @@
 import "./vendor/markdown-it/markdown-it.umd.min.js";
 
 const SCHEMES = new Set(["http:", "https:", "mailto:"]);
-const ITEM = /(?:[-*+]|\d{1,9}[.)])[ \t]+/y;
+const ITEM = /(?:[-*+]|\d{1,9}[.)])(?: {1,4}(?=\S)|[ \t])/y;
 const CODE_WITH_BAR = /`[^`]+`/g;
 const BREAK = /<br ?\/?>/iy;
 const TASK = /^\[([ xX])\] +/;
