@@ -25,10 +25,10 @@ from nanoloop.session.head import (
     STATE,
     SUMMARY,
     WAITING,
-    About,
     Changes,
     ChangeTracker,
     Head,
+    Identity,
 )
 from nanoloop.session.ids import new_id
 from nanoloop.session.log import Archive, Log, cut, cut_to_fit, message_count, whole_before
@@ -45,7 +45,7 @@ class Conversation:
     def __init__(
         self,
         *,
-        about: About,
+        about: Identity,
         clock: Callable[[], datetime] = utc_now,
         settings: Mapping[str, Any] | None = None,
         archive: Archive | None = None,
@@ -671,7 +671,7 @@ def _value(name: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) ->
 
 
 PARTS: Mapping[str, Part] = {
-    ABOUT: _value("about", About.dump, About.load),
+    ABOUT: _value("about", Identity.dump, Identity.load),
     STATE: _value("_state", copied, copied),
     SUMMARY: _value("_summary", Summary.dump, Summary.load),
     MEMO: _value("_memo", Digest.dump, Digest.load),

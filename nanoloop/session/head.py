@@ -107,7 +107,7 @@ def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class Identity:
     """Who a session is, and how long it lives."""
 
     id: str = field(default_factory=new_id)
@@ -127,7 +127,7 @@ class About:
     """Whether each use begins its life anew."""
 
     @classmethod
-    def made(cls, given: Mapping[str, Any], *, created_at: datetime) -> About:
+    def made(cls, given: Mapping[str, Any], *, created_at: datetime) -> Identity:
         """As someone asks for it, by these names; raises `InvalidSessionId`."""
         ttl, name = given.get("ttl"), given.get("id")
         own = {
@@ -144,7 +144,7 @@ class About:
         return {name: value for name, value in stored.items() if value not in (None, False, {}, "")}
 
     @classmethod
-    def load(cls, stored: Mapping[str, Any]) -> About:
+    def load(cls, stored: Mapping[str, Any]) -> Identity:
         """Read what was stored, or exported."""
         return cls(
             id=stored["id"],

@@ -27,7 +27,7 @@ from nanoloop.session.conversation import Conversation
 from nanoloop.session.digest import Digest
 from nanoloop.session.entry import TOOL_CALL, Entry, copied, utc_now
 from nanoloop.session.export import Rendered, parsed
-from nanoloop.session.head import ABOUT, MEMO, STATE, About, Head
+from nanoloop.session.head import ABOUT, MEMO, STATE, Head, Identity
 from nanoloop.session.log import Archive, Log
 from nanoloop.session.queue import is_asked
 from nanoloop.session.resize import Decision, ReadEntries, ResizeHandlers, Schema
@@ -93,7 +93,7 @@ class Session(Conversation):
         clock = given.get("clock", utc_now)
         identity = {name: value for name, value in given.items() if name in _IDENTITY}
         super().__init__(
-            about=About.made(identity, created_at=clock()),
+            about=Identity.made(identity, created_at=clock()),
             clock=clock,
             settings=given.get("settings"),
             archive=given.get("archive"),
