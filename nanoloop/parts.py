@@ -30,7 +30,8 @@ from nanoloop.providers.models import Models, in_background
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
 from nanoloop.settings import AgentSettings, Settings, ToolSettings
-from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, checked, shown
+from nanoloop.settings.plugins import empty
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
 from nanoloop.settings.vendors import (
     ServerSettings,
     call_timeout_seconds,
@@ -280,7 +281,7 @@ def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) 
     if name in tools:
         return tools[name]
     if plugins.is_installed("tools", name):
-        return _installed(name, checked(f"tools.{name}", ToolSettings.table_for(name), {}))
+        return _installed(name, empty(f"tools.{name}", ToolSettings.table_for(name)))
     key = f"agents.{agent}.tools"
     known = [*tools, *plugins.names("tools")]
     near = get_close_matches(name, known, n=1)

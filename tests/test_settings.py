@@ -11,9 +11,9 @@ from pydantic import SecretStr, ValidationError
 
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
+from nanoloop.settings.files import read_file
 from nanoloop.settings.keys import known_settings, variable
 from nanoloop.settings.problems import GONE, instead
-from nanoloop.settings.sources import read_file
 
 ROOT = Path(__file__).parent.parent
 

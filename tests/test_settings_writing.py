@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.errors import SettingsError
-from nanoloop.settings.sources import with_settings, write
+from nanoloop.settings.files import with_settings, write
 
 OWN = """\
 # my bot

@@ -29,8 +29,9 @@ from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SMALLEST, Model, file_of, find, is_local
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
+from nanoloop.settings.files import NAME, write
 from nanoloop.settings.problems import http_address
-from nanoloop.settings.sources import NAME, user_folder, write
+from nanoloop.settings.sources import user_folder
 from nanoloop.settings.vendors import ServerSettings as Configured
 from nanoloop.settings.vendors import (
     keyed_vendors,

@@ -12,12 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     Field,
     PrivateAttr,
     SecretStr,
-    SerializeAsAny,
     StringConstraints,
     model_validator,
 )
@@ -27,7 +25,7 @@ from nanoloop.events import Level
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
-from nanoloop.settings.plugins import NoSettings, PluginTables
+from nanoloop.settings.plugins import NoSettings, PluginTable, PluginTables
 from nanoloop.settings.problems import (
     InvalidSettings,
     all_gone,
@@ -35,8 +33,8 @@ from nanoloop.settings.problems import (
     function_name,
     http_address,
 )
-from nanoloop.settings.sources import DEFAULT, Origin, read_layers, user_folder
-from nanoloop.settings.vendors import VendorSettings, lacking, table_for, tables
+from nanoloop.settings.sources import DEFAULT, Origin, read_sources, user_folder
+from nanoloop.settings.vendors import VendorSettings, lacking, table_for, with_names
 from nanoloop.stores.place import store_url
 
 PROMPT = (
@@ -309,7 +307,12 @@ class Settings(BaseSettings):
     """What a user may choose. Made in code it takes what it is given and reads nothing else."""
 
     model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+        case_sensitive=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        strict=True,
+        use_attribute_docstrings=True,
     )
 
     data: Folder = Field(
@@ -357,10 +360,9 @@ class Settings(BaseSettings):
     tools: ToolSettings = ToolSettings()
     provider: ProviderSettings = ProviderSettings()
     providers: Annotated[
-        dict[str, BaseModel],
+        dict[str, PluginTable],
         ByName(table_for, usual=VendorSettings, example="groq"),
-        BeforeValidator(tables),
-        SerializeAsAny(),
+        BeforeValidator(with_names),
     ] = Field(default_factory=dict)
     local: LocalSettings = LocalSettings()
     summary: SummarySettings = SummarySettings()
@@ -388,16 +390,9 @@ class Settings(BaseSettings):
         `flags` maps dotted keys to what was typed; None stands for a flag left out.
         """
         env = os.environ if env is None else env
-        read = read_layers(cls, config=config, flags=flags or {}, env=env, cwd=Path(cwd or "."))
-        sources: dict[str, Any] = {"_build_sources": (read.layers, {})}
-        problems = list(read.problems)
-        try:
-            settings = cls(**sources)
-        except InvalidSettings as refused:
-            problems += [problem.found_in(read.origins) for problem in refused.problems]
-        if problems:
-            raise InvalidSettings(problems)
-        settings._origins, settings._file = read.origins, read.file
+        read = read_sources(cls, config=config, flags=flags or {}, env=env, cwd=Path(cwd or "."))
+        settings = read.together(cls)
+        settings._origins, settings._file = read.origins, read.file  # noqa: SLF001 - its own
         return settings
 
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -49,16 +49,19 @@ def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[st
 
 def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
     """The setting or table at that path, or None; raises `SettingsError` as `ByName` does."""
-    field = _field(model, path[0])
-    table = table_of(field) if field else None
-    rest = path[1:]
-    if field and is_named(field) and rest:
+    field: FieldInfo | None = FieldInfo(annotation=model)
+    for name in path:
+        field = setting_in(field, name) if field else None
+    return field
+
+
+def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
+    """The setting or table of that name in this table, or None; raises as `setting`."""
+    if is_named(field):
         mark = by_name(field)
-        table = mark.table(rest[0]) if mark else table
-        field, rest = FieldInfo(annotation=table), rest[1:]
-    if not rest:
-        return field
-    return setting(table, rest) if table else None
+        return FieldInfo(annotation=mark.table(name) if mark else table_of(field))
+    table = table_of(field)
+    return _field(table, name) if table else None
 
 
 def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
@@ -82,6 +85,14 @@ def _field(model: type[BaseModel], name: str) -> FieldInfo | None:
     if field is None and mark is not None:
         return FieldInfo(annotation=mark.table(name))
     return field
+
+
+def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Each table and each value in it, with its dotted key."""
+    for name, value in table.items():
+        yield f"{above}{name}", value
+        if isinstance(value, Mapping):
+            yield from all_in(value, f"{above}{name}.")
 
 
 def variable(key: str) -> str:
@@ -143,5 +154,9 @@ class Section(BaseModel):
     """A table of the settings file."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        strict=True,
+        use_attribute_docstrings=True,
     )

@@ -2,20 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from nanoloop import plugins
 from nanoloop.errors import SettingsError
 from nanoloop.settings.keys import ByName, Section
-from nanoloop.settings.problems import checked
+from nanoloop.settings.problems import NO_SUCH_TABLE, InvalidSettings, lacks
 
 
 class NoSettings(Section):
     """The table of a plugin that takes no settings."""
+
+
+class Unchecked(NamedTuple):
+    """What is said of a plugin, before its name told which type that has."""
+
+    table_for: Callable[[str], type[BaseModel]]
+    name: str
+    said: Any
+
+
+def _checked(own: Unchecked) -> BaseModel:
+    if isinstance(own.said, BaseModel):
+        return own.said
+    try:
+        table = own.table_for(own.name)
+    except SettingsError as error:
+        raise PydanticCustomError(NO_SUCH_TABLE, "{why}", {"why": str(error)}) from None
+    return table.model_validate(own.said, extra="forbid")
+
+
+PluginTable = SerializeAsAny[Annotated[BaseModel, PlainValidator(_checked)]]
+"""A plugin's table, given as `Unchecked`, in the type that the plugin names."""
+
+
+def empty(key: str, table: type[BaseModel]) -> BaseModel:
+    """The table of a plugin that nothing is said of; `InvalidSettings` if that is too little."""
+    try:
+        return table.model_validate({})
+    except ValidationError as error:
+        path = tuple(key.split("."))
+        lacking = [lacks((*path, *map(str, each["loc"])), each) for each in error.errors()]
+        raise InvalidSettings(lacking) from None
 
 
 class PluginTables(Section):
@@ -27,7 +68,7 @@ class PluginTables(Section):
     """What most of them take."""
     gone: ClassVar[Mapping[str, str]] = {}
     """Names that were something else once, each with what to write now."""
-    __pydantic_extra__: dict[str, SerializeAsAny[BaseModel]] = Field(init=False)
+    __pydantic_extra__: dict[str, PluginTable] = Field(init=False)
 
     @property
     def of_plugins(self) -> Mapping[str, BaseModel]:
@@ -55,12 +96,10 @@ class PluginTables(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _type(cls, said: Any) -> Any:
+    def _with_names(cls, said: Any) -> Any:
         if not isinstance(said, Mapping):
             return said
         return {
-            name: table
-            if name in cls.model_fields
-            else checked(f"{cls.kind}.{name}", cls.table_for(name), table)
-            for name, table in said.items()
+            name: own if name in cls.model_fields else Unchecked(cls.table_for, name, own)
+            for name, own in said.items()
         }

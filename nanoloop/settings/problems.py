@@ -11,19 +11,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, SecretStr
 
 from nanoloop.errors import SettingsError
-from nanoloop.settings.keys import is_secret, setting
+from nanoloop.settings.keys import is_secret, setting, settings_near, table_of
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
     from nanoloop.settings import Settings
     from nanoloop.settings.sources import Origin
 
 MASK = "********"
+NO_SUCH_TABLE = "no_such_table"
+"""The type of pydantic's error for a table of no plugin."""
 GONE = {
     "agents.NAME.tool_timeout_seconds": "set tools.timeout_seconds, which holds for all agents",
     "bus.inbound_limit": "1,000 messages of all chats may wait for the loop",
@@ -61,7 +62,6 @@ _LOGIN = re.compile(r"//[^/@\s]*@")
 _WRONG = {
     "bool": "not true or false",
     "dict": "not a table",
-    "json": "not a table written as JSON",
     "finite": "not a finite number",
     "float": "not a number",
     "int": "not a whole number",
@@ -132,8 +132,35 @@ def _masked(value: object) -> str:
     return _LOGIN.sub(f"//{MASK}@", str(value))
 
 
-def unknown(key: str, value: Any, known: Mapping[str, FieldInfo], origin: Origin) -> Problem:
+def refused(
+    model: type[BaseModel],
+    path: tuple[str, ...],
+    value: Any,
+    error: ErrorDetails,
+    origin: Origin | None,
+) -> Problem:
+    """Why pydantic refused the value there."""
+    if error["type"] == "extra_forbidden" and origin:
+        return _unknown(model, ".".join(path), value, origin)
+    key, field = ".".join(path), setting(model, path) if error["type"] != NO_SUCH_TABLE else None
+    if field is None:
+        return Problem(text=error["msg"], origin=origin)
+    if (isinstance(value, Mapping) and table_of(field)) or error["type"] == "missing":
+        return replace(lacks(path, error), origin=origin)
+    what = MASK if is_secret(field) else shown(value)
+    return Problem(text=f"{key} is {what}, {_wrong(value, error, origin)}", origin=origin)
+
+
+def lacks(path: tuple[str, ...], error: ErrorDetails) -> Problem:
+    """What a table lacks there, or what its plugin says of the whole of it."""
+    key = ".".join(path)
+    is_missing = error["type"] == "missing"
+    return Problem(text=f"{key} is missing: set it" if is_missing else f"{key}: {error['msg']}")
+
+
+def _unknown(model: type[BaseModel], key: str, value: Any, origin: Origin) -> Problem:
     """Nothing is called that; names what comes nearest."""
+    known = settings_near(model, tuple(key.split(".")))
     name = _nearest(key, _tables(known) if isinstance(value, dict) else known)
     hidden = _may_be_secret(key, value) or (name in known and is_secret(known[name]))
     what = MASK if hidden else "a table" if isinstance(value, dict) else shown(value)
@@ -173,41 +200,13 @@ def is_table_gone(key: str) -> bool:
     return any(name.startswith(f"{key}.") for name in GONE)
 
 
-def malformed(
-    key: str, value: Any, field: FieldInfo, error: ErrorDetails, origin: Origin | None
-) -> Problem:
-    """The value has the wrong type or is out of bounds."""
-    what = MASK if is_secret(field) else shown(value)
-    return Problem(text=f"{key} is {what}, {_wrong(value, error)}", origin=origin)
-
-
-def checked(above: str, table: type[BaseModel], said: Any) -> BaseModel:
-    """The table of that name in its type; raises `InvalidSettings` with all that is wrong."""
-    if isinstance(said, BaseModel):
-        return said
-    try:
-        return table.model_validate(said)
-    except ValidationError as error:
-        wrong = [_problem(above, table, each) for each in error.errors()]
-        raise InvalidSettings(wrong) from None  # its text may hold a secret
-
-
-def _problem(above: str, table: type[BaseModel], error: ErrorDetails) -> Problem:
-    path = tuple(map(str, error["loc"]))
-    key = ".".join((above, *path))
-    field = setting(table, path) if path else None
-    if error["type"] == "missing" or field is None:
-        return Problem(text=f"{key} is missing: set it" if path else f"{key}: {error['msg']}")
-    return malformed(key, error["input"], field, error, None)
-
-
-def _wrong(value: Any, error: ErrorDetails) -> str:
+def _wrong(value: Any, error: ErrorDetails, origin: Origin | None) -> str:
     bounds = error.get("ctx", {})
     match error["type"]:
         case kind if kind in _OUT_OF_BOUNDS:
             return _OUT_OF_BOUNDS[kind].format_map(bounds)
-        case "missing":
-            return "missing: set it"
+        case "dict_type" if origin and origin.kind == "env":
+            return "not a table written as JSON"
         case "string_too_short":
             return "too short: say something, or leave it out"
         case "literal_error":

@@ -1,41 +1,34 @@
-"""Where settings come from: files, the environment, the command line; and how one is written."""
+"""Where settings come from: the command line, the environment, files; weak ones give way."""
 
 from __future__ import annotations
 
 import json
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
 
 from nanoloop.errors import SettingsError
-from nanoloop.files import replace_file
 from nanoloop.providers.vendors import VENDORS, address_in, split
-from nanoloop.settings.keys import (
-    PREFIX,
-    flag,
-    is_free,
-    is_list,
-    setting,
-    settings_near,
-    table_of,
-    variable,
-)
+from nanoloop.settings.files import SettingsFile, UnreadableFile, find, read_agents, read_file
+from nanoloop.settings.keys import PREFIX, all_in, flag, is_list, setting, setting_in, variable
 from nanoloop.settings.problems import (
+    InvalidSettings,
     Problem,
-    gone,
+    all_gone,
     http_address,
     is_table_gone,
-    malformed,
-    unknown,
+    refused,
 )
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 EVERYWHERE = (
     ("OPENAI_API_KEY", "api_key"),
@@ -92,108 +85,145 @@ class Origin:
 DEFAULT = Origin(kind="default")
 
 
+S = TypeVar("S", bound=BaseSettings)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenSetting:
-    """What one source says of one key."""
+class Source:
+    """What one file says, or the environment, or the command line."""
 
-    path: tuple[str, ...]
-    value: Any
-    origin: Origin
+    table: dict[str, Any] = field(default_factory=dict)
+    places: Mapping[str, Origin] = field(default_factory=dict)
+    """Where each dotted key stands, or the table that it is in."""
+    place: Origin = DEFAULT
+    """Where all else of it is."""
+    problems: list[Problem] = field(default_factory=list)
 
-    @property
-    def key(self) -> str:
-        """The path as one writes it."""
-        return ".".join(self.path)
+    def origin(self, key: str) -> Origin:
+        """Where it says something of this key."""
+        while key not in self.places and "." in key:
+            key = key.rpartition(".")[0]
+        return self.places.get(key, self.place)
 
-
-class Layer(PydanticBaseSettingsSource):
-    """One source for pydantic-settings: values that were checked one by one."""
-
-    def __init__(self, model: type[BaseSettings], given: list[GivenSetting]) -> None:
-        super().__init__(model)
-        self.origins: dict[str, Origin] = {}
-        self.problems: list[Problem] = []
-        self._values: dict[str, Any] = {}
-        for item in given:
-            self._take(item)
-
-    def __call__(self) -> dict[str, Any]:
-        """The values as nested tables."""
-        return self._values
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
-        """Asked for by the base class only; the values are taken as a whole."""
-        return self._values.get(field_name), field_name, False
-
-    def _take(self, given: GivenSetting) -> None:
-        if problem := gone(given.key, given.origin):
-            self.problems.append(problem)
-            return
-        try:
-            field = setting(self.settings_cls, given.path)
-        except SettingsError as error:
-            self.problems.append(Problem(text=str(error), origin=given.origin))
-            return
-        if field is None:
-            known = settings_near(self.settings_cls, given.path)
-            self.problems.append(unknown(given.key, given.value, known, given.origin))
-            return
-        try:
-            self._put(given.path, _check(field, given))
-        except ValidationError as error:
-            first = error.errors()[0]
-            self.problems.append(malformed(given.key, given.value, field, first, given.origin))
-        else:
-            self.origins[given.key] = given.origin
-
-    def _put(self, path: tuple[str, ...], value: Any) -> None:
-        table = self._values
+    def take_out(self, path: tuple[str, ...]) -> Any:
+        """What it says there, and says no more; raises KeyError if it says nothing."""
+        if (key := ".".join(path)) in self.table:
+            return self.table.pop(key)
+        table = self.table
         for name in path[:-1]:
-            table = table.setdefault(name, {})
-        table[path[-1]] = value
+            table = table[name] if isinstance(table[name], dict) else {}
+        return table.pop(path[-1])
+
+    def take_out_what_is_gone(self) -> Iterator[Problem]:
+        """Each of its settings that is none any more."""
+        for problem in list(all_gone(self.table)):
+            (key,) = problem.keys
+            self.take_out(tuple(key.split(".")))
+            yield replace(problem, origin=self.origin(key))
+        for name in [name for name, said in self.table.items() if said == {}]:
+            if is_table_gone(name):
+                del self.table[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class Sources:
     """All sources of one start."""
 
-    layers: tuple[Layer, ...]
+    said: tuple[Source, ...]
     """The strongest first."""
-    origins: dict[str, Origin]
-    problems: list[Problem]
     file: Path | None
 
+    @property
+    def origins(self) -> dict[str, Origin]:
+        """Where the value of each key comes from that one of them names."""
+        return {
+            key: source.origin(key)
+            for source in reversed(self.said)
+            for key, _ in all_in(source.table)
+        }
 
-def read_layers(
+    def together(self, model: type[S]) -> S:
+        """The settings that they describe; raises `InvalidSettings` with all that is wrong."""
+        problems: list[Problem] = []
+        for source in reversed(self.said):
+            problems += (*source.problems, *source.take_out_what_is_gone())
+        while True:
+            try:
+                settings = self._validated(model)
+            except ValidationError as error:
+                found = [self._problem(model, wrong) for wrong in error.errors()]
+            except InvalidSettings as conflicts:
+                found = [problem.found_in(self.origins) for problem in conflicts.problems]
+            else:
+                break
+            # What is wrong is taken out, since the rest may be in conflict too.
+            if not (fresh := [problem for problem in found if problem not in problems]):
+                break
+            problems += fresh
+        if problems:
+            raise InvalidSettings(problems)
+        return settings
+
+    def _validated(self, model: type[S]) -> S:
+        layers = tuple(InitSettingsSource(model, source.table) for source in self.said)
+        return model(_build_sources=(layers, {}))
+
+    def _problem(self, model: type[S], wrong: ErrorDetails) -> Problem:
+        path = tuple(map(str, wrong["loc"]))
+        if len(path) == 1:
+            path = tuple(path[0].split("."))  # an unknown variable
+        if wrong["type"] != "extra_forbidden":
+            path = _known_part(model, path)
+        for source in self.said:
+            with suppress(KeyError):
+                value = source.take_out(path)
+                return refused(model, path, value, wrong, source.origin(".".join(path)))
+        return refused(model, path, wrong["input"], wrong, None)
+
+
+def _known_part(model: type[BaseSettings], path: tuple[str, ...]) -> tuple[str, ...]:
+    """The path without what is below a setting, such as the place in a list."""
+    ends = range(len(path), 1, -1)
+    return next((path[:end] for end in ends if _is_known(model, path[:end])), path[:1])
+
+
+def _is_known(model: type[BaseSettings], path: tuple[str, ...]) -> bool:
+    try:
+        return setting(model, path) is not None
+    except SettingsError:  # the value is refused with its reason
+        return True
+
+
+def read_sources(
     model: type[BaseSettings],
     *,
     config: Path | str | None,
     flags: Mapping[str, Any],
     env: Mapping[str, str],
     cwd: Path,
-) -> Layers:
-    """Read every source; what is wrong with them is in `problems`, nothing is raised."""
+) -> Sources:
+    """Read every source; what can't be read is among its problems, nothing is raised."""
     path = Path(config) if config else find(cwd, user_folder("config", env))
-    said, unreadable = _read(path)
+    file = _of_file(path) if path else Source()
+    agents = _of_agents(path.parent if path else user_folder("config", env))
+    typed = {key: str(value) for key, value in flags.items() if value is not None}
+    given = [*_variables(env)]
+    words = _vendors_in(*typed.items(), *((key, value) for _, key, value in given))
+    words |= _vendors_in(*(each for source in (file, *agents) for each in all_in(source.table)))
+    used = [each for each in given if not _is_idle(*each, words)]
     data = user_folder("data", env)
-    agents, odd = _read_agents(path.parent if path else user_folder("config", env))
-    sources = (
-        [*_from_flags(flags)],
-        [*_from_env(env)],
-        [*_from_table(model, said.table, (), said.lines, str(path))],
-        agents,
-        [
-            GivenSetting(path=("data",), value=data, origin=DEFAULT),
-            GivenSetting(path=("models",), value=data / "models", origin=DEFAULT),
-        ],
+    said = (
+        _of_texts(model, typed, {key: Origin(kind="flag", name=flag(key)) for key in typed}),
+        _of_texts(
+            model,
+            {key: value for _, key, value in used},
+            {key: Origin(kind="env", name=name) for name, key, _ in used},
+        ),
+        file,
+        *reversed(agents),
+        Source(table={"data": data, "models": data / "models"}),
     )
-    words = _words_in(sources)
-    found = tuple(
-        Layer(model, [item for item in given if not _is_idle(item, words)]) for given in sources
-    )
-    origins = {key: value for layer in reversed(found) for key, value in layer.origins.items()}
-    problems = [problem for layer in reversed(found) for problem in layer.problems]
-    return Layers(layers=found, origins=origins, problems=unreadable + odd + problems, file=path)
+    return Sources(said=said, file=path)
 
 
 def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path:
@@ -204,370 +234,103 @@ def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path
     return (chosen if chosen.is_absolute() else usual) / "nanoloop"
 
 
-def _check(field: FieldInfo, given: GivenSetting) -> Any:
-    """The value in its type: a file means what it writes, elsewhere all is text."""
-    if table := table_of(field):
-        return TypeAdapter(table).validate_python(given.value)
-    from_env = given.origin.kind == "env"
-    config = ConfigDict(strict=given.origin.kind == "file")
-    kind: TypeAdapter[Any] = TypeAdapter(field.rebuild_annotation(), config=config)
-    if from_env and is_free(field):
-        return kind.validate_json(given.value)
-    if from_env and is_list(field):
-        return kind.validate_python([part.strip() for part in given.value.split(",")])
-    return kind.validate_python(given.value)
+class _Texts(EnvSettingsSource):
+    """Takes texts for settings: a list has commas, a table is JSON."""
+
+    def __init__(self, model: type[BaseSettings], texts: Mapping[str, str]) -> None:
+        super().__init__(model, case_sensitive=True, env_nested_delimiter="__")
+        self.env_vars = {key.replace(".", "__"): text for key, text in texts.items()}
+
+    def next_field(
+        self,
+        field: FieldInfo | Any | None,
+        key: str,
+        case_sensitive: bool | None = None,  # noqa: ARG002 - as pydantic-settings has it
+    ) -> FieldInfo | None:
+        """The setting of that name in a table, which a plugin may bring."""
+        try:
+            return setting_in(field, key) if field else None
+        except SettingsError:  # the value is refused with its reason
+            return None
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:  # noqa: ARG002
+        """The list or table that a text means; the text itself if it means neither."""
+        if field and is_list(field):
+            return [part.strip() for part in value.split(",")]
+        with suppress(ValueError):
+            if isinstance(table := json.loads(value), dict):
+                return table
+        return value
 
 
-def _read(path: Path | None) -> tuple[SettingsFile, list[Problem]]:
-    if path is None:
-        return SettingsFile(), []
+def _of_texts(
+    model: type[BaseSettings], texts: Mapping[str, str], places: Mapping[str, Origin]
+) -> Source:
+    known = {key for key in texts if _is_known(model, tuple(key.split(".")))}
+    table = _Texts(model, {key: texts[key] for key in known})()
+    # Unknown ones stand under their whole names, and are refused by these.
+    unknown = {key: text for key, text in texts.items() if key not in known}
+    return Source(table={**table, **unknown}, places=places)
+
+
+def _of_file(path: Path) -> Source:
     try:
-        return read_file(path), []
+        return _of_table(str(path), read_file(path))
     except UnreadableFile as error:
-        origin = Origin(kind="file", name=str(path), line=error.line)
-        return SettingsFile(), [Problem(text=str(error), origin=origin)]
+        return _unreadable(path, error)
 
 
-def _read_agents(folder: Path) -> tuple[list[GivenSetting], list[Problem]]:
+def _of_table(name: str, said: SettingsFile, *above: str) -> Source:
+    table: dict[str, Any] = dict(said.table)
+    for outer in reversed(above):
+        table = {outer: table}
+    places = {
+        ".".join((*above, key)): Origin(kind="file", name=name, line=line)
+        for key, line in said.lines.items()
+    }
+    return Source(table=table, places=places, place=Origin(kind="file", name=name))
+
+
+def _unreadable(path: Path, error: UnreadableFile) -> Source:
+    origin = Origin(kind="file", name=str(path), line=error.line)
+    return Source(problems=[Problem(text=str(error), origin=origin)])
+
+
+def _of_agents(folder: Path) -> list[Source]:
     """What the files of agents say; the settings file, in whose folder they stand, is stronger."""
-    given: list[GivenSetting] = []
-    problems: list[Problem] = []
-    for file in read_agents(folder / "agents"):
-        name = str(file.path)
-        if file.unreadable:
-            origin = Origin(kind="file", name=name, line=file.unreadable.line)
-            problems.append(Problem(text=str(file.unreadable), origin=origin))
-        for key, value in file.said.table.items():
-            origin = Origin(kind="file", name=name, line=file.said.lines.get(key))
-            given.append(GivenSetting(path=("agents", file.name, key), value=value, origin=origin))
-    return given, problems
+    return [
+        _unreadable(file.path, file.unreadable)
+        if file.unreadable
+        else _of_table(str(file.path), file.said, "agents", file.name)
+        for file in read_agents(folder / "agents")
+    ]
 
 
-def _from_table(
-    model: type[BaseModel],
-    table: Mapping[str, Any],
-    above: tuple[str, ...],
-    lines: Mapping[str, int],
-    file: str,
-) -> Iterator[GivenSetting]:
-    for name, value in table.items():
-        path = (*above, name)
-        if isinstance(value, Mapping) and _is_table(model, path):
-            yield from _from_table(model, value, path, lines, file)
-        else:
-            line = lines.get(".".join(path))
-            yield GivenSetting(
-                path=path, value=value, origin=Origin(kind="file", name=file, line=line)
-            )
-
-
-def _is_table(model: type[BaseModel], path: tuple[str, ...]) -> bool:
-    try:
-        field = setting(model, path)
-    except SettingsError:  # told where it is taken
-        return False
-    return table_of(field) is not None if field else is_table_gone(".".join(path))
-
-
-def _from_env(env: Mapping[str, str]) -> Iterator[GivenSetting]:
-    """What the environment says; an empty variable says nothing."""
+def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Name, key and value of each variable; an empty one says nothing."""
     # Ours come after those that all programs know: the later one counts.
     for name, key in EVERYWHERE:
         if env.get(name):
-            path, origin = tuple(key.split(".")), Origin(kind="env", name=name)
-            yield GivenSetting(path=path, value=address_in(name, env[name]), origin=origin)
+            yield name, key, address_in(name, env[name])
     for name, value in env.items():
         if name.startswith(PREFIX) and value and not _SERVICE_LINK.fullmatch(name):
-            path = tuple(name.removeprefix(PREFIX).lower().split("__"))
-            yield GivenSetting(path=path, value=value, origin=Origin(kind="env", name=name))
+            yield name, name.removeprefix(PREFIX).lower().replace("__", "."), value
 
 
-def _words_in(sources: Iterable[list[GivenSetting]]) -> set[str]:
+def _vendors_in(*said: tuple[str, Any]) -> set[str]:
     """The vendors that a model is named of, by whatever source."""
-    said = [item for given in sources for item in given if item.path[-1] in _MODELS]
-    return {split(item.value)[0] for item in said if isinstance(item.value, str)}
+    models = [value for key, value in said if key.rpartition(".")[2] in _MODELS]
+    return {split(model)[0] for model in models if isinstance(model, str)}
 
 
-def _is_idle(given: GivenSetting, words: set[str]) -> bool:
+def _is_idle(name: str, key: str, value: str, vendors: set[str]) -> bool:
     """Whether another program's variable says what is no address, of a vendor nobody asks for."""
-    if (given.origin.name, given.key) not in EVERYWHERE or given.path[0] != "providers":
+    if (name, key) not in EVERYWHERE or not key.endswith(".base_url"):
         return False
-    if given.path[1] in words or given.path[-1] != "base_url":
+    if key.split(".")[1] in vendors:
         return False
     try:
-        http_address(given.value)
+        http_address(value)
     except ValueError:
         return True
     return False
-
-
-def _from_flags(flags: Mapping[str, Any]) -> Iterator[GivenSetting]:
-    for key, value in flags.items():
-        if value is not None:
-            origin = Origin(kind="flag", name=flag(key))
-            yield GivenSetting(path=tuple(key.split(".")), value=value, origin=origin)
-
-
-NAME = "nanoloop.toml"
-
-
-class UnreadableFile(Exception):
-    """The file is not there, may not be read, or is no TOML."""
-
-    def __init__(self, reason: str, line: int | None = None) -> None:
-        super().__init__(reason)
-        self.line = line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsFile:
-    """What one file says."""
-
-    table: Mapping[str, Any] = field(default_factory=dict)
-    lines: Mapping[str, int] = field(default_factory=dict)
-    """On which line each dotted key or table begins, counted from 1."""
-
-
-def find(cwd: Path, user_folder: Path) -> Path | None:
-    """The file of the working folder, else of the user, else None."""
-    places = (cwd / NAME, user_folder / NAME)
-    return next((place for place in places if place.is_file()), None)
-
-
-def read_file(path: Path) -> SettingsFile:
-    """What the file says; raises `UnreadableFile`."""
-    return parse(text_of(path))
-
-
-def text_of(path: Path) -> str:
-    """The file's text; raises `UnreadableFile`."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UnreadableFile("not a text file in UTF-8") from None
-    except OSError as error:
-        raise UnreadableFile(f"can't be read: {error.strerror}") from None
-
-
-def parse(text: str) -> SettingsFile:
-    """What the TOML says; raises `UnreadableFile`."""
-    try:
-        return SettingsFile(table=tomllib.loads(text), lines=_lines(text))
-    except tomllib.TOMLDecodeError as error:
-        raise _no_toml(str(error), text) from None
-
-
-def _no_toml(reason: str, text: str) -> UnreadableFile:
-    place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", reason)
-    if place is None:
-        return UnreadableFile(f"not TOML: {reason}")
-    line = int(place[1]) if place[1] else len(text.splitlines())
-    return UnreadableFile(f"not TOML: {reason[: place.start()]}", line)
-
-
-def _lines(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    table = ""
-    for number, statement in _statements(text):
-        said = tomllib.loads(statement)
-        if statement.lstrip().startswith("["):
-            table = _header(said)
-            found.setdefault(table, number)
-        else:
-            for key in _keys(said):
-                found[f"{table}.{key}".lstrip(".")] = number
-    return found
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Each header or assignment with its first line: as many lines as it takes to be TOML."""
-    begin, parts = 1, ""
-    for number, line in enumerate(text.splitlines(keepends=True), start=1):
-        parts += line
-        if _is_toml(parts):
-            yield begin, parts
-            begin, parts = number + 1, ""
-
-
-def _is_toml(text: str) -> bool:
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _header(said: Any) -> str:
-    names = []
-    while said:
-        said = said[-1] if isinstance(said, list) else said
-        for name in said:
-            names.append(name)
-            said = said[name]
-    return ".".join(names)
-
-
-def _keys(said: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in said.items():
-        yield name
-        if isinstance(value, Mapping):
-            yield from (f"{name}.{key}" for key in _keys(value))
-
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_TOML, _YAML = "+++", "---"
-"""What stands around the settings on top, and how they are written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentFile:
-    """One agent's file."""
-
-    path: Path
-    said: SettingsFile = field(default_factory=SettingsFile)
-    unreadable: UnreadableFile | None = None
-
-    @property
-    def name(self) -> str:
-        """The agent's name."""
-        return self.path.stem
-
-
-def read_agents(folder: Path) -> Iterator[AgentFile]:
-    """Every agent's file in a folder, in the order of their names; the folder may be missing."""
-    for path in sorted(folder.glob("[!.]*")):
-        if path.suffix in {".md", ".toml"} and path.is_file():
-            try:
-                yield AgentFile(path=path, said=_said(path))
-            except UnreadableFile as error:
-                yield AgentFile(path=path, unreadable=error)
-
-
-def _said(path: Path) -> SettingsFile:
-    if not _NAME.fullmatch(path.stem):
-        raise UnreadableFile(f"{path.stem!r} is no agent's name: use a-z, A-Z, 0-9, _ and -")
-    text = text_of(path)
-    said = parse(text) if path.suffix == ".toml" else _with_prompt(text)
-    if not said.table:
-        raise UnreadableFile("it says nothing: write the agent's prompt into it")
-    return said
-
-
-def _with_prompt(text: str) -> SettingsFile:
-    lines = text.splitlines()
-    fence = lines[0].rstrip() if lines else ""
-    if fence not in (_TOML, _YAML):
-        return _prompted(SettingsFile(), lines, 0)
-    end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() == fence), None)
-    if end is None:
-        raise UnreadableFile(f"{fence} is opened and never closed", 1)
-    # The empty line stands for the fence: every line keeps its number.
-    top = "\n".join(["", *lines[1:end]])
-    said = parse(top) if fence == _TOML else _yaml(top)
-    return _prompted(said, lines, end + 1)
-
-
-def _prompted(said: SettingsFile, lines: list[str], begin: int) -> SettingsFile:
-    prompt = "\n".join(lines[begin:]).strip()
-    if not prompt:
-        return said
-    if "prompt" in said.table:
-        raise UnreadableFile(
-            "the prompt stands on top and below too: keep one", said.lines["prompt"]
-        )
-    line = next(n for n, text in enumerate(lines, 1) if n > begin and text.strip())
-    return replace(
-        said, table={**said.table, "prompt": prompt}, lines={**said.lines, "prompt": line}
-    )
-
-
-def _yaml(text: str) -> SettingsFile:
-    import yaml  # noqa: PLC0415 - only for who writes YAML
-
-    try:
-        table: Any = yaml.safe_load(text)
-        root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise UnreadableFile(f"not YAML: {error.problem}", line) from None
-    except yaml.YAMLError:  # a character that no YAML may hold
-        raise UnreadableFile("not YAML") from None
-    if table is None:
-        return SettingsFile()
-    if not isinstance(table, dict):
-        raise UnreadableFile("not a table: write `model: NAME` and the like", 2)
-    keys = {key.value: key.start_mark.line + 1 for key, _ in root.value}
-    return SettingsFile(table={str(key): value for key, value in table.items()}, lines=keys)
-
-
-_FOR_ITS_OWNER = 0o600
-
-
-def write(path: Path, said: Mapping[str, str]) -> None:
-    """Say these things, by their dotted keys, in a file that is made where it is missing.
-
-    A file with a key is for its owner's eyes. Raises `SettingsError` where the file is not
-    understood; it is then as it was.
-    """
-    path = path.resolve()  # a link stays one
-    mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER
-    text = with_settings(_text(path), said)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text.encode(), durable=True)
-    path.chmod(_FOR_ITS_OWNER if any(map(_is_key, said)) else mode)
-
-
-def with_settings(text: str, said: Mapping[str, str]) -> str:
-    """The text with these settings in it; raises `SettingsError` where that can't be done."""
-    try:
-        before = parse(text)
-        lines = text.splitlines(keepends=True)
-        put = [_put(lines, before.lines, key, value) for key, value in said.items()]
-        fresh = [line for line in put if line]
-        # First of all lines: after the first table they would belong to it.
-        after = "".join(fresh + ["\n"] * bool(fresh and lines) + lines)
-        if parse(after).table == _with_all(before.table, said):
-            return after
-    except UnreadableFile:
-        pass
-    wanted = " and ".join(key for key in said)
-    raise SettingsError(f"the settings file is not understood: write {wanted} into it by hand")
-
-
-def _put(lines: list[str], places: Mapping[str, int], key: str, value: str) -> str:
-    """Say it where the key or its table stands; returns what has to stand above all tables."""
-    table, _, name = key.rpartition(".")
-    said = f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
-    whole = said.replace(name, key, 1)
-    if key in places:
-        place = places[key] - 1
-        lines[place] = whole if lines[place].lstrip().startswith(key) else said
-    elif table in places and lines[places[table] - 1].lstrip().startswith("["):
-        place = places[table] - 1
-        lines[place] = f"{lines[place].rstrip()}\n{said}"
-    else:
-        return whole
-    return ""
-
-
-def _with_all(table: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
-    """The table with these dotted keys in it."""
-    after = deepcopy(dict(table))
-    for key, value in said.items():
-        *above, name = key.split(".")
-        inner = after
-        for part in above:
-            inner = inner.setdefault(part, {})
-        inner[name] = value
-    return after
-
-
-def _is_key(key: str) -> bool:
-    return key.rpartition(".")[2] == "api_key"
-
-
-def _text(path: Path) -> str:
-    try:
-        return text_of(path) if path.exists() else ""
-    except UnreadableFile as error:
-        raise SettingsError(f"{path}: {error}") from None

@@ -15,8 +15,8 @@ from nanoloop.models.catalogue import file_of, is_local, known
 from nanoloop.providers import vendors
 from nanoloop.providers.vendors import VENDORS, Vendor, split
 from nanoloop.settings.keys import Section
-from nanoloop.settings.plugins import NoSettings
-from nanoloop.settings.problems import Problem, checked, http_address, shown
+from nanoloop.settings.plugins import NoSettings, Unchecked, empty
+from nanoloop.settings.problems import Problem, http_address, shown
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
@@ -78,9 +78,11 @@ def table_for(name: str) -> type[BaseModel]:
     raise SettingsError(f"providers.{name} names no provider: {advice}")
 
 
-def tables(said: Any) -> Any:
-    """Each provider's table in its own type; raises `InvalidSettings` with all that is wrong."""
-    return {name: _table(name, own) for name, own in said.items()} if _is_table(said) else said
+def with_names(said: Any) -> Any:
+    """Each provider's table with its name, for `PluginTable`."""
+    if not isinstance(said, Mapping):
+        return said
+    return {name: Unchecked(table_for, name, own) for name, own in said.items()}
 
 
 def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -129,7 +131,7 @@ def keyed_vendors(settings: Settings) -> list[str]:
 
 def own_of(settings: Settings, word: str) -> Any:
     """What `[providers.WORD]` says, in its own type; `InvalidSettings` if that is too little."""
-    return settings.providers.get(word) or _table(word, {})
+    return settings.providers.get(word) or empty(f"providers.{word}", table_for(word))
 
 
 def lacking(settings: Settings, model: str) -> str | None:
@@ -173,16 +175,6 @@ def _lacking_to_plugin(settings: Settings, word: str) -> str | None:
     except SettingsError as error:
         return str(error).replace("\n", "; ")
     return None
-
-
-def _table(name: str, said: Any) -> BaseModel:
-    return (
-        said if isinstance(said, BaseModel) else checked(f"providers.{name}", table_for(name), said)
-    )
-
-
-def _is_table(said: Any) -> bool:
-    return isinstance(said, Mapping)
 
 
 def _said(key: SecretStr | None) -> str | None:

@@ -1,0 +1,273 @@
+"""Files of settings: what they say and on which line, and how a setting is written into one."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nanoloop.errors import SettingsError
+from nanoloop.files import replace_file
+from nanoloop.settings.keys import all_in
+
+NAME = "nanoloop.toml"
+
+
+class UnreadableFile(Exception):
+    """The file is not there, may not be read, or is no TOML."""
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsFile:
+    """What one file says."""
+
+    table: Mapping[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """On which line each dotted key or table begins, counted from 1."""
+
+
+def find(cwd: Path, user_folder: Path) -> Path | None:
+    """The file of the working folder, else of the user, else None."""
+    places = (cwd / NAME, user_folder / NAME)
+    return next((place for place in places if place.is_file()), None)
+
+
+def read_file(path: Path) -> SettingsFile:
+    """What the file says; raises `UnreadableFile`."""
+    return parse(text_of(path))
+
+
+def text_of(path: Path) -> str:
+    """The file's text; raises `UnreadableFile`."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UnreadableFile("not a text file in UTF-8") from None
+    except OSError as error:
+        raise UnreadableFile(f"can't be read: {error.strerror}") from None
+
+
+def parse(text: str) -> SettingsFile:
+    """What the TOML says; raises `UnreadableFile`."""
+    try:
+        return SettingsFile(table=tomllib.loads(text), lines=_lines(text))
+    except tomllib.TOMLDecodeError as error:
+        raise _no_toml(str(error), text) from None
+
+
+def _no_toml(reason: str, text: str) -> UnreadableFile:
+    place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", reason)
+    if place is None:
+        return UnreadableFile(f"not TOML: {reason}")
+    line = int(place[1]) if place[1] else len(text.splitlines())
+    return UnreadableFile(f"not TOML: {reason[: place.start()]}", line)
+
+
+def _lines(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    table = ""
+    for number, statement in _statements(text):
+        said = tomllib.loads(statement)
+        if statement.lstrip().startswith("["):
+            table = _header(said)
+            found.setdefault(table, number)
+        else:
+            for key, _ in all_in(said):
+                found[f"{table}.{key}".lstrip(".")] = number
+    return found
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Each header or assignment with its first line: as many lines as it takes to be TOML."""
+    begin, parts = 1, ""
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        parts += line
+        if _is_toml(parts):
+            yield begin, parts
+            begin, parts = number + 1, ""
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _header(said: Any) -> str:
+    names = []
+    while said:
+        said = said[-1] if isinstance(said, list) else said
+        for name in said:
+            names.append(name)
+            said = said[name]
+    return ".".join(names)
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_TOML, _YAML = "+++", "---"
+"""What stands around the settings on top, and how they are written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentFile:
+    """One agent's file."""
+
+    path: Path
+    said: SettingsFile = field(default_factory=SettingsFile)
+    unreadable: UnreadableFile | None = None
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.path.stem
+
+
+def read_agents(folder: Path) -> Iterator[AgentFile]:
+    """Every agent's file in a folder, in the order of their names; the folder may be missing."""
+    for path in sorted(folder.glob("[!.]*")):
+        if path.suffix in {".md", ".toml"} and path.is_file():
+            try:
+                yield AgentFile(path=path, said=_said(path))
+            except UnreadableFile as error:
+                yield AgentFile(path=path, unreadable=error)
+
+
+def _said(path: Path) -> SettingsFile:
+    if not _NAME.fullmatch(path.stem):
+        raise UnreadableFile(f"{path.stem!r} is no agent's name: use a-z, A-Z, 0-9, _ and -")
+    text = text_of(path)
+    said = parse(text) if path.suffix == ".toml" else _with_prompt(text)
+    if not said.table:
+        raise UnreadableFile("it says nothing: write the agent's prompt into it")
+    return said
+
+
+def _with_prompt(text: str) -> SettingsFile:
+    lines = text.splitlines()
+    fence = lines[0].rstrip() if lines else ""
+    if fence not in (_TOML, _YAML):
+        return _prompted(SettingsFile(), lines, 0)
+    end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() == fence), None)
+    if end is None:
+        raise UnreadableFile(f"{fence} is opened and never closed", 1)
+    # The empty line stands for the fence: every line keeps its number.
+    top = "\n".join(["", *lines[1:end]])
+    said = parse(top) if fence == _TOML else _yaml(top)
+    return _prompted(said, lines, end + 1)
+
+
+def _prompted(said: SettingsFile, lines: list[str], begin: int) -> SettingsFile:
+    prompt = "\n".join(lines[begin:]).strip()
+    if not prompt:
+        return said
+    if "prompt" in said.table:
+        raise UnreadableFile(
+            "the prompt stands on top and below too: keep one", said.lines["prompt"]
+        )
+    line = next(n for n, text in enumerate(lines, 1) if n > begin and text.strip())
+    return replace(
+        said, table={**said.table, "prompt": prompt}, lines={**said.lines, "prompt": line}
+    )
+
+
+def _yaml(text: str) -> SettingsFile:
+    import yaml  # noqa: PLC0415 - only for who writes YAML
+
+    try:
+        table: Any = yaml.safe_load(text)
+        root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise UnreadableFile(f"not YAML: {error.problem}", line) from None
+    except yaml.YAMLError:  # a character that no YAML may hold
+        raise UnreadableFile("not YAML") from None
+    if table is None:
+        return SettingsFile()
+    if not isinstance(table, dict):
+        raise UnreadableFile("not a table: write `model: NAME` and the like", 2)
+    keys = {key.value: key.start_mark.line + 1 for key, _ in root.value}
+    return SettingsFile(table={str(key): value for key, value in table.items()}, lines=keys)
+
+
+_FOR_ITS_OWNER = 0o600
+
+
+def write(path: Path, said: Mapping[str, str]) -> None:
+    """Say these things, by their dotted keys, in a file that is made where it is missing.
+
+    A file with a key is for its owner's eyes. Raises `SettingsError` where the file is not
+    understood; it is then as it was.
+    """
+    path = path.resolve()  # a link stays one
+    mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER
+    text = with_settings(_text(path), said)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.encode(), durable=True)
+    path.chmod(_FOR_ITS_OWNER if any(map(_is_key, said)) else mode)
+
+
+def with_settings(text: str, said: Mapping[str, str]) -> str:
+    """The text with these settings in it; raises `SettingsError` where that can't be done."""
+    try:
+        before = parse(text)
+        lines = text.splitlines(keepends=True)
+        put = [_put(lines, before.lines, key, value) for key, value in said.items()]
+        fresh = [line for line in put if line]
+        # First of all lines: after the first table they would belong to it.
+        after = "".join(fresh + ["\n"] * bool(fresh and lines) + lines)
+        if parse(after).table == _with_all(before.table, said):
+            return after
+    except UnreadableFile:
+        pass
+    wanted = " and ".join(key for key in said)
+    raise SettingsError(f"the settings file is not understood: write {wanted} into it by hand")
+
+
+def _put(lines: list[str], places: Mapping[str, int], key: str, value: str) -> str:
+    """Say it where the key or its table stands; returns what has to stand above all tables."""
+    table, _, name = key.rpartition(".")
+    said = f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+    whole = said.replace(name, key, 1)
+    if key in places:
+        place = places[key] - 1
+        lines[place] = whole if lines[place].lstrip().startswith(key) else said
+    elif table in places and lines[places[table] - 1].lstrip().startswith("["):
+        place = places[table] - 1
+        lines[place] = f"{lines[place].rstrip()}\n{said}"
+    else:
+        return whole
+    return ""
+
+
+def _with_all(table: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
+    """The table with these dotted keys in it."""
+    after = deepcopy(dict(table))
+    for key, value in said.items():
+        *above, name = key.split(".")
+        inner = after
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[name] = value
+    return after
+
+
+def _is_key(key: str) -> bool:
+    return key.rpartition(".")[2] == "api_key"
+
+
+def _text(path: Path) -> str:
+    try:
+        return text_of(path) if path.exists() else ""
+    except UnreadableFile as error:
+        raise SettingsError(f"{path}: {error}") from None
