@@ -7,11 +7,11 @@ import anyio
 import discord
 import pytest
 
+from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.backlog import Gaps, SeenMessages
 from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.errors import Declined, SettingsError
 from nanoloop.events import ChannelLost, ChannelRefused
-from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
@@ -188,16 +188,11 @@ async def count(heard):
 
 
 async def test_a_file_is_fetched_and_kept(stage, ann, tmp_path):
-    kept = {}
-
-    async def keep(file, data):
-        kept[file.name] = (file.kind, data)
-        return Attachment(kind=file.kind, ref="kept", name=file.name)
-
-    async with Bot(stage.platform(), tmp_path, keep=keep):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
+    async with Bot(stage.platform(), tmp_path, attachments=attachments):
         await stage.say(ann[0], "look", sender=ann[1], files={"tea.png": b"picture"})
         await comes_to(lambda: said(stage, ann[0]), len)
-    assert kept == {"tea.png": ("image", b"picture")}
+    assert [file.read_bytes() for file in (tmp_path / "kept").glob("*.data")] == [b"picture"]
 
 
 async def test_a_file_is_posted_to_its_chat(stage, ann):

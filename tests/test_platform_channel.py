@@ -7,8 +7,8 @@ import pytest
 
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import TOO_MUCH
-from nanoloop.channels.kit.drafts import Progress, fetched_from
-from nanoloop.channels.kit.intake import Transcriber, kept_in
+from nanoloop.channels.kit.drafts import Progress
+from nanoloop.channels.kit.intake import Files, Transcriber
 from nanoloop.channels.kit.platform import File, Upload
 from nanoloop.errors import AttachmentsFull, Declined
 from nanoloop.events import (
@@ -53,8 +53,7 @@ def happened(bot, kind):
 async def test_an_image_is_kept_and_shown_to_the_model(chats, tmp_path):
     attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
     provider = ScriptedProvider(otherwise="nice")
-    keep = kept_in(attachments, owner="fake:")
-    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep):
+    async with Bot(chats.platform(), tmp_path, provider=provider, attachments=attachments):
         await chats.say(CHAT, "look", files={"cat.png": PNG})
         await says(chats, CHAT, "nice")
     assert "image_url" in asked(provider)
@@ -65,8 +64,7 @@ async def test_an_image_is_kept_and_shown_to_the_model(chats, tmp_path):
 async def test_a_broken_picture_is_left_out_alone_and_the_model_is_told(chats, tmp_path, files):
     attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
     provider = ScriptedProvider(otherwise="nice")
-    keep = kept_in(attachments, owner="fake:")
-    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep) as bot:
+    async with Bot(chats.platform(), tmp_path, provider=provider, attachments=attachments) as bot:
         await chats.say(CHAT, "look", files={**files, "dog.png": PNG})
         await says(chats, CHAT, "nice")
     assert "[image: cat.png" in asked(provider)
@@ -75,25 +73,29 @@ async def test_a_broken_picture_is_left_out_alone_and_the_model_is_told(chats, t
     assert "it " in happened(bot, FileLeftOut)[0].reason
 
 
+async def kept_of(folder, data, **about):
+    async def fetch():
+        return data
+
+    attachments = Attachments(folder, limit_bytes=1000)
+    files = Files(channel="fake", limit_bytes=1000, attachments=attachments, announce=pytest.fail)
+    return await files.attachment(File(kind="image", fetch=fetch, **about))
+
+
 async def test_a_picture_of_a_kind_that_no_model_knows_is_a_file(tmp_path):
-    keep = kept_in(Attachments(tmp_path, limit_bytes=1000), owner="fake:")
-    photo = File(kind="image", name="a.heic", mime_type="image/heic", fetch=pytest.fail)
-    kept = await keep(photo, b"\0\0\0\x18ftypheic")
+    kept = await kept_of(tmp_path, b"\0\0\0\x18ftypheic", name="a.heic", mime_type="image/heic")
     assert (kept.kind, kept.text) == ("file", "(a picture of a kind that can't be shown)")
 
 
 async def test_a_page_that_calls_itself_a_picture_is_a_text(chats, tmp_path):
-    keep = kept_in(Attachments(tmp_path, limit_bytes=1000), owner="fake:")
-    page = File(kind="image", name="a.png", mime_type="image/png", fetch=pytest.fail)
-    kept = await keep(page, b"<html>")
+    kept = await kept_of(tmp_path, b"<html>", name="a.png", mime_type="image/png")
     assert (kept.kind, kept.mime_type) == ("file", "text/plain")
 
 
 async def test_a_text_file_is_read_and_a_strange_one_is_named(chats, tmp_path):
     attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
     provider = ScriptedProvider(otherwise="nice")
-    keep = kept_in(attachments, owner="fake:")
-    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep):
+    async with Bot(chats.platform(), tmp_path, provider=provider, attachments=attachments):
         await chats.say(CHAT, "", files={"notes.txt": b"buy tea", "odd.png": b"\x00\x01"})
         await says(chats, CHAT, "nice")
     assert "buy tea" in asked(provider)
@@ -103,8 +105,7 @@ async def test_a_text_file_is_read_and_a_strange_one_is_named(chats, tmp_path):
 async def test_a_file_that_can_not_be_kept_costs_no_message(chats, tmp_path):
     attachments = Attachments(tmp_path / "kept", limit_bytes=10)
     provider = ScriptedProvider(otherwise="nice")
-    keep = kept_in(attachments, owner="fake:")
-    async with Bot(chats.platform(), tmp_path, provider=provider, keep=keep) as bot:
+    async with Bot(chats.platform(), tmp_path, provider=provider, attachments=attachments) as bot:
         await chats.say(CHAT, "look", files={"cat.png": PNG})
         await says(chats, CHAT, "nice")
     assert [event.reason for event in happened(bot, FileLeftOut)] == ["AttachmentsFull"]
@@ -138,8 +139,7 @@ async def test_a_file_that_an_answer_names_is_sent(chats, tmp_path):
     attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
     kept = await attachments.keep(PNG, owner="x", name="cat.png", mime_type="image/png")
     provider = ScriptedProvider([f"Here: ![cat](attachment:{kept.id})"])
-    fetch = fetched_from(attachments)
-    async with Bot(chats.platform(), tmp_path, provider=provider, fetch=fetch):
+    async with Bot(chats.platform(), tmp_path, provider=provider, attachments=attachments):
         await chats.lose(1)
         await chats.say(CHAT, "a cat!")
         await says(chats, CHAT, "[cat.png]", "Here:")

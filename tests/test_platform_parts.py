@@ -5,6 +5,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
+from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import (
     AGAIN_SECONDS,
     CODE_SECONDS,
@@ -255,12 +256,13 @@ async def test_typing_goes_on_until_the_answer_and_its_failure_costs_nothing():
     pytest.fail("it types on")
 
 
-async def test_a_file_that_is_said_to_be_too_large_is_not_fetched():
+async def test_a_file_that_is_said_to_be_too_large_is_not_fetched(tmp_path):
     async def fetch():
         pytest.fail("it is fetched")
 
     heard = []
-    files = Files(channel="fake", limit_bytes=10, keep=fetch, announce=heard.append)
+    kept = Attachments(tmp_path, limit_bytes=10)
+    files = Files(channel="fake", limit_bytes=10, attachments=kept, announce=heard.append)
     attachment = await files.attachment(File(kind="image", name="big.png", size=11, fetch=fetch))
     assert attachment.text == "(it could not be kept)"
     assert [event.reason for event in heard] == ["too large"]

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.events import ChannelLost, ChannelRefused, FileLeftOut
-from nanoloop.messages import Attachment
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from nanoloop.testing.channels.suite import Growing
@@ -213,28 +213,22 @@ async def test_what_was_posted_before_a_kill_without_our_knowing_is_not_posted_a
 
 
 async def test_a_file_is_fetched_with_the_token_and_kept(server, stage, tmp_path):
-    kept = {}
-
-    async def keep(file, data):
-        kept[file.name] = (file.kind, data)
-        return Attachment(kind=file.kind, ref="kept", name=file.name)
-
-    async with Bot(stage.platform(), tmp_path, keep=keep):
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
+    async with Bot(stage.platform(), tmp_path, attachments=attachments):
         await stage.say(CHAT, "look", sender=ANN, files={"tea.png": b"picture"})
         await answered(stage)
-    assert kept == {"tea.png": ("image", b"picture")}
+    assert [file.read_bytes() for file in (tmp_path / "kept").glob("*.data")] == [b"picture"]
 
 
 async def test_the_token_is_not_shown_where_a_file_lies_elsewhere(server, stage, tmp_path):
-    async def keep(file, data):
-        raise AssertionError
-
+    attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
     file = {"id": "F1", "name": "a.txt", "url_private": "http://localhost:1/files/F1"}
-    async with Bot(stage.platform(), tmp_path, keep=keep) as bot:
+    async with Bot(stage.platform(), tmp_path, attachments=attachments) as bot:
         server.say(CHAT, ANN, "look", files=[file])
         await answered(stage)
     left = [event.reason for event in bot.events if isinstance(event, FileLeftOut)]
     assert left == ["the file lies elsewhere"]
+    assert not (tmp_path / "kept").exists()
 
 
 async def answered(stage):

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from nanoloop.app import App
+from nanoloop.attachments import Attachments
 from nanoloop.channels.kit import intake
 from nanoloop.channels.kit.intake import NOT_READ, Files, Transcriber
 from nanoloop.channels.kit.platform import File
 from nanoloop.errors import SettingsError
-from nanoloop.messages import Attachment
 from nanoloop.parts import make_channels, make_transcriber
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
@@ -30,21 +30,23 @@ async def fetch():
 NOTE = File(kind="audio", fetch=fetch, mime_type="audio/ogg")
 
 
-async def keep(file, data):
-    return Attachment(kind=file.kind, ref="attachment:1")
+@pytest.fixture
+def read(tmp_path):
+    """What the model reads of a voice message, whether it is kept, and what was told of it."""
 
+    async def read(function, *, limit_bytes=9, seconds=5):
+        heard = []
+        files = Files(
+            channel="fake",
+            limit_bytes=9,
+            attachments=Attachments(tmp_path, limit_bytes=limit_bytes),
+            transcriber=Transcriber(function, seconds=seconds),
+            announce=heard.append,
+        )
+        said = await files.attachment(NOTE)
+        return said.text, said.ref.startswith("attachment:"), [event.reason for event in heard]
 
-async def keep_nothing(file, data):
-    raise OSError
-
-
-async def read(function, *, keep=keep, seconds=5):
-    """What the model reads of a voice message, where it is kept, and what was told of it."""
-    heard = []
-    ear = Transcriber(function, seconds=seconds)
-    files = Files(channel="fake", limit_bytes=9, keep=keep, transcriber=ear, announce=heard.append)
-    attachment = await files.attachment(NOTE)
-    return attachment.text, attachment.ref, [event.reason for event in heard]
+    return read
 
 
 async def later(file, data):
@@ -57,8 +59,8 @@ class Whole:
 
 
 @pytest.mark.parametrize("function", [later, Whole(), lambda file, data: f"buy {data.decode()}"])
-async def test_its_words_are_read_whether_the_function_is_async_or_not(function):
-    assert await read(function) == ("buy tea", "attachment:1", [])
+async def test_its_words_are_read_whether_the_function_is_async_or_not(read, function):
+    assert await read(function) == ("buy tea", True, [])
 
 
 def broken(file, data):
@@ -75,26 +77,26 @@ def broken(file, data):
         (lambda file: "tea", "TypeError"),
     ],
 )
-async def test_one_that_can_not_be_read_is_kept_and_the_model_told(function, reason):
-    assert await read(function) == (NOT_READ, "attachment:1", [reason])
+async def test_one_that_can_not_be_read_is_kept_and_the_model_told(read, function, reason):
+    assert await read(function) == (NOT_READ, True, [reason])
 
 
-async def test_an_async_function_that_hangs_is_given_up():
+async def test_an_async_function_that_hangs_is_given_up(read):
     async def hang(file, data):
         await anyio.sleep_forever()
 
-    assert await read(hang, seconds=0.01) == (NOT_READ, "attachment:1", ["TimeoutError"])
+    assert await read(hang, seconds=0.01) == (NOT_READ, True, ["TimeoutError"])
 
 
-async def test_a_sync_function_that_hangs_is_given_up():
+async def test_a_sync_function_that_hangs_is_given_up(read):
     goes_on = threading.Event()
     said = await read(lambda file, data: goes_on.wait(30), seconds=0.01)
     goes_on.set()
-    assert said == (NOT_READ, "attachment:1", ["TimeoutError"])
+    assert said == (NOT_READ, True, ["TimeoutError"])
 
 
-async def test_one_that_can_not_be_kept_is_read_all_the_same():
-    assert await read(later, keep=keep_nothing) == ("buy tea", "unkept:audio", ["OSError"])
+async def test_one_that_can_not_be_kept_is_read_all_the_same(read):
+    assert await read(later, limit_bytes=0) == ("buy tea", False, ["AttachmentsFull"])
 
 
 async def test_a_recording_that_comes_again_is_not_asked_for_again(monkeypatch):
@@ -208,12 +210,12 @@ def server():
         server.shutdown()
 
 
-async def test_the_example_asks_a_server_for_the_words(monkeypatch, server):
+async def test_the_example_asks_a_server_for_the_words(read, monkeypatch, server):
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     monkeypatch.syspath_prepend(EXAMPLES)
     speech = import_module("speech")
-    assert await read(speech.words_of) == ("buy tea", "attachment:1", [])
+    assert await read(speech.words_of) == ("buy tea", True, [])
     path, body = server.asked
     assert path == "/v1/audio/transcriptions"
     assert b'filename="voice.ogg"' in body

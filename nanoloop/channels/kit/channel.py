@@ -14,8 +14,8 @@ from nanoloop import plugins
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import AccessControl, Pairing
 from nanoloop.channels.kit.connection import Connection, State
-from nanoloop.channels.kit.drafts import Drafts, Fetch, Progress, fetched_from
-from nanoloop.channels.kit.intake import Files, Intake, Keep, Transcriber, kept_in
+from nanoloop.channels.kit.drafts import Drafts, Progress
+from nanoloop.channels.kit.intake import Files, Intake, Transcriber
 from nanoloop.channels.kit.platform import Guest, Host, Place, Platform
 from nanoloop.errors import SettingsError
 from nanoloop.events import Announce, TextStreamed, silent
@@ -41,15 +41,14 @@ class PlatformChannel:
         *,
         rules: PlatformSettings | None = None,
         folder: Path | None = None,
-        keep: Keep | None = None,
+        attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
-        fetch: Fetch | None = None,
         announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """With a `folder`, the data folder, pairings and half-sent answers outlast the process.
 
-        `keep` keeps files that come in, `fetch` finds those that an answer names; `transcriber`
+        `attachments` keeps files that come in, and has those that an answer names; `transcriber`
         tells what is said in voice messages.
         """
         self.platform = platform
@@ -59,7 +58,7 @@ class PlatformChannel:
         self._connection = Connection(platform, announce=announce, sleep=sleep)
         file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
-            platform, connection=self._connection, progress=Progress(file), fetch=fetch
+            platform, connection=self._connection, progress=Progress(file), attachments=attachments
         )
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
@@ -69,7 +68,7 @@ class PlatformChannel:
         self._files = Files(
             channel=self.name,
             limit_bytes=platform.limits.file_bytes,
-            keep=keep,
+            attachments=attachments,
             transcriber=transcriber,
             announce=announce,
         )
@@ -165,9 +164,8 @@ def make_channel(
         made,
         rules=own,
         folder=folder,
-        keep=kept_in(attachments, owner=f"{name}:"),
+        attachments=attachments,
         transcriber=transcriber,
-        fetch=fetched_from(attachments),
         announce=announce,
     )
 

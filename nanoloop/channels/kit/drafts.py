@@ -82,14 +82,14 @@ class Drafts:
         *,
         connection: Connection,
         progress: Progress,
-        fetch: Fetch | None = None,
+        attachments: Attachments | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._platform = platform
         self._connection = connection
         self._progress = progress
         self._writer = DraftWriter(platform, progress)
-        self._fetch = fetch
+        self._attachments = attachments
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._shown_in: Counter[str] = Counter()
@@ -139,10 +139,10 @@ class Drafts:
         self._progress.finish(f"{answer} files")
 
     async def _files(self, item: Outbound) -> list[Upload]:
-        """The files that an answer names, as far as they are there and not too large."""
-        if self._fetch is None or item.kind != "answer":
+        """Those that an answer names, and that are there and not too large for the platform."""
+        if self._attachments is None or item.kind != "answer":
             return []
-        found = [await self._fetch(name) for name in enclosed(item.text)]
+        found = [await _upload(self._attachments, name) for name in enclosed(item.text)]
         limit = self._platform.limits.file_bytes
         return [file for file in found if file is not None and len(file.data) <= limit]
 
@@ -477,9 +477,6 @@ def _write(file: Path, mode: str, facts: Iterable[dict[str, Any]]) -> None:
 
 _ENCLOSED = re.compile(rf"!?\[[^\]\n]*\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)")
 
-Fetch = Callable[[str], Awaitable[Upload | None]]
-"""The file with this id, or None where there is none."""
-
 
 def enclosed(text: str) -> list[str]:
     """The ids of the files that a text names, each once, in order."""
@@ -491,14 +488,8 @@ def without(text: str) -> str:
     return _ENCLOSED.sub("", text).strip() if SCHEME in text else text
 
 
-def fetched_from(attachments: Attachments) -> Fetch:
-    """Fetches them from where uploads are kept."""
-
-    async def fetch(attachment_id: str) -> Upload | None:
-        kept = await attachments.about(attachment_id)
-        data = await attachments.data(attachment_id)
-        if kept is None or data is None:
-            return None
-        return Upload(name=kept.name, mime_type=kept.mime_type, data=data)
-
-    return fetch
+async def _upload(attachments: Attachments, attachment_id: str) -> Upload | None:
+    kept, data = await attachments.about(attachment_id), await attachments.data(attachment_id)
+    if kept is None or data is None:
+        return None
+    return Upload(name=kept.name, mime_type=kept.mime_type, data=data)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 
@@ -308,43 +308,6 @@ NOT_SHOWN = "(a picture of a kind that can't be shown)"
 NOT_READ = "(this voice message could not be read)"
 
 
-class Keep(Protocol):
-    """Keeps a file that came with a message."""
-
-    async def __call__(self, file: File, data: bytes) -> Attachment:
-        """The attachment that stands for it, durable when this returns; may raise."""
-        ...
-
-
-def kept_in(attachments: Attachments, *, owner: str) -> Keep:
-    """Keeps them where uploads are kept; the model sees images, and reads texts."""
-
-    async def keep(file: File, data: bytes) -> Attachment:
-        known = mime_type_of(data)
-        name, mime_type = (
-            file.name or file.kind,
-            known or file.mime_type or "application/octet-stream",
-        )
-        kept = await attachments.keep(data, owner=owner, name=name, mime_type=mime_type)
-        return Attachment(
-            kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
-            ref=f"{SCHEME}{kept.id}",
-            name=name,
-            mime_type=kept.mime_type,
-            size=kept.size,
-            text=_text_of(data, known, mime_type),
-        )
-
-    return keep
-
-
-def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
-    """What the model reads of it, where it sees nothing."""
-    if known == "text/plain":
-        return data.decode()[:TEXT_SHOWN]
-    return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
-
-
 class Files:
     """Makes attachments of them; none of their failures costs the message."""
 
@@ -353,13 +316,14 @@ class Files:
         *,
         channel: str,
         limit_bytes: int,
-        keep: Keep | None = None,
+        attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
         announce: Announce,
     ) -> None:
+        """With `attachments` they are kept there: the model sees images, and reads texts."""
         self._channel = channel
         self._limit_bytes = limit_bytes
-        self._keep = keep
+        self._attachments = attachments
         self._transcriber = transcriber
         self._announce = announce
 
@@ -372,7 +336,7 @@ class Files:
             mime_type=file.mime_type or None,
             size=file.size,
         )
-        if self._keep is None and self._transcriber is None:
+        if self._attachments is None and self._transcriber is None:
             return known
         try:
             data = await self._fetched(file)
@@ -394,11 +358,30 @@ class Files:
 
     async def _kept(self, file: File, data: bytes, known: Attachment) -> Attachment:
         try:
-            return known if self._keep is None else await self._keep(file, data)
+            if self._attachments is None:
+                return known
+            return await self._keep(self._attachments, file, data)
         except PictureRefused as refused:
             return replace(known, text=self._left_out(refused, f"({refused})"))
         except Exception as error:  # noqa: BLE001 - as above
             return replace(known, text=self._left_out(error, NOT_KEPT))
+
+    async def _keep(self, attachments: Attachments, file: File, data: bytes) -> Attachment:
+        """The attachment that stands for it, durable when this returns."""
+        known = mime_type_of(data)
+        name = file.name or file.kind
+        mime_type = known or file.mime_type or "application/octet-stream"
+        kept = await attachments.keep(
+            data, owner=f"{self._channel}:", name=name, mime_type=mime_type
+        )
+        return Attachment(
+            kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
+            ref=f"{SCHEME}{kept.id}",
+            name=name,
+            mime_type=kept.mime_type,
+            size=kept.size,
+            text=_text_of(data, known, mime_type),
+        )
 
     async def _words(self, transcriber: Transcriber, file: File, data: bytes) -> str:
         try:
@@ -411,6 +394,13 @@ class Files:
         reason = reason_of(error)
         self._announce(FileLeftOut(channel=self._channel, reason=reason))
         return words
+
+
+def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
+    """What the model reads of it, where it sees nothing."""
+    if known == "text/plain":
+        return data.decode()[:TEXT_SHOWN]
+    return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
 
 
 SECONDS = 60.0
