@@ -3,9 +3,12 @@
 import json
 import signal
 import subprocess
+from functools import partial
 
 import pytest
+from tests.command_line import ended
 
+from nanoloop.testing.channels import comes_to
 from tests.openai_server import OpenAIServer
 from tests.packages import make_package
 from tests.stages.command_line import CommandLine, ended, line_with
@@ -40,11 +43,20 @@ def change(tmp_path):
     return change
 
 
+async def kept_state(folder):
+    """What the daemon has written down of it, a moment after it happened."""
+    for file in folder.rglob("status.json"):
+        if known := json.loads(file.read_text())["channels"].get("quiet"):
+            return known["state"]
+    return None
+
+
 @pytest.mark.slow
-async def test_the_daemon_serves_it_and_its_state_is_shown(nanoloop):
+async def test_the_daemon_serves_it_and_its_state_is_shown(nanoloop, tmp_path):
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
         said = json.loads(await line_with(process.stderr, "channel_connected"))
         assert said["channel"] == "quiet"
+        await comes_to(partial(kept_state, tmp_path), "connected")
         assert "connected" in (await nanoloop.run("status"))[0]
         assert "ok     quiet: connected in process" in (await nanoloop.run("check"))[0]
         process.terminate()
@@ -53,11 +65,12 @@ async def test_the_daemon_serves_it_and_its_state_is_shown(nanoloop):
 
 
 @pytest.mark.slow
-async def test_a_refused_token_is_told_and_the_daemon_goes_on(nanoloop, change):
+async def test_a_refused_token_is_told_and_the_daemon_goes_on(nanoloop, change, tmp_path):
     change("right", "wrong")
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
         said = json.loads(await line_with(process.stderr, "channel_refused"))
         assert said["reason"] == "the token is wrong: get another one"
+        await comes_to(partial(kept_state, tmp_path), "refused")
         assert "get another one" in (await nanoloop.run("status", code=1))[0]
         assert process.returncode is None
 

@@ -47,6 +47,24 @@ def states(tmp_path):
     return states
 
 
+@pytest.fixture
+def keep(states, tmp_path):
+    """Have what was heard written down."""
+
+    async def keep(*events):
+        (tmp_path / "status.json").unlink(missing_ok=True)
+        async with anyio.create_task_group() as group:
+            for event in events:
+                states.hear(event)
+            group.start_soon(states.keep)
+            with anyio.fail_after(5):
+                while not (tmp_path / "status.json").exists():
+                    await run_sync(lambda: None)
+            group.cancel_scope.cancel()
+
+    return lambda *events: anyio.run(keep, *events)
+
+
 def test_who_waits_is_listed_without_the_code(nanoloop, code):
     exit_code, said = nanoloop("pair", "list")
     assert exit_code == Exit.DONE
@@ -74,10 +92,12 @@ def test_without_a_daemon_the_status_says_so(nanoloop):
     assert "start one with `nanoloop run`" in said
 
 
-def test_the_status_shows_the_daemon_and_each_channel(nanoloop, states):
-    states.hear(ChannelStarted(channel="terminal"))
-    states.hear(ChannelConnecting(channel="fake"))
-    states.hear(ChannelConnected(channel="fake"))
+def test_the_status_shows_the_daemon_and_each_channel(nanoloop, keep):
+    keep(
+        ChannelStarted(channel="terminal"),
+        ChannelConnecting(channel="fake"),
+        ChannelConnected(channel="fake"),
+    )
     exit_code, said = nanoloop("status")
     assert exit_code == Exit.DONE
     assert f"process {os.getpid()}" in said
@@ -92,8 +112,8 @@ def test_the_status_shows_the_daemon_and_each_channel(nanoloop, states):
         (ChannelFailed(channel="fake", error="Bug at x.py:1"), "Bug at x.py:1"),
     ],
 )
-def test_a_channel_that_is_not_well_is_told_with_its_reason(nanoloop, states, event, line):
-    states.hear(event)
+def test_a_channel_that_is_not_well_is_told_with_its_reason(nanoloop, keep, event, line):
+    keep(event)
     exit_code, said = nanoloop("status")
     assert exit_code == Exit.FAILED
     assert line in said
@@ -104,21 +124,21 @@ def failed(number):
     return TurnFailed(session_id="fake:1", turn_id="", incident=f"00000{number}", **about)
 
 
-async def test_the_status_shows_the_last_failures_and_what_the_operator_is_told(nanoloop, states):
-    for number in range(7):
-        states.hear(failed(number))
-    async with anyio.create_task_group() as group:
-        group.start_soon(states.keep)
-        with anyio.fail_after(5):
-            while "incident" not in (said := (await run_sync(nanoloop, "status"))[1]):
-                await anyio.lowlevel.checkpoint()
-        group.cancel_scope.cancel()
+def test_the_status_shows_the_last_failures_and_what_the_operator_is_told(nanoloop, keep):
+    keep(*map(failed, range(7)))
+    _, said = nanoloop("status")
     assert "incident 000006  fake:1: key 6 refused" in said
     assert said.count("incident ") == 5
 
 
-async def test_however_many_failures_there_are_the_file_is_seldom_written(states, tmp_path):
+async def test_however_many_failures_there_are_the_file_is_seldom_written(
+    states, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("nanoloop.channels.states.APART_SECONDS", 60)
+
     def written():
+        if not (tmp_path / "status.json").exists():
+            return []
         told = json.loads((tmp_path / "status.json").read_text())["failures"]
         return [each["incident"] for each in told]
 
@@ -134,7 +154,8 @@ async def test_however_many_failures_there_are_the_file_is_seldom_written(states
         group.cancel_scope.cancel()
 
 
-def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, tmp_path):
+def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, keep, tmp_path):
+    keep()
     file = tmp_path / "status.json"
     file.write_text(file.read_text().replace(str(os.getpid()), "999999999"))
     assert nanoloop("status")[0] == Exit.FAILED
@@ -142,6 +163,7 @@ def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, t
     assert not file.exists()
 
 
-def test_a_daemon_that_never_began_leaves_the_other_ones_status(states, tmp_path):
+def test_a_daemon_that_never_began_leaves_the_other_ones_status(keep, tmp_path):
+    keep()
     States(tmp_path).end()
     assert (tmp_path / "status.json").exists()

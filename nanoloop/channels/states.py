@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from threading import Lock
 
 import anyio
 from anyio.to_thread import run_sync
@@ -33,8 +32,8 @@ FILE = "status.json"
 """Its name in the data folder."""
 FAILURES = 5
 """Failures that are told, the last ones."""
-APART_SECONDS = 1.0
-"""How often failures are written at most, however many there are."""
+APART_SECONDS = 0.5
+"""How often the file is written at most, however much happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class RunningChannel:
 
 
 class States:
-    """Hears events and keeps the file; a disk that fails stops nothing."""
+    """Hears events, and keeps the file beside all else; a disk that fails stops nothing."""
 
     def __init__(
         self,
@@ -94,15 +93,14 @@ class States:
         self._file = folder / FILE
         self._now = now
         self._running: RunningChannel | None = None
-        self._failed = anyio.Event()
-        self._writing = Lock()
+        self._changed = anyio.Event()
 
     def hear(self, event: Event) -> None:
         """Note what has become of a channel, and what failed."""
         match event:
             case LoopStarted():  # not before: until then the folder may be another daemon's
                 self._running = RunningChannel(pid=os.getpid(), since=rfc3339(self._now()))
-                self._write()
+                self._changed.set()
             case ChannelStarted():
                 self._note(event.channel, "running")
             case ChannelConnecting():
@@ -122,10 +120,10 @@ class States:
                 self._note_failure(event.path, event)
 
     async def keep(self) -> None:
-        """Write failures down as they come, beside all else and not often; until cancelled."""
+        """Write down what changed, in a thread and not often; until cancelled."""
         while True:
-            await self._failed.wait()
-            self._failed = anyio.Event()
+            await self._changed.wait()
+            self._changed = anyio.Event()
             await run_sync(self._write)
             await anyio.sleep(APART_SECONDS)
 
@@ -141,17 +139,17 @@ class States:
             stands = ChannelState(state=state, since=since, reason=reason)
             # Another object: the old one may be on its way to the disk, in a thread.
             self._running.channels = {**self._running.channels, channel: stands}
-            self._write()
+            self._changed.set()
 
     def _note_failure(self, where: str, event: TurnFailed | RequestFailed) -> None:
         if self._running is not None:
             now = rfc3339(self._now())
             failed = Failed(time=now, incident=event.incident, where=where, said=event.said)
             self._running.failures = [*self._running.failures, failed][-FAILURES:]
-            self._failed.set()
+            self._changed.set()
 
     def _write(self) -> None:
-        with suppress(OSError), self._writing:
+        with suppress(OSError):
             make_folder(self._file.parent)
             said = json.dumps(self._running, default=asdict)
             replace_file(self._file, said.encode(), durable=False)
