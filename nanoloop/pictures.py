@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.bounded import BoundedDict
 from nanoloop.errors import BadImage, ImagesRefused
 from nanoloop.events import Announce, PictureLeftOut, silent
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
@@ -150,7 +150,7 @@ class _Known:
         self._clock = clock
         self._most: dict[str | None, tuple[int, float]] = {}
         """The most that a model takes at a time, and until when that is believed."""
-        self._is_readable: OrderedDict[tuple[str | None, str], bool] = OrderedDict()
+        self._is_readable: BoundedDict[tuple[str | None, str], bool] = BoundedDict(REMEMBERED)
 
     def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:
         """Those of the pictures that this model takes: the newest, and none that it can't read."""
@@ -181,17 +181,11 @@ class _Known:
         if len(pictures) > self._most.get(model, (len(pictures), 0))[0]:
             del self._most[model]
         for picture in pictures:
-            self._remember(model, picture, is_readable=True)
+            self._is_readable[model, picture] = True
 
     def unreadable(self, model: str | None, picture: str) -> None:
         """Hear that it answers without this one, and not with it."""
-        self._remember(model, picture, is_readable=False)
-
-    def _remember(self, model: str | None, picture: str, *, is_readable: bool) -> None:
-        self._is_readable[model, picture] = is_readable
-        self._is_readable.move_to_end((model, picture))
-        if len(self._is_readable) > REMEMBERED:
-            self._is_readable.popitem(last=False)
+        self._is_readable[model, picture] = False
 
 
 class _Asking:

@@ -6,12 +6,13 @@ import hashlib
 import secrets
 import sqlite3
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.backlog import Notebook
 from nanoloop.channels.kit.platform import Heard
 from nanoloop.events import Announce, NobodyMayTalk, PairingApproved, PairingAsked, SenderRefused
@@ -292,16 +293,14 @@ class Rate:
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._times: OrderedDict[str, deque[float]] = OrderedDict()
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._times: BoundedDict[str, deque[float]] = BoundedDict(KNOWN)
+        self._told: BoundedDict[str, float] = BoundedDict(KNOWN)
 
     def allows(self, who: str, limit: int | None) -> bool:
         """Whether one more is allowed; it is counted then."""
         if limit is None:
             return True
-        times = self._times.setdefault(who, deque())
-        self._times.move_to_end(who)
-        _bound(self._times)
+        self._times[who] = times = self._times.get(who, deque())
         while times and times[0] <= self._clock() - self._seconds:
             times.popleft()
         if len(times) >= limit:
@@ -315,11 +314,4 @@ class Rate:
         if told is not None and self._clock() - told < self._seconds:
             return False
         self._told[who] = self._clock()
-        self._told.move_to_end(who)
-        _bound(self._told)
         return True
-
-
-def _bound(known: OrderedDict[str, float] | OrderedDict[str, deque[float]]) -> None:
-    while len(known) > KNOWN:
-        known.popitem(last=False)

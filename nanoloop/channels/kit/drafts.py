@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.connection import Connection
 from nanoloop.channels.kit.markdown import closed, split
 from nanoloop.channels.kit.platform import (
@@ -379,8 +380,8 @@ class Progress:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
-        self._open: OrderedDict[str, Posted] = OrderedDict()
-        self._done: OrderedDict[str, None] = OrderedDict()
+        self._open: BoundedDict[str, Posted] = BoundedDict(REMEMBERED)
+        self._done: BoundedDict[str, None] = BoundedDict(REMEMBERED)
         self._lines = 0
         if file is not None:
             make_folder(file.parent)
@@ -440,9 +441,6 @@ class Progress:
                 self._open.pop(answer, None)
                 if name is not None:
                     self._done[name] = None
-        for known in (self._open, self._done):
-            while len(known) > REMEMBERED:
-                known.popitem(last=False)
 
     def _load(self, file: Path) -> None:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

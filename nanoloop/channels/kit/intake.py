@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from typing import Self
 import anyio
 
 from nanoloop.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
 from nanoloop.channels.kit.platform import File, Heard, Place
@@ -67,7 +68,7 @@ class Intake:
         self._announce = announce
         self._overheard = Overheard()
         self._is_deaf = False
-        self._recent: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._recent: BoundedDict[tuple[str, str], str] = BoundedDict(REMEMBERED)
         self._lanes: Lanes[str, _Item] = Lanes(self._take, limit=WAITING, name="heard")
 
     async def __aenter__(self) -> Self:
@@ -198,20 +199,14 @@ class Intake:
     def _is_known(self, heard: Heard) -> bool:
         """Whether it was heard before; it is from now on."""
         known = (heard.chat, heard.id) in self._recent
-        self._remember(heard, heard.id)
+        self._recent[heard.chat, heard.id] = heard.text
         return known
 
     def _says(self, heard: Heard, message: str) -> bool:
         """Whether that message says so already: platforms tell of edits that change nothing."""
         said = self._recent.get((heard.chat, message))
-        self._remember(heard, message)
-        return said == heard.text
-
-    def _remember(self, heard: Heard, message: str) -> None:
         self._recent[heard.chat, message] = heard.text
-        self._recent.move_to_end((heard.chat, message))
-        while len(self._recent) > REMEMBERED:
-            self._recent.popitem(last=False)
+        return said == heard.text
 
     async def _pair(self, heard: Heard) -> None:
         _, _, code = heard.text.partition(" ")
@@ -272,15 +267,13 @@ class Overheard:
     """Keeps the newest of it for each place."""
 
     def __init__(self) -> None:
-        self._said: OrderedDict[str, deque[Heard]] = OrderedDict()
+        self._said: BoundedDict[str, deque[Heard]] = BoundedDict(CHATS)
 
     def keep(self, place: str, heard: Heard) -> None:
         """Remember what was said."""
         self.forget(place, heard.id)  # it may be delivered twice
-        self._said.setdefault(place, deque(maxlen=MESSAGES)).append(heard)
-        self._said.move_to_end(place)
-        while len(self._said) > CHATS:
-            self._said.popitem(last=False)
+        self._said[place] = said = self._said.get(place, deque(maxlen=MESSAGES))
+        said.append(heard)
 
     def forget(self, place: str, message: str) -> Heard | None:
         """Forget one message, which was changed or taken back; returns it."""
@@ -420,7 +413,7 @@ class Transcriber:
         self._function = function
         self._seconds = seconds
         self._threads = Threads(SIDE_BY_SIDE)
-        self._told: OrderedDict[bytes, str] = OrderedDict()
+        self._told: BoundedDict[bytes, str] = BoundedDict(TRANSCRIPTS_REMEMBERED)
 
     async def words(self, file: File, data: bytes) -> str:
         """What is said; raises what the function raises, and `TimeoutError`."""
@@ -428,8 +421,6 @@ class Transcriber:
         name = hashlib.sha256(data).digest()
         if name not in self._told:
             self._told[name] = await self._ask(file, data)
-            if len(self._told) > TRANSCRIPTS_REMEMBERED:
-                self._told.popitem(last=False)
         return self._told[name]
 
     async def _ask(self, file: File, data: bytes) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from uuid import uuid4
 
 import anyio
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.markdown import utf8
 from nanoloop.channels.kit.platform import (
     File,
@@ -386,7 +386,7 @@ class Recent:
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver
-        self._events: OrderedDict[str, Event] = OrderedDict()
+        self._events: BoundedDict[str, Event] = BoundedDict(REMEMBERED)
 
     def learn(self, event: Event) -> None:
         """Remember it; one that was edited says what it says now."""
@@ -422,8 +422,6 @@ class Recent:
     def _keep(self, event: Event) -> None:
         # What is sent comes back, and may have been edited by then.
         self._events.setdefault(str(event.get("event_id")), event)
-        while len(self._events) > REMEMBERED:
-            self._events.popitem(last=False)
 
     def _change(self, message: str, said: Event) -> None:
         if message in self._events:

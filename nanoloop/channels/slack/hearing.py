@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -13,6 +12,7 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.markdown import Markup, render
 from nanoloop.channels.kit.platform import File, Heard, Place, Upload
 from nanoloop.channels.slack.web import Web
@@ -131,7 +131,7 @@ class People:
 
     def __init__(self, web: Web) -> None:
         self._web = web
-        self._names: OrderedDict[str, str] = OrderedDict()
+        self._names: BoundedDict[str, str] = BoundedDict(KNOWN)
 
     async def name(self, person: str) -> str:
         """What this person is called."""
@@ -141,8 +141,6 @@ class People:
             except NanoloopError:
                 return person  # asked again the next time
             self._names[person] = _name(answer.get("user") or {}) or person
-            while len(self._names) > KNOWN:
-                self._names.popitem(last=False)
         return self._names[person]
 
     async def names(self, people: Iterable[str]) -> Mapping[str, str]:

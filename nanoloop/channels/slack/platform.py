@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ import aiohttp
 import anyio
 from anyio.abc import TaskGroup
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.backlog import Gaps, SeenMessages
 from nanoloop.channels.kit.platform import Hear, Limits, MessageGone, Place, Refused, Text, Upload
 from nanoloop.channels.slack.hearing import (
@@ -187,9 +187,9 @@ class PostedMessages:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._began: float | None = None
-        self._sure: OrderedDict[Place, None] = OrderedDict()
+        self._sure: BoundedDict[Place, None] = BoundedDict(REMEMBERED)
         self._doubtful: set[Place] = set()
-        self._found: OrderedDict[str, str] = OrderedDict()
+        self._found: BoundedDict[str, str] = BoundedDict(REMEMBERED)
 
     def begin(self) -> None:
         """From now on messages can be posted."""
@@ -212,7 +212,7 @@ class PostedMessages:
             except BaseException:
                 self._doubtful.add(place)
                 raise
-            _note(self._sure, place, None)
+            self._sure[place] = None
         return self._found.get(name)
 
     def _is_in_doubt(self, place: Place) -> bool:
@@ -233,7 +233,7 @@ class PostedMessages:
         for message in answer.get("messages") or ():
             name = _name(message)
             if name is not None:
-                _note(self._found, name, str(message.get("ts")))
+                self._found[name] = str(message.get("ts"))
 
 
 def metadata(name: str) -> dict[str, Any]:
@@ -247,13 +247,6 @@ def _name(message: dict[str, Any]) -> str | None:
         return None
     name = (marked.get("event_payload") or {}).get("name")
     return name if isinstance(name, str) else None
-
-
-def _note(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > REMEMBERED:
-        known.popitem(last=False)
 
 
 NEEDED = ("chat:write", "im:history", "users:read")
