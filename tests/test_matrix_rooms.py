@@ -296,7 +296,7 @@ async def test_who_may_invite_the_bot_may_change_while_it_runs(stage, tmp_path):
     async with Bot(stage.platform(), tmp_path, rules=PlatformSettings(pairing=False)) as bot:
         refused = await stage.ann.create_room(stage.bot.id)
         await comes_to(lambda: membership(stage, refused), "leave")
-        bot.channel.rules = PlatformSettings(users=(stage.ann.id,))
+        bot.channel.access.rules = PlatformSettings(users=(stage.ann.id,))
         welcome = await stage.ann.create_room(stage.bot.id)
         await comes_to(lambda: membership(stage, welcome), "join")
     reasons = [event.reason for event in bot.events if isinstance(event, SenderRefused)]

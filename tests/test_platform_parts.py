@@ -17,9 +17,8 @@ from nanoloop.channels.kit.access import (
     Rate,
     command,
 )
-from nanoloop.channels.kit.channel import Typist
 from nanoloop.channels.kit.connection import LONGEST_REST_SECONDS, Connection
-from nanoloop.channels.kit.intake import CHARS, MESSAGES, Files, Overheard
+from nanoloop.channels.kit.intake import CHARS, MESSAGES, Files, Overheard, Typist
 from nanoloop.channels.kit.platform import File, Heard, Limits, Place, Refused
 from nanoloop.errors import SendLater
 from nanoloop.events import ChannelLost, ChannelRefused
@@ -246,8 +245,9 @@ async def test_typing_goes_on_until_the_answer_and_its_failure_costs_nothing():
     typist = Typist(platform)
     with suppress(TimeoutError), anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            typist.start("c", "1", group)
-            typist.start("c", "2", group)
+            typist.group = group
+            typist.start("c", "1")
+            typist.start("c", "2")
             await platform.gate.reached(3)
             typist.stop("c", "1")
             await platform.gate.reached(platform.gate.count + 2)
@@ -272,7 +272,7 @@ async def test_a_file_that_is_said_to_be_too_large_is_not_fetched(tmp_path):
 def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pairing):
     people, rules = Pairing(), PlatformSettings(users=("ann",), pairing=pairing)
     people.approve(people.code_for(person("bob")))
-    door = AccessControl("fake", rules=lambda: rules, pairing=people, announce=lambda _: None)
+    door = AccessControl("fake", rules=rules, pairing=people, announce=lambda _: None)
 
     def is_welcome(sender, private):
         return door.welcomes(Heard(chat="c", id="", sender=sender, private=private))
@@ -285,6 +285,6 @@ def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pai
 
 def test_a_role_lets_its_holders_in():
     rules = PlatformSettings(roles=("staff",))
-    door = AccessControl("fake", rules=lambda: rules, pairing=Pairing(), announce=lambda _: None)
+    door = AccessControl("fake", rules=rules, pairing=Pairing(), announce=lambda _: None)
     assert door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all", "staff")))
     assert not door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all",)))

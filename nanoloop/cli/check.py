@@ -254,7 +254,7 @@ async def _hear_nothing(*_: Heard) -> None:
 
 
 def _open_or_closed(channel: PlatformChannel) -> Check:
-    advice = channel.closed
+    advice = channel.access.closed
     if advice is None:
         return Check(channel.name, is_well=True, says="it connects")
     return Check(channel.name, is_well=False, says=f"it connects, but nobody may talk: {advice}")

@@ -180,7 +180,7 @@ class Reload:
         for channel in self._channels:
             own = rules.get(channel.name)
             if isinstance(channel, PlatformChannel) and isinstance(own, PlatformSettings):
-                channel.rules = own
+                channel.access.rules = own
         self._tell(dict(values(fresh)))
 
     def _check_agents(self, fresh: Settings) -> None:

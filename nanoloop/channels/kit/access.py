@@ -41,12 +41,13 @@ class AccessControl:
         self,
         channel: str,
         *,
-        rules: Callable[[], PlatformSettings],
+        rules: PlatformSettings,
         pairing: Pairing,
         announce: Announce,
     ) -> None:
         self._channel = channel
-        self._rules = rules
+        self.rules = rules
+        """May be set anew while the channel runs."""
         self._pairing = pairing
         self._announce = announce
         self._senders = Rate(MINUTE)
@@ -56,7 +57,7 @@ class AccessControl:
     @property
     def closed(self) -> str | None:
         """What to do so that someone may talk; None where someone may."""
-        rules = self._rules()
+        rules = self.rules
         if rules.users or rules.chats or rules.roles or rules.operators or self._has_people():
             return None
         advice = f"set users or chats in [channels.{self._channel}]"
@@ -71,7 +72,7 @@ class AccessControl:
 
     def may_talk(self, heard: Heard) -> bool:
         """Whether the sender is known here."""
-        rules = self._rules()
+        rules = self.rules
         return bool(
             {EVERYONE, heard.sender} & {*rules.users, *rules.operators}
             or heard.chat in rules.chats
@@ -81,25 +82,25 @@ class AccessControl:
 
     def welcomes(self, heard: Heard) -> bool:
         """Whether the sender is known here, or may ask to be."""
-        return self.may_talk(heard) or (heard.private and self._rules().pairing)
+        return self.may_talk(heard) or (heard.private and self.rules.pairing)
 
     def is_operator(self, heard: Heard) -> bool:
         """Whether the sender may do everything."""
-        return heard.sender in self._rules().operators
+        return heard.sender in self.rules.operators
 
     def refusal(self, heard: Heard) -> str | None:
         """What a stranger is told; None where silence is best."""
         self._refused(heard, "not allowed")
         if not heard.private:
             return None
-        if self._rules().pairing:
+        if self.rules.pairing:
             return self._code(heard)
         told = self._strangers.is_to_be_told(heard.sender)
         return STRANGER.format(person=heard.sender) if told else None
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
         """Whether it is too much, counted with this message, and what to say then."""
-        rules = self._rules()
+        rules = self.rules
         place = f"{heard.chat} {heard.sender}"
         if not self._senders.allows(heard.sender, rules.per_minute):
             self._refused(heard, "too fast")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
 
 from nanoloop import plugins
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import AccessControl, Pairing
 from nanoloop.channels.kit.connection import Connection, State
 from nanoloop.channels.kit.drafts import Drafts, Progress
-from nanoloop.channels.kit.intake import Files, Intake, Transcriber
-from nanoloop.channels.kit.platform import Guest, Host, Place, Platform
+from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
+from nanoloop.channels.kit.platform import Guest, Host, Platform
 from nanoloop.errors import SettingsError
 from nanoloop.events import Announce, TextStreamed, silent
 from nanoloop.messages import Outbound
@@ -53,8 +51,6 @@ class PlatformChannel:
         """
         self.platform = platform
         self.name = platform.name
-        self.rules = rules or PlatformSettings()
-        """Who may talk and how; may be set anew while it runs. With none, nobody may talk."""
         self._connection = Connection(platform, announce=announce, sleep=sleep)
         file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
@@ -62,9 +58,10 @@ class PlatformChannel:
         )
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
-        self._door = AccessControl(
-            self.name, rules=lambda: self.rules, pairing=self._pairing, announce=announce
+        self.access = AccessControl(
+            self.name, rules=rules or PlatformSettings(), pairing=self._pairing, announce=announce
         )
+        """Who may talk; without rules nobody may."""
         self._files = Files(
             channel=self.name,
             limit_bytes=platform.limits.file_bytes,
@@ -74,8 +71,7 @@ class PlatformChannel:
         )
         self._announce = announce
         if isinstance(platform, Guest):
-            platform.meet(Host(channel=self.name, welcomes=self._door.welcomes, announce=announce))
-        self._group: TaskGroup | None = None
+            platform.meet(Host(channel=self.name, welcomes=self.access.welcomes, announce=announce))
         self._taking: Intake | None = None
 
     @property
@@ -84,24 +80,20 @@ class PlatformChannel:
         return self._connection.state
 
     @property
-    def closed(self) -> str | None:
-        """What to do so that someone may talk; None where someone may."""
-        return self._door.closed
-
-    @property
     def streams(self) -> bool:
         """Whether answers are shown as they grow."""
-        return self.rules.stream and self.platform.limits.edit_seconds is not None
+        return self.access.rules.stream and self.platform.limits.edit_seconds is not None
 
     async def run(self, bus: Bus) -> None:
         """Serve the platform until cancelled, or until it refuses the bot for good."""
-        self._door.announce_closed()
+        self.access.announce_closed()
         try:
-            async with anyio.create_task_group() as self._group, self._intake(bus) as self._taking:
+            async with anyio.create_task_group() as group, self._intake(bus) as self._taking:
+                self._drafts.group = self._typist.group = group
                 await self._connection.keep(self._taking.hear)
-                self._group.cancel_scope.cancel()
+                group.cancel_scope.cancel()
         finally:
-            self._group = self._taking = None
+            self._taking = self._drafts.group = self._typist.group = None
             self._drafts.close()
             self._pairing.close()
 
@@ -113,8 +105,7 @@ class PlatformChannel:
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Bring one item to its chat; raises `SendLater` where it is worth another try."""
         if isinstance(item, TextStreamed):
-            if self._group is not None:
-                self._drafts.grow(item, self._group)
+            self._drafts.grow(item)
             return
         self._typist.stop(item.chat, item.reply_to)
         await self._drafts.finish(item)
@@ -123,19 +114,12 @@ class PlatformChannel:
         return Intake(
             self.name,
             bus=bus,
-            rules=lambda: self.rules,
-            door=self._door,
+            access=self.access,
             drafts=self._drafts,
             files=self._files,
-            waits=self._wait_for,
-            drop=self._typist.drop,
+            typist=self._typist,
             announce=self._announce,
         )
-
-    def _wait_for(self, chat: str, question: str) -> None:
-        """Show that an answer to this is on its way."""
-        if self._group is not None:
-            self._typist.start(chat, question, self._group)
 
 
 def wanted(settings: Settings) -> Iterator[tuple[str, BaseModel]]:
@@ -168,56 +152,3 @@ def make_channel(
         transcriber=transcriber,
         announce=announce,
     )
-
-
-LONGEST_SECONDS = 600.0
-_RENEWED_AT = 0.8
-"""What part of its time has passed when it is shown again."""
-
-
-class Typist:
-    """Types in all chats where something waits for an answer."""
-
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
-        self._waiting: dict[str, list[str]] = {}
-        self._scopes: dict[str, anyio.CancelScope] = {}
-
-    def start(self, chat: str, question: str, group: TaskGroup) -> None:
-        """Type until this question is answered."""
-        seconds = self._platform.limits.typing_seconds
-        if seconds is None:
-            return
-        self._waiting.setdefault(chat, []).append(question)
-        if chat not in self._scopes:
-            self._scopes[chat] = scope = anyio.CancelScope()
-            group.start_soon(self._type, chat, scope, seconds, name=f"typist {chat}")
-
-    def stop(self, chat: str, question: str | None) -> None:
-        """This question is answered, and so are those before it."""
-        waiting = self._waiting.get(chat, [])
-        if question in waiting:
-            del waiting[: waiting.index(question) + 1]
-        self._end(chat)
-
-    def drop(self, chat: str, question: str) -> None:
-        """This question gets no answer; others may, itself if it was asked before."""
-        waiting = self._waiting.get(chat, [])
-        if question in waiting:
-            del waiting[~waiting[::-1].index(question)]
-        self._end(chat)
-
-    def _end(self, chat: str) -> None:
-        if not self._waiting.get(chat) and (scope := self._scopes.get(chat)):
-            scope.cancel()
-
-    async def _type(self, chat: str, scope: anyio.CancelScope, seconds: float) -> None:
-        try:
-            with scope, anyio.move_on_after(LONGEST_SECONDS):
-                while self._waiting.get(chat):
-                    with suppress(Exception):  # it is only a courtesy
-                        await self._platform.typing(Place.of(chat))
-                    await anyio.sleep(seconds * _RENEWED_AT)
-        finally:
-            self._scopes.pop(chat, None)
-            self._waiting.pop(chat, None)

@@ -86,6 +86,8 @@ class Drafts:
         attachments: Attachments | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.group: TaskGroup | None = None
+        """Where its tasks live; without one, nothing is shown before it is whole."""
         self._platform = platform
         self._connection = connection
         self._progress = progress
@@ -105,17 +107,17 @@ class Drafts:
         else:
             self._groups.add(chat)
 
-    def grow(self, piece: TextStreamed, group: TaskGroup) -> None:
-        """Show a piece of an answer soon; the task that does so lives in the group."""
+    def grow(self, piece: TextStreamed) -> None:
+        """Show a piece of an answer soon."""
         answer = _answer(piece.chat, piece.reply_to)
         draft = self._growing.get(answer)
-        if answer in self._taken_back:
+        if answer in self._taken_back or self.group is None:
             return
         if draft is None:
             place = Place.of(piece.chat)
             letter = Letter(answer=answer, place=place, reply_to=piece.reply_to)
             draft = self._growing[answer] = Draft(letter)
-            group.start_soon(self._show, draft, name=f"draft {answer}")
+            self.group.start_soon(self._show, draft, name=f"draft {answer}")
         draft.grow(piece.text)
 
     async def finish(self, item: Outbound) -> None:

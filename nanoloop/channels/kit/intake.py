@@ -1,4 +1,4 @@
-"""What people say, on its way to the bus: bursts joined, files fetched, voices transcribed."""
+"""What people say, on its way to the bus: files fetched, voices transcribed, typing shown."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from functools import partial
 from typing import Self
 
 import anyio
+from anyio.abc import TaskGroup
 
 from nanoloop.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
-from nanoloop.channels.kit.platform import File, Heard, Place
+from nanoloop.channels.kit.platform import File, Heard, Place, Platform
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
 from nanoloop.events import Announce, FileLeftOut, HearingFailed, MessageRepeated
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.protocols import Bus
-from nanoloop.settings.channels import PlatformSettings
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
@@ -49,22 +49,18 @@ class Intake:
         name: str,
         *,
         bus: Bus,
-        rules: Callable[[], PlatformSettings],
-        door: AccessControl,
+        access: AccessControl,
         drafts: Drafts,
         files: Files,
-        waits: Callable[[str, str], None],
-        drop: Callable[[str, str], None],
+        typist: Typist,
         announce: Announce,
     ) -> None:
         self._name = name
         self._bus = bus
-        self._rules = rules
-        self._door = door
+        self._access = access
         self._drafts = drafts
         self._files = files
-        self._waits = waits
-        self._drop = drop
+        self._typist = typist
         self._announce = announce
         self._overheard = Overheard()
         self._is_deaf = False
@@ -104,17 +100,17 @@ class Intake:
             await self._amend(heard)
         elif not (heard.text.strip() or heard.files):
             return  # someone joined, or the like
-        elif not self._door.may_talk(heard):
+        elif not self._access.may_talk(heard):
             if heard.private or heard.addressed:
-                await self._tell(heard, self._door.refusal(heard))
+                await self._tell(heard, self._access.refusal(heard))
         elif self._is_asked(heard):
             await self._ask(heard)
-        elif self._rules().overheard == "keep":
+        elif self._access.rules.overheard == "keep":
             self._overheard.keep(_place(heard), heard)
 
     def _is_asked(self, heard: Heard) -> bool:
         """Whether an answer is wanted."""
-        rule = self._rules().groups
+        rule = self._access.rules.groups
         return heard.private or rule == "always" or (rule == "mention" and heard.addressed)
 
     async def _ask(self, heard: Heard) -> None:
@@ -125,11 +121,11 @@ class Intake:
             self._announce(MessageRepeated(key=self._key(heard), message_id=heard.id))
             return
         if not is_known:
-            is_too_much, words = self._door.excess(heard)
+            is_too_much, words = self._access.excess(heard)
             if is_too_much:
                 await self._tell(heard, words)
                 return
-        if self._door.is_forbidden(heard):
+        if self._access.is_forbidden(heard):
             await self._tell(heard, OPERATORS_ONLY)
         elif command(heard.text) == "pair":
             await self._pair(heard)
@@ -142,14 +138,14 @@ class Intake:
         question, is_owed = (message.chat, message.message_id or ""), False
         is_asked = command(message.text) is None and not (message.edits or message.deletes)
         if is_asked:
-            self._waits(*question)
+            self._typist.start(*question)
         with suppress(BusFull):  # then the chat was told
             is_owed = await self._bus.hand_in(message)
         if is_asked and not is_owed:
-            self._drop(*question)
+            self._typist.drop(*question)
 
     async def _inbound(self, heard: Heard, *, is_command: bool) -> Inbound:
-        rules = self._rules()
+        rules = self._access.rules
         return Inbound(
             channel=self._name,
             chat=_place(heard),
@@ -184,7 +180,7 @@ class Intake:
             if heard.edits:
                 await self._receive(replace(heard, id=earlier, edits=None))
             return
-        if not self._door.may_talk(heard) or (heard.edits and self._says(heard, earlier)):
+        if not self._access.may_talk(heard) or (heard.edits and self._says(heard, earlier)):
             return
         message = await self._inbound(heard, is_command=True)
         await self._hand_in(
@@ -210,7 +206,7 @@ class Intake:
 
     async def _pair(self, heard: Heard) -> None:
         _, _, code = heard.text.partition(" ")
-        person = self._door.approve(code)
+        person = self._access.approve(code)
         if person is None:
             await self._tell(heard, NO_SUCH_CODE)
             return
@@ -227,7 +223,7 @@ class Intake:
 
     def _key(self, heard: Heard) -> str:
         """The session: the thread's own, or that of its chat."""
-        chat = heard.chat if self._rules().threads == "shared" else _place(heard)
+        chat = heard.chat if self._access.rules.threads == "shared" else _place(heard)
         return f"{self._name}:{chat}"
 
 
@@ -431,3 +427,58 @@ class Transcriber:
         if not (isinstance(said, str) and said.strip()):
             raise ValueError("no words")
         return said
+
+
+TYPING_SECONDS = 600.0
+_RENEWED_AT = 0.8
+"""What part of its time has passed when it is shown again."""
+
+
+class Typist:
+    """Types in all chats where something waits for an answer."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        self.group: TaskGroup | None = None
+        """Where its tasks live; without one, nothing is typed."""
+        self._waiting: dict[str, list[str]] = {}
+        self._scopes: dict[str, anyio.CancelScope] = {}
+
+    def start(self, chat: str, question: str) -> None:
+        """Type until this question is answered."""
+        seconds = self._platform.limits.typing_seconds
+        if seconds is None or self.group is None:
+            return
+        self._waiting.setdefault(chat, []).append(question)
+        if chat not in self._scopes:
+            self._scopes[chat] = scope = anyio.CancelScope()
+            self.group.start_soon(self._type, chat, scope, seconds, name=f"typist {chat}")
+
+    def stop(self, chat: str, question: str | None) -> None:
+        """This question is answered, and so are those before it."""
+        waiting = self._waiting.get(chat, [])
+        if question in waiting:
+            del waiting[: waiting.index(question) + 1]
+        self._end(chat)
+
+    def drop(self, chat: str, question: str) -> None:
+        """This question gets no answer; others may, itself if it was asked before."""
+        waiting = self._waiting.get(chat, [])
+        if question in waiting:
+            del waiting[~waiting[::-1].index(question)]
+        self._end(chat)
+
+    def _end(self, chat: str) -> None:
+        if not self._waiting.get(chat) and (scope := self._scopes.get(chat)):
+            scope.cancel()
+
+    async def _type(self, chat: str, scope: anyio.CancelScope, seconds: float) -> None:
+        try:
+            with scope, anyio.move_on_after(TYPING_SECONDS):
+                while self._waiting.get(chat):
+                    with suppress(Exception):  # it is only a courtesy
+                        await self._platform.typing(Place.of(chat))
+                    await anyio.sleep(seconds * _RENEWED_AT)
+        finally:
+            self._scopes.pop(chat, None)
+            self._waiting.pop(chat, None)
