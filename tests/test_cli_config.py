@@ -204,4 +204,3 @@ def test_every_command_has_its_file():
         if (ROOT / "nanoloop" / "cli" / f"{name}.py").exists():
             module = import_module(f"nanoloop.cli.{name}")
             assert callable(module.add_arguments)
-            assert callable(module.run)

@@ -1,6 +1,7 @@
 """The command line: finds the command, runs it, and says in one sentence what went wrong.
 
-A command is a module here with `add_arguments(parser)` and `run(args) -> int`, loaded when called.
+A command is a module here, loaded when called: its `add_arguments(parser)` says what it takes, its
+`run(args) -> int` does it, unless it has actions (`add_actions`), each with a function of its own.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nanoloop.errors import (
     InvalidSessionId,
@@ -186,19 +188,37 @@ def load_settings(args: argparse.Namespace) -> Settings:
     return Settings.load(config=args.config, flags=flags)
 
 
-def add_actions(parser: argparse.ArgumentParser) -> Callable[[str, str], argparse.ArgumentParser]:
-    """Let a command have actions; call the result with the name and the promise of each."""
+Act = Callable[[argparse.Namespace, "Settings"], "int | Coroutine[Any, Any, int | None] | None"]
+"""What an action does; it returns an exit code, or nothing for `Exit.DONE`."""
+
+
+def add_actions(
+    parser: argparse.ArgumentParser,
+) -> Callable[[str, str, Act], argparse.ArgumentParser]:
+    """Let a command have actions; call the result with each one's name, promise and function."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     common = _Parser(add_help=False)
     for flag in _FLAGS:
         # Taken here too, so that they may stand last; left out, those before the action count.
         common.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
-    def add(name: str, promise: str) -> argparse.ArgumentParser:
+    def add(name: str, promise: str, act: Act) -> argparse.ArgumentParser:
         about = f"{promise[0].upper()}{promise[1:]}. Settings as in `{parser.prog} --help`."
-        return actions.add_parser(name, help=promise, description=about, parents=[common])
+        action = actions.add_parser(name, help=promise, description=about, parents=[common])
+        action.set_defaults(run=partial(_run_action, act))
+        return action
 
     return add
+
+
+def _run_action(act: Act, args: argparse.Namespace) -> int:
+    done = act(args, load_settings(args))
+    if isinstance(done, Coroutine):
+        import anyio  # noqa: PLC0415 - `--help` does without it
+
+        waiting = done
+        done = anyio.run(lambda: waiting)
+    return Exit.DONE if done is None else done
 
 
 def is_agreed(question: str, *, nobody_there: NanoloopError) -> bool:
@@ -227,6 +247,7 @@ def _run(argv: Sequence[str]) -> int:
     parser, parsers = _parsers()
     if name is not None:
         module = import_module(f"nanoloop.cli.{name}")
+        parsers[name].set_defaults(run=getattr(module, "run", None))
         module.add_arguments(parsers[name])
     args = parser.parse_args(argv)
     if args.version:
@@ -234,7 +255,7 @@ def _run(argv: Sequence[str]) -> int:
     if name is None:
         parser.print_help()
         return Exit.USAGE
-    return int(module.run(args))
+    return int(args.run(args))
 
 
 def _parsers() -> tuple[_Parser, dict[str, _Parser]]:

@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from nanoloop.channels.screen import printable
-from nanoloop.cli import Exit, add_actions, load_settings
+from nanoloop.cli import Exit, add_actions
 from nanoloop.cli.transcript import about, find, opened
 from nanoloop.errors import SessionError
 from nanoloop.session.entry import Entry
@@ -30,9 +30,11 @@ from nanoloop.tokens import entry_tokens, text_tokens
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop memory` takes."""
     action = add_actions(parser)
-    shown = action("show", "draw what lies where")
-    edited = action("edit", "correct the summary: in $EDITOR, with --text, or from standard input")
-    waiting = action("status", "list those that wait for a summary")
+    shown = action("show", "draw what lies where", show)
+    edited = action(
+        "edit", "correct the summary: in $EDITOR, by --text, or from standard input", edit
+    )
+    waiting = action("status", "list those that wait for a summary", status)
     for each in (shown, edited):
         each.add_argument(
             "name", metavar="SESSION", help="its id, its key such as telegram:42, or --session's"
@@ -40,15 +42,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     edited.add_argument("--text", metavar="TEXT", help="the new summary")
     for each in (shown, waiting):
         each.add_argument("--json", action="store_true", help="as JSON, for scripts")
-
-
-def run(args: Namespace) -> int:
-    """Do what was asked for; raises `SessionNotFound` with the nearest names."""
-    settings = load_settings(args)
-    if args.action == "edit":
-        return edit(args, settings)
-    anyio.run({"show": show, "status": status}[args.action], args, settings)
-    return Exit.DONE
 
 
 async def show(args: Namespace, settings: Settings) -> None:

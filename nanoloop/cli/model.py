@@ -15,7 +15,7 @@ from typing import Any
 
 import anyio
 
-from nanoloop.cli import Exit, add_actions, is_agreed, load_settings
+from nanoloop.cli import Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import size
 from nanoloop.cli.servers import ServerModels, configured_servers
 from nanoloop.errors import ModelError, NoSuchModel, SettingsError
@@ -29,25 +29,18 @@ _WAITING = "another process fetches it; waiting"
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop model` takes."""
     action = add_actions(parser)
-    listed = action("list", "list what is here, may be had, and is served")
+    listed = action("list", "list what is here, may be had, and is served", show_list)
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
-    got = action("get", "fetch a model, or resume one that was stopped")
+    got = action("get", "fetch a model, or resume one that was stopped", get)
     got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
     got.add_argument(
         "--sha256", metavar="SUM", type=_sum, help="the sum that a file from an address must have"
     )
-    where = action("path", "print where its file is")
-    removed = action("remove", "remove its file")
+    where = action("path", "print where its file is", show_path)
+    removed = action("remove", "remove its file", remove)
     removed.add_argument("--yes", action="store_true", help="remove without asking")
     for each in (where, removed):
         each.add_argument("name", metavar="NAME", help="its name, as `list` has it")
-
-
-def run(args: Namespace) -> int:
-    """Do what was asked for; raises `ModelError` with the next step."""
-    settings = load_settings(args)
-    actions = {"list": show_list, "get": get, "path": show_path, "remove": remove}
-    return actions[args.action](args, settings)
 
 
 def show_list(args: Namespace, settings: Settings) -> int:

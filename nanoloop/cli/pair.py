@@ -6,13 +6,15 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 
 from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.screen import printable
-from nanoloop.cli import Exit, add_actions, load_settings
+from nanoloop.cli import Exit, add_actions
 from nanoloop.session.entry import rfc3339
+from nanoloop.settings import Settings
 
 _HOW = """
 Whoever writes to the bot in a private chat and is on no allow-list is given a code, good for an
@@ -23,27 +25,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop pair` takes."""
     parser.description = f"{parser.description}\n{_HOW}"
     action = add_actions(parser)
-    listed = action("list", "list who has access, and who waits")
+    listed = action("list", "list who has access, and who waits", show)
     listed.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    approved = action("approve", "give access to the holder of a code")
+    approved = action("approve", "give access to the holder of a code", approve)
     approved.add_argument("code", metavar="CODE", help="what the bot has told them")
-    revoked = action("revoke", "revoke someone's access")
+    revoked = action("revoke", "revoke someone's access", revoke)
     revoked.add_argument("channel", metavar="CHANNEL", help="telegram for example")
     revoked.add_argument("person", metavar="ID", help="their id there, as `pair list` shows it")
 
 
-def run(args: Namespace) -> int:
-    """Do what was asked for."""
-    pairing = Pairing(load_settings(args).data)
-    try:
-        return {"list": show, "approve": approve, "revoke": revoke}[args.action](args, pairing)
-    finally:
-        pairing.close()
-
-
-def show(args: Namespace, pairing: Pairing) -> Exit:
+def show(args: Namespace, settings: Settings) -> int:
     """List everyone."""
-    people, waiting = pairing.people(), pairing.waiting()
+    with closing(Pairing(settings.data)) as pairing:
+        people, waiting = pairing.people(), pairing.waiting()
     if args.json:
         print(json.dumps({"people": [*map(asdict, people)], "waiting": [*map(asdict, waiting)]}))
     else:
@@ -52,9 +46,10 @@ def show(args: Namespace, pairing: Pairing) -> Exit:
     return Exit.DONE
 
 
-def approve(args: Namespace, pairing: Pairing) -> Exit:
-    """Let someone in."""
-    person = pairing.approve(args.code)
+def approve(args: Namespace, settings: Settings) -> int:
+    """Give someone access."""
+    with closing(Pairing(settings.data)) as pairing:
+        person = pairing.approve(args.code)
     if person is None:
         print("nanoloop: nobody waits with that code: it is good for an hour", file=sys.stderr)
         return Exit.NOT_FOUND
@@ -62,9 +57,11 @@ def approve(args: Namespace, pairing: Pairing) -> Exit:
     return Exit.DONE
 
 
-def revoke(args: Namespace, pairing: Pairing) -> Exit:
+def revoke(args: Namespace, settings: Settings) -> int:
     """Revoke someone's access."""
-    if not pairing.revoke(args.channel, args.person):
+    with closing(Pairing(settings.data)) as pairing:
+        had_access = pairing.revoke(args.channel, args.person)
+    if not had_access:
         print("nanoloop: nobody has access by that id: see `nanoloop pair list`", file=sys.stderr)
         return Exit.NOT_FOUND
     print(printable(f"{args.person} has no access on {args.channel} now, unless by an allow-list"))

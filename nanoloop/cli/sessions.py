@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import anyio
 
 from nanoloop.channels.screen import printable
-from nanoloop.cli import Exit, add_actions, is_agreed, load_settings
+from nanoloop.cli import Act, Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import age, duration, size, size_in, whole
 from nanoloop.cli.chat import key_of
 from nanoloop.cli.transcript import about, export, find, one_line, opened, show, stats
@@ -49,28 +49,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop sessions` takes."""
     action = add_actions(parser)
 
-    def named(name: str, promise: str) -> ArgumentParser:
-        one = action(name, promise)
+    def named(name: str, promise: str, act: Act) -> ArgumentParser:
+        one = action(name, promise, act)
         one.add_argument(
             "name", metavar="NAME", help="its id, its key such as telegram:42, or chat's --session"
         )
         return one
 
-    _add_list(action("list", "list them, the last active first"))
-    _add_usage(action("usage", "add up what all conversations have taken"))
+    _add_list(action("list", "list them, the last active first", show_list))
+    _add_usage(action("usage", "add up what all conversations have taken", usage))
     _add_reading(named)
     _add_changing(named)
-    _add_import(action("import", "take in a file: an export, Magent's JSON, nanobot's JSONL"))
-    _add_prune(action("prune", "archive those long unused, or delete archived ones"))
-
-
-def run(args: Namespace) -> int:
-    """Do what was asked for; raises `SessionNotFound` with the nearest names."""
-    settings = load_settings(args)
-    if args.action in _ASKING:
-        return _ASKING[args.action](args, settings)
-    anyio.run(_READING_OR_CHANGING[args.action], args, settings)
-    return Exit.DONE
+    _add_import(action("import", "take in a file: an export, Magent's JSON, nanobot's JSONL", load))
+    _add_prune(action("prune", "archive those long unused, or delete archived ones", prune))
 
 
 def _add_list(parser: ArgumentParser) -> None:
@@ -99,32 +90,32 @@ def _refuse_condition(condition: str) -> NoReturn:
     )
 
 
-def _add_reading(named: Callable[[str, str], ArgumentParser]) -> None:
-    named("show", "show a conversation").add_argument(
+def _add_reading(named: Callable[[str, str, Act], ArgumentParser]) -> None:
+    named("show", "show a conversation", show).add_argument(
         "--last", type=whole, default=20, metavar="N", help="messages; 0 is all (%(default)s)"
     )
-    named("stats", "count what a conversation is made of").add_argument(
+    named("stats", "count what a conversation is made of", stats).add_argument(
         "--json", action="store_true", help="one JSON object, for scripts"
     )
-    named("export", "write a whole conversation to standard output").add_argument(
+    named("export", "write a whole conversation to standard output", export).add_argument(
         "--format", choices=("json", "yaml", "md"), default="json", help="(%(default)s)"
     )
 
 
-def _add_changing(named: Callable[[str, str], ArgumentParser]) -> None:
-    named("rename", "give a conversation another title").add_argument(
+def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
+    named("rename", "give a conversation another title", rename).add_argument(
         "title", metavar="TITLE", help="what it is called from now on"
     )
-    forked = named("fork", "copy a conversation, whole or up to a message")
+    forked = named("fork", "copy a conversation, whole or up to a message", fork)
     forked.add_argument(
         "--from", dest="upto", metavar="SEQ", help="the last entry of the copy: its number or id"
     )
     _add_new_name(forked)
-    named("undo", "take back the last exchange of a conversation")
-    named("archive", "archive a conversation: kept, and listed with --archived only")
-    named("unarchive", "bring an archived conversation back")
-    deleted = named("delete", "delete a conversation for good")
-    erased = named("forget", "erase messages of a conversation for good, its summary with them")
+    named("undo", "take back the last exchange of a conversation", undo)
+    named("archive", "archive a conversation: kept, and listed with --archived only", archive)
+    named("unarchive", "bring an archived conversation back", archive)
+    deleted = named("delete", "delete a conversation for good", delete)
+    erased = named("forget", "erase messages of a conversation for good, and its summary", forget)
     erased.add_argument("seqs", metavar="SEQ", help="their numbers as `show` has them: 12, 12-15")
     for parser in (deleted, erased):
         _add_yes(parser)
@@ -447,19 +438,3 @@ async def _leave_index(
 
 def _tell(what: str) -> None:
     print(what, file=sys.stderr)
-
-
-_READING_OR_CHANGING = {
-    "list": show_list,
-    "usage": usage,
-    "show": show,
-    "stats": stats,
-    "export": export,
-    "import": load,
-    "rename": rename,
-    "fork": fork,
-    "undo": undo,
-    "archive": archive,
-    "unarchive": archive,
-}
-_ASKING = {"delete": delete, "forget": forget, "prune": prune}

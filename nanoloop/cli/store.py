@@ -13,7 +13,7 @@ import anyio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from nanoloop.cli import Exit, add_actions, load_settings
+from nanoloop.cli import Exit, add_actions
 from nanoloop.errors import SettingsError
 from nanoloop.parts import open_store
 from nanoloop.settings import Settings
@@ -40,24 +40,18 @@ def add_arguments(parser: ArgumentParser) -> None:
     moved = action(
         "copy",
         "copy all sessions to another store, each verified; resumes if interrupted",
+        _copy,
     )
     moved.add_argument("source", metavar="FROM", help=FORMS)
     moved.add_argument("target", metavar="TO", help="the same; it may have sessions already")
     moved.add_argument(
         "--replace", action="store_true", help="replace those of the target that differ"
     )
-    looked = action("check", "find broken sessions")
+    looked = action("check", "find broken sessions", _check)
     looked.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
     looked.add_argument("--json", action="store_true", help="an object a line, for scripts")
-    raised = action("migrate", "make a database's tables, or bring them up to date")
+    raised = action("migrate", "make a database's tables, or bring them up to date", _migrate)
     raised.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
-
-
-def run(args: Namespace) -> int:
-    """Do what was asked for."""
-    settings = load_settings(args)
-    action = {"copy": _copy, "check": _check, "migrate": _migrate}[args.action]
-    return anyio.run(action, args, settings)
 
 
 async def _copy(args: Namespace, settings: Settings) -> int:
