@@ -6,7 +6,6 @@ import subprocess
 from functools import partial
 
 import pytest
-from tests.command_line import ended
 
 from nanoloop.testing.channels import comes_to
 from tests.openai_server import OpenAIServer

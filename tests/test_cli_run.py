@@ -112,7 +112,7 @@ async def test_in_a_terminal_it_has_a_prompt_and_leaving_that_stops_it(nanoloop)
 
 LITTER = """
 import gc, weakref
-from nanoloop.cli.run import GARBAGE_THRESHOLDS, collect_garbage_seldom
+from nanoloop.cli import GARBAGE_THRESHOLDS, collect_garbage_seldom
 
 class Node:
     pass

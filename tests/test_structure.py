@@ -11,13 +11,11 @@ from tests.structure.house import ROOT, House, parameters, settings_names
 # Figures that are not yet where they belong. Each number here may only go down, and goes when the
 # limit is reached.
 HELD = {
-    "lines of the largest file": 734,
     "parameters of an __init__": 19,
     "class names that stand twice": 6,
-    "files with one importer, in their folder": 54,
-    "import depth": 21,
-    "__init__s that hide some in **": 6,
-    "classes of a session, object too": 10,
+    "files with one importer, in their folder": 51,
+    "import depth": 20,
+    "__init__s that hide some in **": 3,
 }
 
 

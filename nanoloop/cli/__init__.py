@@ -7,6 +7,7 @@ A command is a module here, loaded when called: its `add_arguments(parser)` says
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -186,6 +187,28 @@ def load_settings(args: argparse.Namespace) -> Settings:
 
     flags = {"data": args.data, "model": args.model, "log.level": args.log_level}
     return Settings.load(config=args.config, flags=flags)
+
+
+def loop_options() -> dict[str, bool]:
+    """The event loop of a daemon: the faster one if it is installed."""
+    from importlib.util import find_spec  # noqa: PLC0415 - only daemons need it
+
+    return {"use_uvloop": find_spec("uvloop") is not None}
+
+
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
+"""New objects until the youngest are looked through, and how often that is until older ones are.
+
+A turn makes hundreds that live until its end: with Python's own 700 they are looked through while
+they are in use, and taken for older ones.
+"""
+
+
+def collect_garbage_seldom() -> None:
+    """Call it once all is loaded: looking through that now and then would hold up every chat."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 Act = Callable[[argparse.Namespace, "Settings"], "int | Coroutine[Any, Any, int | None] | None"]

@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from getpass import getpass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import anyio
 from pydantic import SecretStr
 
 from nanoloop.cli import load_settings
 from nanoloop.cli.amounts import size
 from nanoloop.cli.config import values
-from nanoloop.cli.model import fetch_model
 from nanoloop.cli.servers import (
     MOST_SHOWN,
     RunningServer,
@@ -27,6 +28,7 @@ from nanoloop.cli.servers import (
 )
 from nanoloop.errors import SettingsError, how_to_install
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SMALLEST, Model, file_of, find, is_local
+from nanoloop.models.download import DownloadProgress, Tell, fetch
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.files import NAME, write
@@ -46,6 +48,9 @@ _HOW = """\
 {}. On this machine, without a key: nanoloop chat --local
 With a key for a hosted one: export OPENAI_API_KEY=... With a server, say your own:
 export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To look first: nanoloop demo"""
+
+
+_WAITING = "another process fetches it; waiting"
 
 
 def add_local(parser: ArgumentParser) -> None:
@@ -272,3 +277,67 @@ def _fetch_if_missing(model: str, settings: Settings) -> None:
         fetch_model(find(path.stem), settings)
     if model == settings.model and path.stem == SMALLEST.name and sys.stderr.isatty():
         print(_TINY, file=sys.stderr)
+
+
+def fetch_model(model: Model, settings: Settings) -> Path:
+    """The model's file, fetched with its progress shown; raises `ModelError`."""
+    if (path := settings.models / model.file).exists():
+        return path
+    shown = _bar if sys.stderr.isatty() else _lines
+    try:
+        with shown(model) as tell:
+            # In an event loop of its own: Ctrl-C ends it at once, whatever it waits for.
+            return anyio.run(
+                partial(fetch, model, settings.models, hub=settings.local.hub, tell=tell)
+            )
+    except KeyboardInterrupt:
+        words = f"nanoloop model get {model.typed or model.name}"
+        _say(f"stopped; what came is kept: `{words}` resumes it")
+        raise
+
+
+@contextmanager
+def _bar(model: Model) -> Iterator[Tell]:
+    from rich import progress  # noqa: PLC0415 - slow, and only wanted here
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(model.name, total=model.size_bytes)
+
+        def tell(made: DownloadProgress) -> None:
+            what = {"waiting": f"{model.name}: {_WAITING}", "checking": f"{model.name}: checking"}
+            about = what.get(made.step, model.name)
+            bar.update(task, description=about, completed=made.done, total=made.total)
+
+        yield tell
+
+
+@contextmanager
+def _lines(model: Model) -> Iterator[Tell]:
+    """A line for each tenth of the file, once."""
+    said = set()
+
+    def say_once(sentence: str) -> None:
+        if sentence not in said:
+            said.add(sentence)
+            _say(f"{model.name}: {sentence}")
+
+    def tell(made: DownloadProgress) -> None:
+        if made.step == "waiting":
+            say_once(_WAITING)
+        elif made.step == "fetching" and made.total and (tenths := made.done * 10 // made.total):
+            say_once(f"{tenths * 10} % of {size(made.total)}")
+
+    _say(f"fetching {model.name}" + (f" ({size(model.size_bytes)})" if model.size_bytes else ""))
+    yield tell
+
+
+def _say(sentence: str) -> None:
+    print(f"nanoloop: {sentence}", file=sys.stderr, flush=True)

@@ -7,23 +7,18 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from nanoloop.cli import Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import size
+from nanoloop.cli.first_run import fetch_model
 from nanoloop.cli.servers import ServerModels, configured_servers
 from nanoloop.errors import ModelError, NoSuchModel, SettingsError
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SUFFIX, Model, at, find, known
-from nanoloop.models.download import DownloadProgress, Tell, fetch, files_in
+from nanoloop.models.download import files_in
 from nanoloop.settings import Settings
-
-_WAITING = "another process fetches it; waiting"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -162,67 +157,3 @@ def _sum(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
         raise ArgumentTypeError(f"{text!r} is no SHA-256 sum: those are 64 digits of 0-9 and a-f")
     return text.lower()
-
-
-def fetch_model(model: Model, settings: Settings) -> Path:
-    """The model's file, fetched with its progress shown; raises `ModelError`."""
-    if (path := settings.models / model.file).exists():
-        return path
-    shown = _bar if sys.stderr.isatty() else _lines
-    try:
-        with shown(model) as tell:
-            # In an event loop of its own: Ctrl-C ends it at once, whatever it waits for.
-            return anyio.run(
-                partial(fetch, model, settings.models, hub=settings.local.hub, tell=tell)
-            )
-    except KeyboardInterrupt:
-        words = f"nanoloop model get {model.typed or model.name}"
-        _say(f"stopped; what came is kept: `{words}` resumes it")
-        raise
-
-
-@contextmanager
-def _bar(model: Model) -> Iterator[Tell]:
-    from rich import progress  # noqa: PLC0415 - slow, and only wanted here
-    from rich.console import Console  # noqa: PLC0415 - as above
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(model.name, total=model.size_bytes)
-
-        def tell(made: DownloadProgress) -> None:
-            what = {"waiting": f"{model.name}: {_WAITING}", "checking": f"{model.name}: checking"}
-            about = what.get(made.step, model.name)
-            bar.update(task, description=about, completed=made.done, total=made.total)
-
-        yield tell
-
-
-@contextmanager
-def _lines(model: Model) -> Iterator[Tell]:
-    """A line for each tenth of the file, once."""
-    said = set()
-
-    def say_once(sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            _say(f"{model.name}: {sentence}")
-
-    def tell(made: DownloadProgress) -> None:
-        if made.step == "waiting":
-            say_once(_WAITING)
-        elif made.step == "fetching" and made.total and (tenths := made.done * 10 // made.total):
-            say_once(f"{tenths * 10} % of {size(made.total)}")
-
-    _say(f"fetching {model.name}" + (f" ({size(model.size_bytes)})" if model.size_bytes else ""))
-    yield tell
-
-
-def _say(sentence: str) -> None:
-    print(f"nanoloop: {sentence}", file=sys.stderr, flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import stat
@@ -10,7 +9,6 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.util import find_spec
 from io import TextIOBase
 from typing import Any, TextIO, cast
 
@@ -20,7 +18,7 @@ from nanoloop.app import App
 from nanoloop.channels.kit.channel import PlatformChannel, wanted
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.channels.states import States
-from nanoloop.cli import Exit, load_settings
+from nanoloop.cli import Exit, collect_garbage_seldom, load_settings, loop_options
 from nanoloop.cli.config import values
 from nanoloop.cli.first_run import add_local, settings_with_model
 from nanoloop.errors import SettingsError
@@ -58,11 +56,6 @@ def run(args: Namespace) -> int:
         return Exit.NOT_CONFIGURED
     anyio.run(_serve, settings, partial(load_settings, args), backend_options=loop_options())
     return Exit.DONE
-
-
-def loop_options() -> dict[str, bool]:
-    """The event loop of a daemon: the faster one if it is installed."""
-    return {"use_uvloop": find_spec("uvloop") is not None}
 
 
 async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
@@ -202,18 +195,3 @@ class Reload:
         left = tuple(key for key in changed if key not in taken)
         self._values = {**fresh, **{key: known.get(key) for key in left}}
         self._app.telemetry(SettingsReloaded(taken=taken, left=left))
-
-
-GARBAGE_THRESHOLDS = (10_000, 20, 20)
-"""New objects until the youngest are looked through, and how often that is until older ones are.
-
-A turn makes hundreds that live until its end: with Python's own 700 they are looked through while
-they are in use, and taken for older ones.
-"""
-
-
-def collect_garbage_seldom() -> None:
-    """Call it once all is loaded: looking through that now and then would hold up every chat."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)

@@ -10,10 +10,9 @@ from typing import Any
 import anyio
 
 from nanoloop.app import App
-from nanoloop.cli import Exit
+from nanoloop.cli import Exit, collect_garbage_seldom, loop_options
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settings_with_model
-from nanoloop.cli.run import collect_garbage_seldom, loop_options
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry

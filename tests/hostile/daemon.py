@@ -20,7 +20,7 @@ import anyio
 from nanoloop.agents import Agents
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.cli.run import collect_garbage_seldom, loop_options
+from nanoloop.cli import collect_garbage_seldom, loop_options
 from nanoloop.memory import schedule, summarizer
 from nanoloop.parts import make_web
 from nanoloop.settings import Settings

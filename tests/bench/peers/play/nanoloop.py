@@ -9,7 +9,7 @@ from typing import Any
 
 from nanoloop import Agent
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.cli.run import collect_garbage_seldom
+from nanoloop.cli import collect_garbage_seldom
 from nanoloop.protocols import Store
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.stores.jsonl.store import JsonlStore
