@@ -16,9 +16,8 @@ from nanoloop import Agent, amending
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 from nanoloop.stores import sqlite
-from nanoloop.stores.jsonl import journal
+from nanoloop.stores.jsonl import journal, log_file
 from nanoloop.stores.jsonl.journal import Journal
-from nanoloop.stores.jsonl.log_file import LogFile
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.store import WriteOrder
@@ -66,12 +65,12 @@ class ThreadGate:
 
 
 OUTSIDE = (
-    (Journal, "commit"),
+    (log_file.LogFile, "write"),
     (Journal, "insert"),
     (sqlite, "write_commit"),
     (sqlite, "write_insert"),
 )
-INSIDE = ((LogFile, "append"), (journal, "replace_file"), *OUTSIDE[2:])
+INSIDE = ((log_file, "write_all"), (journal, "replace_file"), *OUTSIDE[2:])
 """Where no other thread writes to that file."""
 wherever = pytest.mark.parametrize("gate", [OUTSIDE, INSIDE], indirect=True, ids=["out", "in"])
 

@@ -1,7 +1,8 @@
 """One session on disk: made, read, added to, removed.
 
 Each method of a `Journal` runs in a worker thread from beginning to end, and no two that write at
-once: a task that is cancelled meanwhile, or another event loop, never sees the half of it.
+once. A commit is made ready and then written, in two steps: between them another may be written, of
+a task that was cancelled or in another event loop. The file then refuses it, and it is made again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from threading import RLock
@@ -18,6 +20,8 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from aiofiles.base import AsyncBase
+from aiofiles.threadpool import wrap
+from aiofiles.threadpool.binary import AsyncFileIO
 from aiofiles.threadpool.utils import delegate_to_executor
 
 from nanoloop.events import Event
@@ -28,6 +32,7 @@ from nanoloop.stores.jsonl.lines import LogLine
 from nanoloop.stores.jsonl.log_file import (
     Erasure,
     LogFile,
+    PlacedBytes,
     SetAside,
     erase_in_copies,
     new_file,
@@ -69,7 +74,11 @@ class Journal:
         if self._file is None:
             with suppress(FileNotFoundError):
                 self._file = LogFile(
-                    self._path, self.id, durable=self._durable, read_only=self._read_only
+                    self._path,
+                    self.id,
+                    durable=self._durable,
+                    read_only=self._read_only,
+                    lock=self._lock,
                 )
         if self._file is not None:
             self._file.catch_up()
@@ -134,20 +143,40 @@ class Journal:
             self._forget()
             return True
 
-    def commit(self, commit: Commit, now: int) -> int | None:
-        """As `Database.commit`."""
+    def rewrite(self, commit: Commit, now: int) -> int | None:
+        """As `Database.commit`, for one that erases."""
         with self._lock:
-            file = self._opened()
-            if file is None or _has_expired(file, now):
-                return None
-            stood = file.state.revision
-            if stood == commit.revision:
-                (self._erase if commit.erased else self._append)(file, commit)
+            stood = self._stands(self._opened(), now)
+            if self._file is not None and stood == commit.revision:
+                self._erase(self._file, commit)
             return stood
 
-    def _append(self, file: LogFile, commit: Commit) -> None:
-        self._heard += file.repair()
-        file.append(commit)
+    def ready(self, commit: Commit, now: int) -> Ready:
+        """What is to be written for it, and where."""
+        with self._lock:
+            file = self._opened()
+            stood = self._stands(file, now)
+            if file is None or stood != commit.revision:
+                return Ready(stood=stood)
+            self._heard += file.repair()
+            return Ready(stood=stood, file=file, data=file.placed(commit))
+
+    def ready_nowait(self, commit: Commit, now: int) -> Ready | None:
+        """As `ready`, where that takes no look at the disk; None where it does."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            file = self._file
+            if file is None or not file.is_whole or self._stands(file, now) != commit.revision:
+                return None
+            return Ready(stood=commit.revision, file=file, data=file.placed(commit))
+        finally:
+            self._lock.release()
+
+    def _stands(self, file: LogFile | None, now: int) -> int | None:
+        moment = None if file is None else expiry(file.state.head)
+        has_expired = moment is not None and micros(moment) < now
+        return None if file is None or has_expired else file.state.revision
 
     def _erase(self, file: LogFile, commit: Commit) -> None:
         erasure = Erasure.of(file, commit.erased)
@@ -173,7 +202,7 @@ class Journal:
         """Remove the file if the session's time was over before now; whether it was."""
         with self._lock:
             file = self._opened()
-            if file is None or not _has_expired(file, now):
+            if file is None or self._stands(file, now) is not None:
                 return False
             self.remove()
             return True
@@ -198,32 +227,55 @@ class Journal:
             self._forget()
 
 
-def _has_expired(file: LogFile, now: int) -> bool:
-    moment = expiry(file.state.head)
-    return moment is not None and micros(moment) < now
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A commit ready to be written; with no file there is nothing to write."""
+
+    stood: int | None
+    file: LogFile | None = None
+    data: PlacedBytes = field(default_factory=PlacedBytes)
 
 
 @delegate_to_executor(
-    "head", "window", "whole", "between", "insert", "commit", "remove", "remove_if_expired"
+    "head",
+    "window",
+    "whole",
+    "between",
+    "insert",
+    "rewrite",
+    "ready",
+    "remove",
+    "remove_if_expired",
 )
 class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it runs
-    """A journal whose methods are awaited, as those of any file of aiofiles: one hop each.
-
-    To check where a session stands and to append its commit is one of them: were it two calls, a
-    task cancelled between them, or another event loop, could write the same place twice.
-    """
+    """A journal whose methods are awaited, as those of any file of aiofiles: one hop each."""
 
     head: Callable[[], Awaitable[Mapping[str, Any] | None]]
     window: Callable[[], Awaitable[StoredSession | None]]
     whole: Callable[[], Awaitable[StoredSession | None]]
     between: Callable[[int, int | None, int | None], Awaitable[Sequence[Entry]]]
     insert: Callable[[Commit, int | None], Awaitable[bool]]
-    commit: Callable[[Commit, int], Awaitable[int | None]]
+    rewrite: Callable[[Commit, int], Awaitable[int | None]]
+    ready: Callable[[Commit, int], Awaitable[Ready]]
     remove: Callable[[], Awaitable[None]]
     remove_if_expired: Callable[[int], Awaitable[bool]]
 
     def __init__(self, journal: Journal, executor: Executor | None) -> None:
-        super().__init__(journal, loop=None, executor=executor)  # type: ignore[arg-type] # a file to it
+        super().__init__(journal, None, executor)  # type: ignore[arg-type] # it is a file to it
+        self._journal = journal
+        self._threads = executor
+
+    async def commit(self, commit: Commit, now: int) -> int | None:
+        """As `Database.commit`: all lines in one call."""
+        ready = self._journal.ready_nowait(commit, now) or await self.ready(commit, now)
+        # Another commit may have come first, unheard: then nothing was written.
+        while ready.file is not None and not await self._opened(ready.file).write(ready.data):
+            ready = await self.ready(commit, now)
+        return ready.stood
+
+    def _opened(self, file: LogFile) -> AsyncFileIO:
+        opened: AsyncFileIO = wrap(file, executor=self._threads)
+        return opened
 
 
 class OpenFiles:

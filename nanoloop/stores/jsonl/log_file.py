@@ -6,7 +6,9 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from io import FileIO
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from nanoloop.errors import StoreError
@@ -45,16 +47,34 @@ from nanoloop.stores.jsonl.reading import (
 from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
-class LogFile:
+class PlacedBytes(bytes):
+    """A commit as bytes that belong in one place: behind all that the file had when they were made.
+
+    The file may have got another commit since, of a task that was cancelled or in another event
+    loop: `LogFile.write` then takes none of them.
+    """
+
+    before: FileState
+    """Where the file stood."""
+    after: FileState
+    """Where it stands once they are written."""
+    sections: Mapping[str, Any]
+
+
+class LogFile(FileIO):
     """A file that is only ever added to, but for its first line."""
 
-    def __init__(self, path: Path, session_id: str, *, durable: bool, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, session_id: str, *, durable: bool, read_only: bool, lock: RLock
+    ) -> None:
+        """Who writes holds the lock, and who wants to know where it stands."""
+        super().__init__(path, "rb" if read_only else "r+b")
         self._path = path
         self._id = session_id
         self._durable = durable
+        self._lock = lock
         self.is_dirty = False
         """Whether a failed write may have left bytes behind where the file stands."""
-        self.fd = os.open(path, os.O_RDONLY if read_only else os.O_RDWR)
         try:
             with decoding(session_id):
                 self._look()
@@ -64,21 +84,34 @@ class LogFile:
             self.close()
             raise
 
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self.fd)
+    def __del__(self) -> None:
+        """Let go of it quietly where nobody closed the store: all that was saved is written."""
+        self.close()
+
+    @property
+    def fd(self) -> int:
+        """Its descriptor."""
+        return self.fileno()
 
     @property
     def is_gone(self) -> bool:
         """Whether it was removed or replaced by hand."""
         return os.fstat(self.fd).st_nlink == 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the next line may begin where it ends, as far as is known."""
+        return not (self.is_dirty or self.state.torn or self.state.open_ended)
+
     def catch_up(self) -> None:
         """See what others added; what this one failed to write is no addition."""
-        known = self.state.size + self.state.torn
-        if not self.is_dirty and os.fstat(self.fd).st_size != known:
+        if not self.is_dirty and not self._ends_as_known:
             with decoding(self._id):
                 self._look()
+
+    @property
+    def _ends_as_known(self) -> bool:
+        return os.fstat(self.fd).st_size == self.state.size + self.state.torn
 
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
@@ -105,24 +138,42 @@ class LogFile:
                 "both names for one, choose another id"
             )
 
-    def append(self, commit: Commit) -> None:
-        """Write the whole commit, or raise and leave nothing of it."""
-        size = self.state.size
+    def placed(self, commit: Commit) -> PlacedBytes:
+        """The bytes of this commit, for this place; raises `StoreError` where it is no JSON."""
+        before = self.state
         try:
-            data, state = written(commit, at=self.state.at, base=size, marks=self.marks)
+            data, after = written(commit, at=before.at, base=before.size, marks=self.marks)
         except StoreError:
-            self.marks.forget_from(size)
+            self.marks.forget_from(before.size)
             raise
-        try:
-            os.lseek(self.fd, size, os.SEEK_SET)
-            write_all(self.fd, data)
-            if self._durable:
-                os.fsync(self.fd)
-        except BaseException:
-            self._cut_back()
-            raise
-        self.state = state
-        self._renew_first_line(commit.sections)
+        placed = PlacedBytes(data)
+        placed.before, placed.after, placed.sections = before, after, commit.sections
+        return placed
+
+    def write(self, data: Any, /) -> int:
+        """All of a commit's bytes, or none: 0 where their place isn't the end of this file now.
+
+        What the disk refuses is raised, and nothing of it is left.
+        """
+        with self._lock:
+            if self.closed or self.is_gone or self.state is not data.before or not self._is_ready:
+                self.marks.forget_from(data.before.size)
+                return 0
+            try:
+                os.lseek(self.fd, data.before.size, os.SEEK_SET)
+                write_all(self.fd, data)
+                if self._durable:
+                    os.fsync(self.fd)
+            except BaseException:
+                self._cut_back()
+                raise
+            self.state = data.after
+            self._renew_first_line(data.sections)
+            return len(data)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self.is_whole and self._ends_as_known
 
     def _cut_back(self) -> None:
         """Take back what a failed write left; where even that fails, before the next write."""

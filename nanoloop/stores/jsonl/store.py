@@ -112,8 +112,11 @@ class _Folder:
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
         await self._own()
-        on = None if commit.erased else self._writers
-        return await self._on(commit.id, lambda journal: journal.commit(commit, now), on=on)
+        if commit.erased:
+            return await self._on(commit.id, lambda journal: journal.rewrite(commit, now))
+        return await self._on(
+            commit.id, lambda journal: journal.commit(commit, now), on=self._writers
+        )
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         return await self._on(session_id, lambda journal: journal.head())
