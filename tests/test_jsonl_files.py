@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nanoloop.errors import StoreError, StoreLocked
 from nanoloop.files import NAME_LIMIT, file_name, name_of
+from nanoloop.stores.database import Commit
 from nanoloop.stores.jsonl.store import JsonlStore
 
 
@@ -78,6 +79,18 @@ async def test_only_what_is_new_is_written(store, tmp_path):
     session.add_message("assistant", "ok")
     await store.save(session)
     assert (tmp_path / "s.jsonl").stat().st_size - size < 650
+
+
+async def test_a_commit_made_for_a_place_that_is_taken_is_not_written(store, tmp_path):
+    session = await store.create(id="s")
+    session.add_message("user", "one")
+    await store.save(session)
+    commit = Commit.of("s", (await store.snapshot("s")).to_changes())
+    file = store.database.files.journal("s")._file
+    first, late = file.placed(commit), file.placed(commit)
+    before = (tmp_path / "s.jsonl").read_bytes()
+    assert (file.write(first), file.write(late)) == (len(first), 0)
+    assert (tmp_path / "s.jsonl").read_bytes()[len(before) :] == first
 
 
 async def test_files_stay_private(store, tmp_path):

@@ -150,6 +150,7 @@ class TestAway:
     async def test_one_that_hangs_is_told_within_the_limit(self, postgres_server):
         url = postgres_server.url
         async with opened(url, timeout_seconds=0.3) as store:
+            await store.migrate()  # not within the limit
             session = await said(store, "one")
             session.add_message("user", "two")
             postgres_server.pause()
@@ -162,6 +163,7 @@ class TestAway:
 
     async def test_a_commit_whose_answer_never_came_is_known_again(self, postgres_url):
         async with faulty(postgres_url) as proxy, opened(proxy.url, timeout_seconds=0.3) as store:
+            await store.migrate()  # not within the limit
             session = await said(store, "one")
             session.add_message("user", "two")
             proxy.hold()
@@ -177,6 +179,7 @@ class TestAway:
         self, postgres_url
     ):
         async with opened(postgres_url, timeout_seconds=0.3) as store:
+            await store.migrate()  # not within the limit
             session = await said(store, "one")
             session.add_message("user", "two")
             async with row_locked(postgres_url):

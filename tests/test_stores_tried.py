@@ -5,6 +5,7 @@ import pytest
 from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.session.entry import utc_now
 from nanoloop.session.session import Session
+from nanoloop.stores.database import COMMIT_ID
 from nanoloop.stores.in_memory import InMemoryStore
 
 
@@ -24,7 +25,14 @@ class Unsure:
         stood = await self._database.commit(commit, now=now)
         if self.fails == "after":
             raise StoreError("away")
+        if self.fails == "asked again":
+            return await self._database.commit(commit, now=now)
         return stood
+
+    async def insert(self, commit, *, over):
+        is_done = await self._database.insert(commit, over=over)
+        again = self.fails == "asked again"
+        return await self._database.insert(commit, over=over) if again else is_done
 
 
 @pytest.fixture
@@ -149,3 +157,41 @@ async def test_it_is_still_known_after_the_database_could_not_be_asked(store):
     store.database.head = head
     await store.save(session)
     assert await texts(store) == ["one", "two"]
+
+
+async def test_a_database_that_asks_again_writes_once(store):
+    store.database.fails = "asked again"
+    session = await store.create(id="s")
+    for text in ("one", "two"):
+        session.add_message("user", text)
+        await store.save(session)
+    assert await texts(store) == ["one", "two"]
+    assert (await store.get("s")).revision == session.revision
+
+
+async def test_so_it_does_where_it_erases(store):
+    session = await store.create(id="s")
+    await talk(store, session, ("one", None), ("two", None))
+    store.database.fails = "asked again"
+    await store.erase(session, [1])
+    erased, _ = await store.entries("s")
+    assert erased.content == {}
+    await talk(store, session, ("three", None))
+    assert (await store.get("s")).revision == session.revision
+
+
+async def test_so_it_does_where_a_copy_is_made(store):
+    await talk(store, await store.create(id="s"), ("one", None))
+    snapshot = await store.snapshot("s")
+    await store.delete("s")
+    store.database.fails = "asked again"
+    await store.restore(snapshot)
+    assert await texts(store) == ["one"]
+
+
+async def test_a_head_of_an_older_version_has_no_id_and_is_gone_on_from(store):
+    await talk(store, await store.create(id="s"), ("one", None))
+    del store.database._database._rows["s"].head[COMMIT_ID]
+    session = await store.load("s")
+    await talk(store, session, ("two", "before"), ("three", None))
+    assert await texts(store) == ["one", "two", "three"]

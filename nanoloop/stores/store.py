@@ -96,14 +96,14 @@ class DatabaseStore:
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
         while True:
             old = await self._open.head(session.id)
-            is_living = old is not None and not has_expired(old, self.clock())
-            if is_living and not may_replace:
-                if not self._tried.settle(session, old):
+            living = None if old is None or has_expired(old, self.clock()) else old
+            if living is not None and not may_replace:
+                if not self._tried.settle(session, living):
                     raise SessionExists(session.id)
                 await self._commit(session)  # what is new since it was added
                 return
             # A replacement counts on, so that an object of the replaced one can't commit.
-            revision = int(old["rev"]) if old is not None and is_living else first_revision()
+            revision = first_revision() if living is None else int(living["rev"])
             changes = changed(first_changes(session, session.changes()), revision=revision)
             commit = self._commit_of(session.id, changes)
             over = None if old is None else int(old["rev"])
@@ -152,15 +152,16 @@ class DatabaseStore:
         await self.revision(session.id)
 
     async def _try(self, session: Session, changes: Changes, commit: Commit) -> bool:
-        """Write this; False where an earlier try was written, and the session now knows of it."""
+        """Write this; False where it was another of ours that was, and the session knows of it."""
         # Before it is tried: a task that is cancelled, or another event loop, hears of no answer.
         self._tried.note(session, changes, commit)
         try:
             await self._committed(commit)
         except StoreConflict:
-            if not self._tried.settle(session, await self._open.head(session.id), refused=changes):
+            head = await self._open.head(session.id)
+            if head is None or not self._tried.settle(session, head, refused=changes):
                 raise
-            return False
+            return head.get(COMMIT_ID) == commit.commit_id
         self._heard(session, changes)
         return True
 
@@ -436,14 +437,14 @@ class TriedCommits:
                 self._tried[session] = deque(later, maxlen=TRIED_LIMIT)
 
     def settle(
-        self, session: Session, head: Mapping[str, Any] | None, *, refused: Changes | None = None
+        self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
     ) -> bool:
         """Tell the session what was written after all; False where the head is someone else's."""
         revision = refused.revision if refused else session.revision
         with self._lock:
             tried = tuple(self._tried.get(session, ()))
         for changes, token in tried:
-            if head is not None and head.get(COMMIT_ID) == token:
+            if head.get(COMMIT_ID) == token:
                 session.committed(changes)
         if refused:
             self.forget(session, upto=refused)
