@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from nanoloop.app import App
     from nanoloop.channels.kit.intake import Transcriber
-    from nanoloop.channels.web.callers import Token
+    from nanoloop.channels.web.access import Token
     from nanoloop.channels.web.channel import WebChannel
 
 
@@ -368,8 +368,8 @@ def make_web(settings: Settings, app: App) -> WebChannel:
     """The page and the API, as these settings want them, for `app.add`."""
     # An extra of its own, and too much to load where nobody serves it.
     try:
-        from nanoloop.channels.web.channel import Place, WebChannel  # noqa: PLC0415 - as above
-        from nanoloop.channels.web.desk import Limits, Shop  # noqa: PLC0415 - as above
+        from nanoloop.channels.web.api import WebLimits, WebParts  # noqa: PLC0415 - as above
+        from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
     except ModuleNotFoundError as missing:
         raise SettingsError(
             f"the web needs the package {missing.name}: {how_to_install('web')}"
@@ -377,7 +377,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
 
     web, loop = settings.channels.web, app.loop
     channel = WebChannel(
-        Shop(
+        WebParts(
             bus=loop.bus,
             sessions=loop.sessions,
             agents=loop.agents,
@@ -392,7 +392,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             provider=app.provider,
         ),
         attachments=make_attachments(settings),
-        place=Place(
+        place=WebAddress(
             host=web.host,
             port=web.port,
             hosts=web.hosts,
@@ -400,7 +400,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             grace_seconds=settings.loop.shutdown_turns_seconds,
         ),
         tokens=make_tokens(settings),
-        limits=Limits(
+        limits=WebLimits(
             requests_per_minute=web.requests_per_minute,
             upload_bytes=web.upload_bytes,
         ),
@@ -446,7 +446,7 @@ def make_transcriber(settings: Settings) -> Transcriber | None:
 
 def make_tokens(settings: Settings) -> list[Token]:
     """Who may use the web, and which sessions they see; raises `SettingsError`."""
-    from nanoloop.channels.web.callers import Caller, Token  # noqa: PLC0415 - as above
+    from nanoloop.channels.web.access import Caller, Token  # noqa: PLC0415 - as above
 
     tokens = []
     for name, own in settings.channels.web.tokens.items():

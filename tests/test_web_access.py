@@ -3,7 +3,7 @@
 import pytest
 
 from nanoloop.app import App
-from nanoloop.channels.web.callers import COOKIE_SECONDS, Caller, Callers, Token
+from nanoloop.channels.web.access import COOKIE_SECONDS, Caller, Callers, Token
 from nanoloop.errors import SettingsError
 from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider

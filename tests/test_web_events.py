@@ -3,9 +3,8 @@
 import anyio
 import pytest
 
-from nanoloop.channels.web import stream
-from nanoloop.channels.web.feed import FRAMES, Feeds
-from nanoloop.channels.web.stream import Watched
+from nanoloop.channels.web import feed
+from nanoloop.channels.web.feed import FRAMES, FeedCursor, Feeds
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.web_server import serving
 
@@ -146,7 +145,7 @@ async def test_a_turn_that_goes_on_when_the_server_is_told_to_stop_is_answered(t
 
 
 async def test_too_many_readers_are_told_to_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "STREAMS", 1)
+    monkeypatch.setattr(feed, "STREAMS", 1)
     async with serving(tmp_path) as web:
         session = await web.begin()
         async with web.reading(session) as reader:
@@ -156,13 +155,13 @@ async def test_too_many_readers_are_told_to_wait(tmp_path, monkeypatch):
 
 
 async def test_a_reader_that_has_left_is_forgotten_at_the_next_sign_of_life(web, monkeypatch):
-    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(feed, "KEEP_ALIVE_SECONDS", 0.05)
     session = await web.begin()
     async with web.reading(session) as reader:
         await reader.until("hello")
-        assert len(web.channel.desk.streams) == 1
+        assert len(web.channel.backend.streams) == 1
     with anyio.fail_after(5):
-        while len(web.channel.desk.streams):
+        while len(web.channel.backend.streams):
             await anyio.wait_all_tasks_blocked()
 
 
@@ -187,7 +186,7 @@ def test_a_feed_keeps_so_many_bytes_and_at_least_one_event():
 
 def test_a_reader_that_is_too_slow_gets_a_reset_in_place_of_what_is_gone():
     feed = Feeds().of("one")
-    watched = Watched(feed)
+    watched = FeedCursor(feed)
     for _ in range(FRAMES + 1):
         feed.add("turn", {})
     assert b"event: reset" in b"".join(watched.take())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode, openapi
 
 from nanoloop.app import App
-from nanoloop.channels.web.openapi import document
+from nanoloop.channels.web.api import document
 from nanoloop.channels.web.site import OPERATIONS
 from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider

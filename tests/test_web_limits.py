@@ -5,8 +5,8 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from nanoloop.channels.web import desk, server, stream
-from nanoloop.channels.web.rates import Rates
+from nanoloop.channels.web import api, feed, server
+from nanoloop.channels.web.access import RateLimit
 from tests.web_server import serving
 
 
@@ -116,8 +116,8 @@ async def test_who_calls_too_often_is_told_to_wait(tmp_path):
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
-    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.05)
-    monkeypatch.setattr(desk.Limits, "__init__", _short(desk.Limits.__init__))
+    monkeypatch.setattr(feed, "KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(api.WebLimits, "__init__", _short(api.WebLimits.__init__))
 
 
 def _short(init):
@@ -140,15 +140,15 @@ async def test_a_body_that_drips_is_refused(tmp_path):
 
 
 async def test_a_reader_that_takes_nothing_in_is_let_go(web, monkeypatch):
-    monkeypatch.setattr(stream, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(feed, "PATIENCE_SECONDS", 0.1)
     session = await web.begin()
     port = web.client.base_url.port
     async with await anyio.connect_tcp("127.0.0.1", port) as connection:
         await connection.send(head(f"/api/sessions/{session}/events", method="GET"))
         await connection.receive()
         with anyio.fail_after(10):
-            while len(web.channel.desk.streams):  # more than what lies between holds
-                web.channel.desk.feeds.of(session).add("answer", {"text": "x" * 1_000_000})
+            while len(web.channel.backend.streams):  # more than what lies between holds
+                web.channel.backend.feeds.of(session).add("answer", {"text": "x" * 1_000_000})
                 await anyio.wait_all_tasks_blocked()
     await web.call("GET", "/healthz", status=200)
 
@@ -194,7 +194,7 @@ async def test_headers_without_an_end_are_refused(web):
 
 def test_a_bucket_fills_up_again():
     now = [0.0]
-    rates = Rates(2, clock=lambda: now[0])
+    rates = RateLimit(2, clock=lambda: now[0])
     assert [rates.take("a") for _ in range(3)] == [0, 0, 30]
     assert rates.take("b") == 0
     now[0] = 30

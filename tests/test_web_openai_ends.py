@@ -6,7 +6,7 @@ import anyio
 import openai
 import pytest
 
-from nanoloop.channels.web.openai import in_session as asked_in_session
+from nanoloop.channels.web.openai import answer
 from nanoloop.errors import ContextTooLong, OverQuota
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.web_openai import (
@@ -172,7 +172,7 @@ async def test_a_bus_that_takes_nothing_more_asks_to_come_again(web):
 
 
 async def test_a_message_that_got_lost_is_an_error_and_no_endless_wait(web, monkeypatch):
-    monkeypatch.setattr(asked_in_session, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(answer, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(web.app.loop, "_put", lambda *_: None)
     with pytest.raises(openai.InternalServerError, match="Something went wrong on my side"):
         await ask(web.openai, "one", user="ann")

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.channels.web import stream
-from nanoloop.channels.web.openai import answering
-from nanoloop.channels.web.openai.form import Completion, Form
-from nanoloop.channels.web.openai.messages import checked_messages, new_parts
-from nanoloop.channels.web.openai.refusing import Unfit
+from nanoloop.channels.web import feed
+from nanoloop.channels.web.openai import answer
+from nanoloop.channels.web.openai.answer import Completion, CompletionForm
+from nanoloop.channels.web.openai.request import ClientRefusal, checked_messages, new_parts
 from nanoloop.protocols import Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.images import png
@@ -128,7 +127,7 @@ async def test_who_asks_too_often_is_told_when_to_come_again(tmp_path):
 
 
 async def test_too_many_open_answers_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "STREAMS", 1)
+    monkeypatch.setattr(feed, "STREAMS", 1)
     held = ScriptedProvider(held=True)
     async with (
         asking(tmp_path, provider=held) as web,
@@ -142,8 +141,8 @@ async def test_too_many_open_answers_are_refused(tmp_path, monkeypatch):
 
 
 async def test_a_long_wait_is_full_of_comments(tmp_path, monkeypatch):
-    monkeypatch.setattr(answering, "HEAD_SECONDS", 0.01)
-    monkeypatch.setattr(answering, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(answer, "HEAD_SECONDS", 0.01)
+    monkeypatch.setattr(answer, "KEEP_ALIVE_SECONDS", 0.01)
     async with asking(tmp_path, provider=ScriptedProvider(held=True)) as web:
         body = {**ONE, "stream": True}
         async with web.client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -173,7 +172,7 @@ def events(data):
 
 
 def test_a_stream_ends_with_its_reason_then_what_it_took():
-    form = Form(model="m", with_usage=True)
+    form = CompletionForm(model="m", with_usage=True)
     done = Completion(text="x", finish_reason="max_steps", usage=Usage(tokens_in=2, tokens_out=1))
     *chunks, end = events(form.first() + form.piece("x") + form.last(done))
     chunks = [json.loads(chunk) for chunk in chunks]
@@ -185,7 +184,7 @@ def test_a_stream_ends_with_its_reason_then_what_it_took():
 
 @given(st.text())
 def test_a_piece_is_one_event_whatever_stands_in_it(text):
-    (chunk,) = events(Form(model="m").piece(text))
+    (chunk,) = events(CompletionForm(model="m").piece(text))
     sendable = text.encode("utf-8", "replace").decode()
     assert json.loads(chunk)["choices"][0]["delta"] == {"content": sendable}
 
@@ -204,7 +203,7 @@ MESSAGES = st.lists(st.fixed_dictionaries({"role": ROLES}, optional=dict.fromkey
 
 @given(MESSAGES)
 def test_messages_of_any_form_are_taken_or_refused(messages):
-    with suppress(Unfit):
+    with suppress(ClientRefusal):
         taken = checked_messages(messages)
         assert checked_messages(taken) == taken
 
@@ -217,5 +216,5 @@ def test_new_is_what_users_said_after_the_last_answer(roles):
     if wanted:
         assert [part["text"] for part in new_parts(messages)] == wanted
     else:
-        with pytest.raises(Unfit):
+        with pytest.raises(ClientRefusal):
             new_parts(messages)

@@ -166,7 +166,7 @@ async def test_who_leaves_stops_the_model(web):
             group.start_soon(stream, web.openai, "a story")
             await web.provider.asked()
             leaving.cancel()
-    await until(lambda: not web.provider.waiting and not len(web.channel.desk.streams))
+    await until(lambda: not web.provider.waiting and not len(web.channel.backend.streams))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from nanoloop.channels.web import protocol
-from nanoloop.channels.web.openapi import document
+from nanoloop.channels.web import server
+from nanoloop.channels.web.api import document
 from nanoloop.channels.web.site import OPERATIONS
 from nanoloop.sentences import ENGLISH
 from tests.web_server import serving
@@ -100,7 +100,7 @@ async def test_health_is_told_however_often_it_is_asked_for(tmp_path):
 
 
 async def test_the_slower_parser_serves_as_well(tmp_path, monkeypatch):
-    monkeypatch.setattr(protocol, "HttpToolsProtocol", None)
+    monkeypatch.setattr(server, "HttpToolsProtocol", None)
     async with serving(tmp_path) as web:
         assert await web.answered(await web.begin(), "hello") == "You said: hello"
 

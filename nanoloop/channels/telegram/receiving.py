@@ -19,7 +19,7 @@ from telegram import Bot
 from nanoloop.channels.kit.platform import Hear
 from nanoloop.channels.telegram.api import OTHER_WEBHOOK, POLL, explained
 from nanoloop.channels.telegram.hearing import KINDS, Read
-from nanoloop.channels.web.server import Server
+from nanoloop.channels.web.server import WebServer
 from nanoloop.errors import SendLater
 
 POLL_SECONDS = 30
@@ -113,7 +113,7 @@ class Webhook:
     async def listen(self, bot: Bot, read: Read, hear: Hear, connected: Callable[[], None]) -> None:
         """Take in what is said until something is wrong with the webhook."""
         desk = _WebhookServer(self._secret, read, hear)
-        server = Server(desk, header_seconds=ARRIVAL_SECONDS, grace_seconds=1, at_end=desk.close)
+        server = WebServer(desk, header_seconds=ARRIVAL_SECONDS, grace_seconds=1, at_end=desk.close)
         listener = self._listener()
         async with anyio.create_task_group() as group:
             group.start_soon(server.serve, listener, name="telegram webhook")

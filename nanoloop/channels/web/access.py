@@ -1,101 +1,202 @@
-"""Logging a page in and out, and who it is then."""
+"""Who calls and how often: tokens, cookies, a bucket for each; and what anyone else is told."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib.metadata import version
-from typing import Annotated
+import hashlib
+import hmac
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import ceil
 
-from pydantic import Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
-from nanoloop.channels.web.admission import refuse_token
-from nanoloop.channels.web.callers import COOKIE_SECONDS
-from nanoloop.channels.web.operation import Call, Operation, Taken
+from nanoloop.events import Announce, RequestFailed
+from nanoloop.sentences import Sentences, incident_of
 
-
-class Shown(Taken):
-    """A token."""
-
-    token: Annotated[str, Field(min_length=1, max_length=500)]
-
-
-async def login(call: Call) -> Response:
-    """Change a token for a cookie."""
-    shown: Shown = call.body
-    cookie = call.desk.callers.cookie_for(shown.token.strip())
-    if cookie is None and call.desk.callers.are_named:
-        refuse_token(call.request, call.desk)
-    response = Response(status_code=204)
-    if cookie is not None:
-        _set(call, response, cookie, COOKIE_SECONDS)
-    return response
+COOKIE_SECONDS = 30 * 24 * 3600
+"""How long a page stays logged in."""
 
 
-async def logout(call: Call) -> Response:
-    """Take the cookie away."""
-    response = Response(status_code=204)
-    _set(call, response, "", 0)
-    return response
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Someone who may see some sessions and no others."""
+
+    name: str
+    patterns: tuple[str, ...]
+    """Which session ids are theirs; `*` stands for anything."""
+
+    def sees(self, session_id: str) -> bool:
+        """Whether this session is theirs."""
+        return any(fnmatchcase(session_id, pattern) for pattern in self.patterns)
+
+    @property
+    def prefix(self) -> str:
+        """How the ids of their new sessions begin."""
+        own = f"web:{self.name}."
+        return own if self.sees(own) else self.patterns[0].partition("*")[0]
 
 
-def _set(call: Call, response: Response, value: str, seconds: int) -> None:
-    # The page's own word: behind a proxy the request itself comes without encryption.
-    origin = call.request.headers.get("origin", "")
-    response.set_cookie(
-        call.desk.cookie,
-        value,
-        max_age=seconds,
-        httponly=True,
-        samesite="strict",
-        secure=origin.startswith("https://"),
-    )
+EVERYONE = Caller(name="local", patterns=("*",))
+"""Whoever calls where no tokens are set up, which is allowed on loopback only."""
 
 
-async def me(call: Call) -> Response:
-    """Who the caller is, and whom one can talk to."""
-    if call.caller is None:
-        return JSONResponse({"login": True})
-    shop = call.desk.shop
-    agents = [
-        {"name": name, "model": agent.model or shop.model} for name, agent in shop.agents.items()
-    ]
-    about = {
-        "login": call.desk.callers.are_named,
-        "name": call.caller.name,
-        "scope": list(call.caller.patterns),
-        "agents": agents,
-        "agent": shop.agents.default.name,
-        "model": shop.model,
-        "version": version("nanoloop"),
-        "upload_bytes": call.desk.limits.upload_bytes,
-    }
-    return JSONResponse(about)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A secret, and whose it is."""
+
+    caller: Caller
+    secret: str
 
 
-OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="POST",
-        path="/login",
-        says="Change a token for a cookie",
-        run=login,
-        body=Shown,
-        status=204,
-        is_public=True,
-    ),
-    Operation(
-        method="POST",
-        path="/logout",
-        says="Take the cookie away",
-        run=logout,
-        status=204,
-        is_public=True,
-    ),
-    Operation(
-        method="GET",
-        path="/api/me",
-        says="Who the caller is, and whom one can talk to",
-        run=me,
-        is_public=True,
-    ),
-)
+class Callers:
+    """Knows whoever shows a token or a cookie; never says why one was wrong."""
+
+    def __init__(self, tokens: Iterable[Token], *, now: Callable[[], float] = time.time) -> None:
+        self._by_digest = [(_digest(token.secret), token) for token in tokens]
+        self._now = now
+
+    @property
+    def are_named(self) -> bool:
+        """Whether one has to log in."""
+        return bool(self._by_digest)
+
+    def of_token(self, secret: str) -> Caller | None:
+        """Whose token this is; takes as long for a wrong one."""
+        token = self._token(secret)
+        return token.caller if token else None
+
+    def _token(self, secret: str) -> Token | None:
+        digest = _digest(secret)
+        found = None
+        for known, token in self._by_digest:
+            if hmac.compare_digest(known, digest):
+                found = token
+        return found
+
+    def cookie_for(self, secret: str) -> str | None:
+        """The cookie for who has this token; it says nothing of the token, and dies with it."""
+        token = self._token(secret)
+        if token is None:
+            return None
+        until = str(int(self._now()) + COOKIE_SECONDS)
+        return f"{token.caller.name}.{until}.{_signed(token, until)}"
+
+    def of_cookie(self, cookie: str) -> Caller | None:
+        """Whose cookie this is, while it lasts."""
+        name, _, rest = cookie.partition(".")
+        until, _, signature = rest.partition(".")
+        if (number_in(until) or 0) < self._now():
+            return None
+        for _, token in self._by_digest:
+            is_meant = token.caller.name == name
+            if is_meant and hmac.compare_digest(_signed(token, until).encode(), signature.encode()):
+                return token.caller
+        return None
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _signed(token: Token, until: str) -> str:
+    said = f"nanoloop cookie {token.caller.name} {until}".encode()
+    return hmac.new(_digest(token.secret), said, hashlib.sha256).hexdigest()
+
+
+CALLERS_KNOWN = 10_000
+"""Callers that are remembered; who was quiet longest is forgotten, and has a full bucket again."""
+
+
+class RateLimit:
+    """A bucket for each caller that fills up by `per_minute`."""
+
+    def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, caller: str) -> float:
+        """Take one; 0 where there was one, else the seconds until there is."""
+        level = self._level(caller)
+        self._keep(caller, level - 1 if level >= 1 else level)
+        return 0 if level >= 1 else (1 - level) * 60 / self._per_minute
+
+    def wait(self, caller: str) -> float:
+        """The seconds until there is one; takes none."""
+        level = self._level(caller)
+        return 0 if level >= 1 else (1 - level) * 60 / self._per_minute
+
+    def _level(self, caller: str) -> float:
+        now = self._clock()
+        level, at = self._buckets.get(caller, (float(self._per_minute), now))
+        return min(self._per_minute, level + (now - at) * self._per_minute / 60)
+
+    def _keep(self, caller: str, level: float) -> None:
+        self._buckets[caller] = (level, self._clock())
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > CALLERS_KNOWN:
+            self._buckets.popitem(last=False)
+
+
+KINDS = {
+    400: "bad_request",
+    401: "not_logged_in",
+    403: "not_allowed",
+    404: "not_found",
+    405: "wrong_method",
+    408: "too_slow",
+    409: "not_now",
+    413: "too_large",
+    415: "wrong_type",
+    421: "wrong_host",
+    422: "malformed",
+    429: "too_many_requests",
+    503: "busy",
+}
+
+
+class Refusal(Exception):
+    """Ends a request with this status; the text never names a secret."""
+
+    def __init__(
+        self, status: int, sentence: str, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(sentence)
+        self.status = status
+        self.headers = dict(headers or {})
+
+    def response(self) -> JSONResponse:
+        """The answer in the form that all errors have."""
+        return error_response(self.status, str(self), headers=self.headers)
+
+
+def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
+    """A refusal that says when to come again."""
+    return Refusal(status, sentence, headers={"Retry-After": str(max(1, ceil(seconds)))})
+
+
+def sentence_of(error: Exception, sentences: Sentences, announce: Announce, *, path: str) -> str:
+    """What a client is told of a failure; what the operator is told of it goes to the log."""
+    incident = incident_of(error)
+    announce(RequestFailed(path=path, **incident.facts))
+    return sentences.apology(error, incident.incident).text
+
+
+def error_response(
+    status: int, sentence: str, *, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """What went wrong, as JSON."""
+    error = {"message": sentence, "type": KINDS.get(status, "failed")}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+DIGITS = 18
+"""More than any number that means something here."""
+
+
+def number_in(text: str) -> int | None:
+    """The number that a text is in decimal digits, or None."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from nanoloop.attachments import Attachments
-from nanoloop.channels.web.callers import Callers, Token
-from nanoloop.channels.web.desk import Desk, Limits, Shop
-from nanoloop.channels.web.gate import Gate
-from nanoloop.channels.web.news import News
-from nanoloop.channels.web.rates import Rates
-from nanoloop.channels.web.server import LOOPBACK_NAMES, Server, is_loopback, listening
-from nanoloop.channels.web.site import make_site
-from nanoloop.channels.web.stream import Streams
-from nanoloop.channels.web.talking import CHANNEL
+from nanoloop.channels.web.access import Callers, RateLimit, Token
+from nanoloop.channels.web.api import Backend, WebLimits, WebParts
+from nanoloop.channels.web.dialogue import CHANNEL
+from nanoloop.channels.web.feed import FeedWriter, OpenStreams
+from nanoloop.channels.web.server import LOOPBACK_NAMES, WebServer, is_loopback, listening_socket
+from nanoloop.channels.web.site import Guard, make_site
 from nanoloop.errors import SettingsError
 from nanoloop.events import Event, TextStreamed
 from nanoloop.messages import Outbound
@@ -28,7 +25,7 @@ FAILURES_A_MINUTE = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WebAddress:
     """Where the web is served, and under which names."""
 
     host: str = "127.0.0.1"
@@ -49,16 +46,16 @@ class WebChannel:
 
     def __init__(
         self,
-        shop: Shop,
+        parts: WebParts,
         *,
         attachments: Attachments,
-        place: Place | None = None,
+        place: WebAddress | None = None,
         tokens: Iterable[Token] = (),
-        limits: Limits | None = None,
+        limits: WebLimits | None = None,
     ) -> None:
         """Raises `SettingsError` for an open door."""
-        self._place = place or Place()
-        limits = limits or Limits()
+        self._place = place or WebAddress()
+        limits = limits or WebLimits()
         callers = Callers(tokens)
         if not is_loopback(self._place.host) and not callers.are_named:
             raise SettingsError(
@@ -66,17 +63,17 @@ class WebChannel:
                 "no token: add [channels.web.tokens.NAME] with a token, or serve on 127.0.0.1"
             )
         self._listener: socket.socket | None = None
-        self._news = News()
-        self.desk = Desk(
-            shop=shop,
+        self._news = FeedWriter()
+        self.backend = Backend(
+            parts=parts,
             callers=callers,
             limits=limits,
             attachments=attachments,
             feeds=self._news.feeds,
             receipts=self._news.receipts,
-            streams=Streams(),
-            rates=Rates(limits.requests_per_minute),
-            failures=Rates(FAILURES_A_MINUTE),
+            streams=OpenStreams(),
+            rates=RateLimit(limits.requests_per_minute),
+            failures=RateLimit(FAILURES_A_MINUTE),
             origins=frozenset(self._place.origins),
             cookie=f"nanoloop_{self._place.port}",
             is_serving=self._news.is_serving,
@@ -85,19 +82,19 @@ class WebChannel:
     def bind(self) -> str:
         """Listen, and return the address; raises `SettingsError` where that can't be."""
         if self._listener is None:
-            self._listener = listening(self._place.host, self._place.port)
+            self._listener = listening_socket(self._place.host, self._place.port)
         port = self._listener.getsockname()[1]
         host = self._place.host
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def run(self, bus: Bus) -> None:  # noqa: ARG002 - the bus of the shop is the same
+    async def run(self, bus: Bus) -> None:  # noqa: ARG002 - the bus of the parts is the same
         """Serve until cancelled; open requests then get some time to end."""
         self.bind()
-        server = Server(
+        server = WebServer(
             self.app(),
-            header_seconds=self.desk.limits.header_seconds,
+            header_seconds=self.backend.limits.header_seconds,
             grace_seconds=self._place.grace_seconds,
-            at_end=self.desk.streams.end,
+            at_end=self.backend.streams.end,
         )
         listener, self._listener = self._listener, None
         assert listener is not None  # noqa: S101 - `bind` has made it
@@ -105,7 +102,9 @@ class WebChannel:
 
     def app(self) -> ASGIApp:
         """The ASGI application, with all that protects it."""
-        return Gate(make_site(self.desk), hosts=self._hosts(), announce=self.desk.shop.announce)
+        return Guard(
+            make_site(self.backend), hosts=self._hosts(), announce=self.backend.parts.announce
+        )
 
     def _hosts(self) -> Collection[str] | None:
         """The names that requests may be for; None where only who has a token gets anything."""

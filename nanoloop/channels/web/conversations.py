@@ -1,4 +1,4 @@
-"""The sessions of whoever calls: listed, made, renamed, put away, exported, deleted."""
+"""The sessions of whoever calls: listed, made, changed, exported, deleted, followed as events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from urllib.parse import quote
 from anyio.to_thread import run_sync
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
 
-from nanoloop.channels.web.desk import Desk
-from nanoloop.channels.web.malformed import quoted
-from nanoloop.channels.web.operation import Call, Operation, Taken
-from nanoloop.channels.web.refusal import Refusal
+from nanoloop.channels.web.access import Refusal, number_in
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted
+from nanoloop.channels.web.feed import EventStream, Feed, FeedCursor, frame_bytes
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import rfc3339
 from nanoloop.session.ids import new_id
@@ -27,7 +27,7 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 _MEDIA = {"md": "text/markdown", "json": "application/json", "yaml": "application/yaml"}
 
 
-class Listing(BaseModel):
+class SessionsQuery(BaseModel):
     """Which sessions to list."""
 
     search: Annotated[str, Field(max_length=200)] = ""
@@ -37,14 +37,14 @@ class Listing(BaseModel):
     """The `next` of the page before."""
 
 
-class Begun(Taken):
+class NewSession(RequestBody):
     """A session to begin."""
 
     agent: Name | None = None
     title: Title | None = None
 
 
-class Changed(Taken):
+class SessionChange(RequestBody):
     """What to change; the rest stays."""
 
     title: Title | None = None
@@ -52,31 +52,31 @@ class Changed(Taken):
     agent: Name | None = None
 
 
-class Form(BaseModel):
+class ExportQuery(BaseModel):
     """The form of an export."""
 
     format: Literal["md", "json", "yaml"] = "md"
 
 
-async def list_sessions(call: Call) -> Response:
+async def list_sessions(call: ApiCall) -> Response:
     """Those of the caller, the last active first."""
-    asked: Listing = call.query
+    asked: SessionsQuery = call.query
     infos = await (_found if asked.search.strip() else _newest)(call, asked)
     ids = [info.id for info in infos]
     start = ids.index(asked.after) + 1 if asked.after in ids else 0
     page = infos[start : start + asked.limit]
     is_more = len(infos) > start + len(page)
-    shown = [_shown_info(call.desk, info) for info in page]
+    shown = [_shown_info(call.backend, info) for info in page]
     return JSONResponse({"sessions": shown, "next": page[-1].id if is_more else None})
 
 
-async def _visible(call: Call, asked: Listing) -> AsyncIterator[SessionInfo]:
-    async for info in call.desk.shop.sessions.store.list():
+async def _visible(call: ApiCall, asked: SessionsQuery) -> AsyncIterator[SessionInfo]:
+    async for info in call.backend.parts.sessions.store.list():
         if info.archived == asked.archived and call.who.sees(info.id):
             yield info
 
 
-async def _newest(call: Call, asked: Listing) -> list[SessionInfo]:
+async def _newest(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
     """The last active ones, up to the first behind the page: the rest need not be read."""
     infos: list[SessionInfo] = []
     end = None if asked.after else asked.limit
@@ -89,32 +89,32 @@ async def _newest(call: Call, asked: Listing) -> list[SessionInfo]:
     return infos
 
 
-async def _found(call: Call, asked: Listing) -> list[SessionInfo]:
-    store = call.desk.shop.sessions.store
+async def _found(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
+    store = call.backend.parts.sessions.store
     infos = [info async for info in _visible(call, asked)]
     return matching(infos, asked.search) or [
         info for info in infos[:SEARCHED] if await mentions(store, info.id, asked.search)
     ]
 
 
-async def begin(call: Call) -> Response:
+async def begin(call: ApiCall) -> Response:
     """A new session, durable."""
-    given: Begun = call.body
+    given: NewSession = call.body
     session_id = f"{call.who.prefix}{new_id()}"
     if not call.who.sees(session_id):
         raise Refusal(403, "this token may not begin sessions: its pattern names a single one")
-    agent = _known_agent(call.desk, given.agent)
-    sessions = call.desk.shop.sessions
+    agent = _known_agent(call.backend, given.agent)
+    sessions = call.backend.parts.sessions
     session = await sessions.named(session_id, agent=agent)
     if given.title:
         session.title = " ".join(given.title.split())
         await sessions.store.save(session)
-    _tell(call.desk, session)
-    return JSONResponse(shown_session(call.desk, session), status_code=201)
+    _tell(call.backend, session)
+    return JSONResponse(shown_session(call.backend, session), status_code=201)
 
 
-def _known_agent(desk: Desk, name: str | None) -> str | None:
-    agents = desk.shop.agents
+def _known_agent(backend: Backend, name: str | None) -> str | None:
+    agents = backend.parts.agents
     if name is None or name in agents:
         return name
     near = agents.nearest(name)
@@ -122,18 +122,18 @@ def _known_agent(desk: Desk, name: str | None) -> str | None:
     raise Refusal(422, f"there is no agent {quoted(name)}: {advice}")
 
 
-async def show(call: Call) -> Response:
+async def show(call: ApiCall) -> Response:
     """One session."""
-    session = await call.desk.shop.sessions.open(call.session_id)
-    return JSONResponse(shown_session(call.desk, session))
+    session = await call.backend.parts.sessions.open(call.session_id)
+    return JSONResponse(shown_session(call.backend, session))
 
 
-async def change(call: Call) -> Response:
+async def change(call: ApiCall) -> Response:
     """Its title, its agent, or whether it is put away."""
-    given: Changed = call.body
-    sessions = call.desk.shop.sessions
+    given: SessionChange = call.body
+    sessions = call.backend.parts.sessions
     session = await sessions.open(call.session_id)
-    agent = _known_agent(call.desk, given.agent)
+    agent = _known_agent(call.backend, given.agent)
     if given.title is not None:
         session.title = " ".join(given.title.split())
     if agent is not None:
@@ -141,29 +141,29 @@ async def change(call: Call) -> Response:
     await sessions.store.save(session)
     if given.archived is not None:
         await sessions.archive(session.id, archived=given.archived)
-    _tell(call.desk, session)
-    return JSONResponse(shown_session(call.desk, session))
+    _tell(call.backend, session)
+    return JSONResponse(shown_session(call.backend, session))
 
 
-async def delete(call: Call) -> Response:
+async def delete(call: ApiCall) -> Response:
     """It is gone for good; an answer that is going on is stopped."""
-    shop, session_id = call.desk.shop, call.session_id
-    session = await shop.sessions.open(session_id)
-    shop.runner.stop(session.key or session_id)
-    await shop.sessions.store.delete(session_id)
-    shop.sessions.forget(session_id)
-    if shop.recall is not None:
-        await shop.recall.forget(session_id)
-    call.desk.receipts.forget(session_id)
-    call.desk.feeds.of(session_id).add("session", {"deleted": True})
-    call.desk.feeds.changes.add("sessions", {"id": session_id}, about=session_id)
+    parts, session_id = call.backend.parts, call.session_id
+    session = await parts.sessions.open(session_id)
+    parts.runner.stop(session.key or session_id)
+    await parts.sessions.store.delete(session_id)
+    parts.sessions.forget(session_id)
+    if parts.recall is not None:
+        await parts.recall.forget(session_id)
+    call.backend.receipts.forget(session_id)
+    call.backend.feeds.of(session_id).add("session", {"deleted": True})
+    call.backend.feeds.changes.add("sessions", {"id": session_id}, about=session_id)
     return Response(status_code=204)
 
 
-async def export(call: Call) -> Response:
+async def export(call: ApiCall) -> Response:
     """The whole of it as a file."""
-    form: Form = call.query
-    session = await call.desk.shop.sessions.store.get(call.session_id)
+    form: ExportQuery = call.query
+    session = await call.backend.parts.sessions.store.get(call.session_id)
     work = {"md": session.to_markdown, "json": session.dump_json, "yaml": session.dump_yaml}
     text = await run_sync(work[form.format])
     name = quote(f"{session.title or session.id}.{form.format}", safe="")
@@ -174,30 +174,30 @@ async def export(call: Call) -> Response:
     )
 
 
-def _tell(desk: Desk, session: Session) -> None:
+def _tell(backend: Backend, session: Session) -> None:
     is_archived = bool(session.metadata.get(ARCHIVED))
     about = {"title": session.title, "agent": session.agent, "archived": is_archived}
-    desk.feeds.of(session.id).add("session", about)
-    desk.feeds.changes.add("sessions", {"id": session.id}, about=session.id)
+    backend.feeds.of(session.id).add("session", about)
+    backend.feeds.changes.add("sessions", {"id": session.id}, about=session.id)
 
 
-def shown_session(desk: Desk, session: Session) -> dict[str, Any]:
+def shown_session(backend: Backend, session: Session) -> dict[str, Any]:
     """A session at a glance."""
-    shown = _shown(desk, session)
+    shown = _shown(backend, session)
     shown["entries"] = session.entry_count
     shown["pending"] = max(0, session.pending_seq - session.covered_seq)
     shown["archived"] = bool(session.metadata.get(ARCHIVED))
     return shown
 
 
-def _shown_info(desk: Desk, info: SessionInfo) -> dict[str, Any]:
+def _shown_info(backend: Backend, info: SessionInfo) -> dict[str, Any]:
     """The same, of one that was not opened."""
-    shown = _shown(desk, info)
+    shown = _shown(backend, info)
     shown |= {"entries": info.entries, "pending": info.pending, "archived": info.archived}
     return shown
 
 
-def _shown(desk: Desk, session: Session | SessionInfo) -> dict[str, Any]:
+def _shown(backend: Backend, session: Session | SessionInfo) -> dict[str, Any]:
     return {
         "id": session.id,
         "title": session.title,
@@ -205,21 +205,72 @@ def _shown(desk: Desk, session: Session | SessionInfo) -> dict[str, Any]:
         "created_at": rfc3339(session.created_at),
         "updated_at": rfc3339(session.updated_at),
         "awaiting": session.awaiting,
-        "busy": desk.shop.runner.is_busy(session.key or session.id),
+        "busy": backend.parts.runner.is_busy(session.key or session.id),
     }
 
 
 SESSION = "/api/sessions/{session}"
+
+
+class EventsQuery(BaseModel):
+    """What else to tell."""
+
+    list: bool = False
+    """Changes of the list of sessions too."""
+
+
+async def of_session(call: ApiCall) -> ASGIApp:
+    """The events of one session."""
+    session = await call.backend.parts.sessions.open(call.session_id)
+    feed = call.backend.feeds.of(session.id)
+    watched = FeedCursor(feed, after=_last_event_id(call))
+    first = frame_bytes(watched.place, "hello", _hello(call.backend, session, feed))
+    if watched.has_gap:
+        first += frame_bytes(watched.place, "reset", {})
+    every = [watched]
+    if call.query.list:
+        every.append(FeedCursor(call.backend.feeds.changes, sees=call.who.sees))
+    return EventStream(call.backend.streams, every, first=first)
+
+
+def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
+    """How the session stands: what an answer that is going on has said so far."""
+    key, running = session.key or session.id, feed.running
+    return {
+        "session": session.id,
+        "busy": backend.parts.runner.is_busy(key),
+        "waiting": backend.parts.runner.waiting(key),
+        "message_id": running.message_id if running else None,
+        "text": running.text if running else "",
+    }
+
+
+async def of_all(call: ApiCall) -> ASGIApp:
+    """Which sessions of the caller have changed."""
+    watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)
+    first = frame_bytes(None, "hello", {})
+    return EventStream(call.backend.streams, [watched], first=first)
+
+
+def _last_event_id(call: ApiCall) -> int | None:
+    """The id of the last event that the reader had, where it says so."""
+    return number_in(call.request.headers.get("last-event-id", ""))
+
+
 OPERATIONS: Sequence[Operation] = (
     Operation(
-        method="GET", path="/api/sessions", says="List sessions", run=list_sessions, query=Listing
+        method="GET",
+        path="/api/sessions",
+        says="List sessions",
+        run=list_sessions,
+        query=SessionsQuery,
     ),
     Operation(
         method="POST",
         path="/api/sessions",
         says="Begin a session",
         run=begin,
-        body=Begun,
+        body=NewSession,
         status=201,
     ),
     Operation(method="GET", path=SESSION, says="One session at a glance", run=show),
@@ -228,7 +279,7 @@ OPERATIONS: Sequence[Operation] = (
         path=SESSION,
         says="Rename it, put it away, change its agent",
         run=change,
-        body=Changed,
+        body=SessionChange,
     ),
     Operation(method="DELETE", path=SESSION, says="Delete it for good", run=delete, status=204),
     Operation(
@@ -236,7 +287,22 @@ OPERATIONS: Sequence[Operation] = (
         path=f"{SESSION}/export",
         says="The whole of it as a file",
         run=export,
-        query=Form,
+        query=ExportQuery,
         produces="text/markdown",
+    ),
+    Operation(
+        method="GET",
+        path=f"{SESSION}/events",
+        says="What happens in a session, as it happens; resumable by Last-Event-ID",
+        run=of_session,
+        query=EventsQuery,
+        produces="text/event-stream",
+    ),
+    Operation(
+        method="GET",
+        path="/api/events",
+        says="Which sessions have changed, as it happens",
+        run=of_all,
+        produces="text/event-stream",
     ),
 )

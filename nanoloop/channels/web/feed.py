@@ -1,14 +1,43 @@
-"""What happens in a session, as bytes that all its readers share: bounded, and resumable by id."""
+"""What happens in a session, told to all who read along: bounded, and resumable by id."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from itertools import count
 from typing import Any, Protocol
+
+import anyio
+from starlette.types import Receive, Scope, Send
+
+from nanoloop.channels.web.access import try_later
+from nanoloop.events import (
+    Event,
+    LoopStarted,
+    LoopStopped,
+    SessionReset,
+    SessionStarted,
+    SummaryCommitted,
+    SummaryDropped,
+    SummaryFailed,
+    SummaryPostponed,
+    SummaryStarted,
+    TextStreamed,
+    ToolFinished,
+    ToolStarted,
+    TurnFailed,
+    TurnFinished,
+    TurnStarted,
+    TurnStopped,
+    WindowTrimmed,
+)
+from nanoloop.messages import Outbound
+from nanoloop.session.entry import rfc3339
 
 FRAMES = 512
 """Events that a feed keeps for who comes back; with more missed, a reader starts afresh."""
@@ -25,7 +54,7 @@ class Wake(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class FeedEvent:
     """One event as it goes over the wire."""
 
     id: int
@@ -36,7 +65,7 @@ class Frame:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningAnswer:
     """The answer that is going on, as far as it has come."""
 
     message_id: str | None
@@ -61,14 +90,14 @@ class Feed:
     def __init__(self, ids: Iterator[int], *, is_resumable: bool = True) -> None:
         self._ids = ids
         self._is_resumable = is_resumable
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[FeedEvent] = deque()
         self._bytes = 0
         self._readers: set[Wake] = set()
         self.last = next(ids)
         """The newest event's id."""
         self._floor = self.last
         """Events up to here are gone."""
-        self.running: Running | None = None
+        self.running: RunningAnswer | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -79,7 +108,7 @@ class Feed:
         """Tell all readers; waits for none."""
         self.last = next(self._ids)
         place = self.last if self._is_resumable else None
-        frame = Frame(self.last, name, frame_bytes(place, name, data), about)
+        frame = FeedEvent(self.last, name, frame_bytes(place, name, data), about)
         self._frames.append(frame)
         self._bytes += len(frame.data)
         while len(self._frames) > FRAMES or (self._bytes > FRAME_BYTES and len(self._frames) > 1):
@@ -93,9 +122,9 @@ class Feed:
         """Whether nothing that came after this id is gone."""
         return self._floor <= event_id <= self.last
 
-    def since(self, event_id: int) -> list[Frame]:
+    def since(self, event_id: int) -> list[FeedEvent]:
         """The events that came after this id."""
-        found: list[Frame] = []
+        found: list[FeedEvent] = []
         for frame in reversed(self._frames):
             if frame.id <= event_id:
                 break
@@ -145,3 +174,302 @@ class Feeds:
                 del self._feeds[session_id]
             else:
                 self._feeds.move_to_end(session_id)
+
+
+_TURN: Mapping[type[Event], str] = {
+    TurnStarted: "started",
+    TurnFinished: "finished",
+    TurnFailed: "failed",
+    TurnStopped: "stopped",
+}
+_MEMORY: Mapping[type[Event], str] = {
+    WindowTrimmed: "trimmed",
+    SummaryStarted: "summary_started",
+    SummaryCommitted: "summary_committed",
+    SummaryFailed: "summary_failed",
+    SummaryPostponed: "summary_postponed",
+    SummaryDropped: "summary_dropped",
+}
+
+_FACTS = ("error", "seconds", "tokens_in", "tokens_out", "tokens_cached")
+"""What is told of a turn besides its state."""
+
+
+class FeedWriter:
+    """Turns what the loop says and does into what readers are told; it never waits."""
+
+    def __init__(self) -> None:
+        self.feeds = Feeds()
+        self.receipts = Receipts()
+        self._is_serving = False
+
+    def is_serving(self) -> bool:
+        """Whether the loop takes messages."""
+        return self._is_serving
+
+    def take(self, item: Outbound | TextStreamed) -> None:
+        """Tell of an answer, or of a piece of one."""
+        feed = self.feeds.of(item.chat)
+        if isinstance(item, TextStreamed):
+            _take_piece(feed, item)
+            return
+        if feed.running is not None and feed.running.message_id == item.reply_to:
+            feed.running = None
+        answer = {"message_id": item.reply_to, "text": item.text, "kind": item.kind}
+        feed.add("answer", answer)
+
+    def hear(self, event: Event) -> None:
+        """Tell of what happened."""
+        kind = type(event)
+        if kind in _TURN:
+            self._hear_turn(event, _TURN[kind])
+        elif kind in _MEMORY:
+            self._hear_memory(event, _MEMORY[kind])
+        elif isinstance(event, (ToolStarted, ToolFinished)):
+            self._tell(event.session_id, "tool", _tool(event))
+        elif isinstance(event, (SessionStarted, SessionReset)):
+            self._hear_session(event)
+        elif isinstance(event, (LoopStarted, LoopStopped)):
+            self._is_serving = isinstance(event, LoopStarted)
+
+    def _hear_turn(self, event: Any, state: str) -> None:
+        facts = {name: getattr(event, name) for name in _FACTS if hasattr(event, name)}
+        self._tell(event.session_id, "turn", {"state": state, **facts})
+        if state != "started":
+            self._tell_changed(event.session_id)
+
+    def _hear_memory(self, event: Any, reason: str) -> None:
+        if isinstance(event, SummaryCommitted):
+            self.receipts.add(event)
+        self._tell(event.session_id, "memory", {"reason": reason})
+
+    def _hear_session(self, event: SessionStarted | SessionReset) -> None:
+        if isinstance(event, SessionReset):
+            self._tell(event.old_session_id, "session", {"moved_to": event.session_id})
+        self._tell_changed(event.session_id)
+
+    def _tell(self, session_id: str, name: str, data: Mapping[str, Any]) -> None:
+        # A session that nobody reads and that isn't the web's own needs no feed.
+        feed = self.feeds.known(session_id)
+        if feed is not None:
+            feed.add(name, data)
+
+    def _tell_changed(self, session_id: str) -> None:
+        self.feeds.changes.add("sessions", {"id": session_id}, about=session_id)
+
+
+def _take_piece(feed: Feed, piece: TextStreamed) -> None:
+    running = feed.running
+    if running is None or running.message_id != piece.reply_to:
+        running = feed.running = RunningAnswer(piece.reply_to)
+    data = {"message_id": piece.reply_to, "piece": piece.text, "at": running.length}
+    running.pieces.append(piece.text)
+    running.length += len(piece.text)
+    feed.add("text", data)
+
+
+def _tool(event: ToolStarted | ToolFinished) -> dict[str, Any]:
+    told = {"call_id": event.call_id, "tool": event.tool}
+    if isinstance(event, ToolStarted):
+        return {**told, "state": "started"}
+    return {**told, "state": "finished", "success": event.success, "seconds": event.seconds}
+
+
+RECEIPT_SESSIONS = 1000
+RECEIPTS_OF_ONE = 20
+
+
+class Receipts:
+    """The newest receipts of the sessions that were summarised last."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
+
+    def add(self, event: SummaryCommitted) -> None:
+        """Keep this one."""
+        receipt = asdict(event)
+        session_id = receipt.pop("session_id")
+        receipt["time"] = rfc3339(datetime.now(timezone.utc))
+        self._kept.setdefault(session_id, deque(maxlen=RECEIPTS_OF_ONE)).append(receipt)
+        self._kept.move_to_end(session_id)
+        if len(self._kept) > RECEIPT_SESSIONS:
+            self._kept.popitem(last=False)
+
+    def of(self, session_id: str) -> list[dict[str, Any]]:
+        """Those of one session, the newest last."""
+        return list(self._kept.get(session_id, ()))
+
+    def forget(self, session_id: str) -> None:
+        """Let go of a session's."""
+        self._kept.pop(session_id, None)
+
+
+KEEP_ALIVE_SECONDS = 15
+"""After so much silence a comment is sent, and a look taken whether anyone is there."""
+PATIENCE_SECONDS = 30
+"""How long a reader may take nothing in before it is let go."""
+TOGETHER_SECONDS = 0.02
+"""After a piece of text, how long to gather further ones; nobody reads as fast."""
+RETRY = b"retry: 1000\n\n"
+"""How soon a browser comes back, in milliseconds."""
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class FeedCursor:
+    """A place in a feed that moves on as its events are taken."""
+
+    def __init__(
+        self, feed: Feed, *, after: int | None = None, sees: Callable[[str], bool] | None = None
+    ) -> None:
+        """With `after`, an event's id, what came since is told too, except pieces of text."""
+        self.feed = feed
+        self.has_gap = after is not None and not feed.has_since(after)
+        self._after = feed.last if after is None or self.has_gap else after
+        self._missed_upto = feed.last
+        self._sees = sees
+
+    @property
+    def place(self) -> int:
+        """The id of the last event that was taken."""
+        return self._after
+
+    def take(self) -> list[bytes]:
+        """What is new, as bytes; a `reset` in its place where some of it is gone."""
+        before, self._after = self._after, self.feed.last
+        if before == self.feed.last:
+            return []
+        if not self.feed.has_since(before):
+            return [frame_bytes(self.feed.last, "reset", {})]
+        return [frame.data for frame in self.feed.since(before) if self._shows(frame)]
+
+    def _shows(self, frame: FeedEvent) -> bool:
+        # What was said so far is told when a reader comes, pieces from before would be twice.
+        if frame.name == "text" and frame.id <= self._missed_upto:
+            return False
+        return self._sees is None or self._sees(frame.about)
+
+
+class Waker:
+    """Wakes one reader."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        self.is_over = False
+
+    def set(self) -> None:
+        """There is something new."""
+        self._event.set()
+
+    def end(self) -> None:
+        """There will be nothing more."""
+        self.is_over = True
+        self._event.set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until there is something new; False where so much time went by without."""
+        with anyio.move_on_after(seconds):
+            await self._event.wait()
+        if not self._event.is_set():
+            return False
+        self._event = anyio.Event()
+        return True
+
+
+STREAMS = 2000
+"""How many may be open at once, all pages together."""
+
+
+class OpenStreams:
+    """All readers there are: bounded, and ended together."""
+
+    def __init__(self) -> None:
+        self._open: set[Waker] = set()
+        self._is_over = False
+
+    def __len__(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+    def enter(self, waker: Waker) -> None:
+        """One more; raises a refusal where there are too many."""
+        if len(self._open) >= STREAMS or self._is_over:
+            raise try_later(503, "too many event streams are open: try again soon", seconds=5)
+        self._open.add(waker)
+
+    def leave(self, waker: Waker) -> None:
+        """One less."""
+        self._open.discard(waker)
+
+    def end(self) -> None:
+        """Let all of them end, and take no further ones."""
+        self._is_over = True
+        for waker in self._open:
+            waker.end()
+
+
+class EventStream:
+    """Sends what feeds tell, until its reader has left or all streams end."""
+
+    def __init__(
+        self, streams: OpenStreams, watched: Sequence[FeedCursor], *, first: bytes
+    ) -> None:
+        self._streams = streams
+        self._watched = watched
+        self._first = first
+        self._waker = Waker()
+        streams.enter(self._waker)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve this reader."""
+        if scope["method"] == "HEAD":
+            self._waker.end()
+        with ExitStack() as stack:
+            stack.callback(self._streams.leave, self._waker)
+            for watched in self._watched:
+                watched.feed.watch(self._waker)
+                stack.callback(watched.feed.unwatch, self._waker)
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await self._serve(receive, send)
+
+    async def _serve(self, receive: Receive, send: Send) -> None:
+        news = RETRY + self._first
+        while True:
+            news += b"".join(self._taken())
+            if news and not await _send(send, news):
+                return
+            if self._waker.is_over:
+                await _send(send, b"", more=False)
+                return
+            if b"\nevent: text\n" in news:  # words that come fast go out together
+                await anyio.sleep(TOGETHER_SECONDS)
+            news = b""
+            if not await self._waker.wait(KEEP_ALIVE_SECONDS):
+                if await _has_left(receive):
+                    return
+                news = b":\n\n"
+
+    def _taken(self) -> Iterable[bytes]:
+        for watched in self._watched:
+            yield from watched.take()
+
+
+async def _send(send: Send, body: bytes, *, more: bool = True) -> bool:
+    """Send it; False where it was not taken in for too long."""
+    with anyio.move_on_after(PATIENCE_SECONDS) as patience:
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+    return not patience.cancelled_caught
+
+
+async def _has_left(receive: Receive) -> bool:
+    """Whether the other side is gone; looks, and waits for nothing."""
+    while True:
+        message = None
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            message = await receive()
+        if message is None or message["type"] == "http.disconnect":
+            return message is not None

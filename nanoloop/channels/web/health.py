@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import anyio
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from nanoloop.channels.web.desk import Desk
-from nanoloop.channels.web.operation import Call, Operation
+from nanoloop.channels.web.api import ApiCall, Backend, Operation
 
 STORE_SECONDS = 3
 """How long the store may take to say anything."""
@@ -18,31 +17,31 @@ PROBE = "web:readyz"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-async def alive(_: Call) -> Response:
+async def alive(_: ApiCall) -> Response:
     """It answers."""
     return JSONResponse({"status": "ok"})
 
 
-async def ready(call: Call) -> Response:
+async def ready(call: ApiCall) -> Response:
     """It can take messages: the loop runs, and the store can be reached."""
-    checks = {"loop": call.desk.is_serving(), "store": await _reaches_store(call.desk)}
+    checks = {"loop": call.backend.is_serving(), "store": await _reaches_store(call.backend)}
     status = 200 if all(checks.values()) else 503
     return JSONResponse({"status": "ok" if status == 200 else "not ready", **checks}, status)  # noqa: PLR2004 - HTTP's own
 
 
-async def _reaches_store(desk: Desk) -> bool:
+async def _reaches_store(backend: Backend) -> bool:
     try:
         with anyio.fail_after(STORE_SECONDS):
-            await desk.shop.sessions.store.bound(PROBE)
+            await backend.parts.sessions.store.bound(PROBE)
     except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not ready
         return False
     return True
 
 
-async def metrics(call: Call) -> Response:
+async def metrics(call: ApiCall) -> Response:
     """What was counted, in Prometheus' form."""
-    counted = call.desk.shop.snapshot()
-    own = {"open_streams": len(call.desk.streams), "feeds": len(call.desk.feeds)}
+    counted = call.backend.parts.snapshot()
+    own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
     text = "\n".join([*_lines(counted, own), ""])
     return PlainTextResponse(text, media_type=_METRICS)
 

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from nanoloop.channels.web.access import Refusal
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody
 from nanoloop.channels.web.conversations import SESSION
-from nanoloop.channels.web.desk import Desk
-from nanoloop.channels.web.operation import Call, Operation, Taken
-from nanoloop.channels.web.refusal import Refusal
 from nanoloop.events import WindowTrimmed
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import message_count
@@ -19,51 +18,51 @@ from nanoloop.session.session import Session
 from nanoloop.tokens import entry_tokens, text_tokens
 
 
-class Corrected(Taken):
+class CorrectedSummary(RequestBody):
     """Another text for the summary."""
 
     text: Annotated[str, Field(max_length=20_000)]
 
 
-async def memory(call: Call) -> Response:
+async def memory(call: ApiCall) -> Response:
     """What is where."""
-    session = await call.desk.shop.sessions.open(call.session_id)
-    return JSONResponse(await _shown(call.desk, session))
+    session = await call.backend.parts.sessions.open(call.session_id)
+    return JSONResponse(await _shown(call.backend, session))
 
 
-async def correct(call: Call) -> Response:
+async def correct(call: ApiCall) -> Response:
     """Put another text in the place of the summary."""
-    given: Corrected = call.body
-    sessions = call.desk.shop.sessions
+    given: CorrectedSummary = call.body
+    sessions = call.backend.parts.sessions
     session = await sessions.open(call.session_id)
     is_being_written = session.summary_in_progress
     session.update_summary(given.text.strip())
     # The one being written finds it changed, and drops its own.
     session.summary_in_progress = is_being_written
     await sessions.store.save(session)
-    call.desk.feeds.of(session.id).add("memory", {"reason": "edited"})
-    return JSONResponse(await _shown(call.desk, session))
+    call.backend.feeds.of(session.id).add("memory", {"reason": "edited"})
+    return JSONResponse(await _shown(call.backend, session))
 
 
-async def summarise(call: Call) -> Response:
+async def summarise(call: ApiCall) -> Response:
     """Cut the window to what always stays, and fold what left it into the summary now."""
-    shop = call.desk.shop
-    session = await shop.sessions.open(call.session_id)
-    evicted, did_trim = session.trim_if_needed(limit=shop.keep, min_keep=shop.keep)
+    parts = call.backend.parts
+    session = await parts.sessions.open(call.session_id)
+    evicted, did_trim = session.trim_if_needed(limit=parts.keep, min_keep=parts.keep)
     if did_trim:
-        await shop.sessions.store.save(session)
+        await parts.sessions.store.save(session)
         session.release()
         kept = message_count(session.window)
-        shop.announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
-    if shop.summarizer.fire_and_forget(session, force=True) or did_trim:
+        parts.announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+    if parts.summarizer.fire_and_forget(session, force=True) or did_trim:
         return Response(status_code=202)
     if session.summary_in_progress:
         raise Refusal(409, "a summary is being written already")
-    raise Refusal(409, f"the last {shop.keep} messages always stay word for word")
+    raise Refusal(409, f"the last {parts.keep} messages always stay word for word")
 
 
-async def _shown(desk: Desk, session: Session) -> dict[str, Any]:
-    store = desk.shop.sessions.store
+async def _shown(backend: Backend, session: Session) -> dict[str, Any]:
+    store = backend.parts.sessions.store
     first = await store.entries(session.id, limit=1)
     covered, left = session.covered_seq, session.pending_seq
     pending = await store.entries(session.id, after=covered, upto=left) if left > covered else []
@@ -84,10 +83,10 @@ async def _shown(desk: Desk, session: Session) -> dict[str, Any]:
         "summary": {"text": session.summary, "seq": covered if session.summary else 0},
         "ledger": [dict(item) for item in session.ledger],
         "pins": [dict(pin) for pin in session.pins],
-        "receipts": desk.receipts.of(session.id),
+        "receipts": backend.receipts.of(session.id),
         "spent": dict(session.summary_spent),
         "running": session.summary_in_progress,
-        "waiting": desk.shop.summarizer.waits_for(session.id),
+        "waiting": backend.parts.summarizer.waits_for(session.id),
     }
 
 
@@ -109,7 +108,7 @@ OPERATIONS: Sequence[Operation] = (
         path=f"{SESSION}/memory/summary",
         says="Set the summary right",
         run=correct,
-        body=Corrected,
+        body=CorrectedSummary,
     ),
     Operation(
         method="POST",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -14,7 +15,6 @@ import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
-from nanoloop.channels.web.protocol import protocol
 from nanoloop.errors import SettingsError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -33,7 +33,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def listening(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens there; raises OSError with a sentence where that can't be."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -45,7 +45,7 @@ def listening(host: str, port: int) -> socket.socket:
         ) from error
 
 
-class _Quiet(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """Leaves signals to the program it runs in, and sleeps until it is told to end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -82,7 +82,7 @@ class _Quiet(uvicorn.Server):
         yield
 
 
-class Server:
+class WebServer:
     """Serves until it is cancelled; then takes nothing more, and gives what runs some time."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Server:
             proxy_headers=False,
             timeout_graceful_shutdown=max(1, int(grace_seconds)),
         )
-        self._server = _Quiet(config)
+        self._server = _UvicornServer(config)
         self._header_seconds = header_seconds
         self._at_end = at_end
         self._idle_since: WeakKeyDictionary[Any, tuple[int, float]] = WeakKeyDictionary()
@@ -145,3 +145,42 @@ class Server:
             if of == id(cycle) and now - since >= self._header_seconds:
                 transport.abort()
             self._idle_since[connection] = (id(cycle), since if of == id(cycle) else now)
+
+
+try:
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ModuleNotFoundError:  # the slower parser has a bound of its own
+    HttpToolsProtocol = None  # type: ignore[assignment,misc]
+
+HEAD_BYTES = 64_000
+
+
+def protocol() -> type[asyncio.Protocol] | str:
+    """The fastest way to speak HTTP that is installed, for uvicorn."""
+    return "h11" if HttpToolsProtocol is None else _bounded()
+
+
+def _bounded() -> type[asyncio.Protocol]:
+    class BoundedProtocol(HttpToolsProtocol):
+        """Refuses a request whose head is too long, and cuts the connection."""
+
+        _is_in_head = True
+        _head = 0
+
+        def data_received(self, data: bytes) -> None:
+            was_in_head = self._is_in_head
+            super().data_received(data)
+            # What came with its end may be a body: only what brought no end counts.
+            self._head += len(data) if was_in_head and self._is_in_head else 0
+            if self._head > HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
+
+        def on_message_begin(self) -> None:
+            self._is_in_head, self._head = True, 0
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._is_in_head, self._head = False, 0
+            super().on_headers_complete()
+
+    return BoundedProtocol

@@ -9,10 +9,9 @@ from urllib.parse import quote, unquote
 from starlette.responses import JSONResponse, Response
 
 from nanoloop.attachments import SCHEME, mime_type_of
-from nanoloop.channels.web.history import shown_attachment
-from nanoloop.channels.web.malformed import quoted
-from nanoloop.channels.web.operation import Call, Operation
-from nanoloop.channels.web.refusal import Refusal
+from nanoloop.channels.web.access import Refusal
+from nanoloop.channels.web.api import ApiCall, Operation, quoted
+from nanoloop.channels.web.dialogue import shown_attachment
 from nanoloop.errors import AttachmentsFull, PictureRefused
 
 NAME_LIMIT = 120
@@ -23,7 +22,7 @@ _GIVEN_OUT = {
 }
 
 
-async def upload(call: Call) -> Response:
+async def upload(call: ApiCall) -> Response:
     """Keep a file."""
     data: bytes = call.body
     mime_type = mime_type_of(data) if data else None
@@ -31,11 +30,11 @@ async def upload(call: Call) -> Response:
         raise Refusal(415, "send an image (png, jpeg, gif, webp) or a text in UTF-8")
     name = _safe_name(unquote(call.request.headers.get("x-name", "")))
     try:
-        kept = await call.desk.attachments.keep(
+        kept = await call.backend.attachments.keep(
             data, owner=call.who.prefix, name=name, mime_type=mime_type
         )
     except AttachmentsFull:
-        raise Refusal(413, call.desk.shop.sentences.text("files_full")) from None
+        raise Refusal(413, call.backend.parts.sentences.text("files_full")) from None
     except PictureRefused as refused:
         raise Refusal(422, str(refused)) from None
     about: dict[str, Any] = {"ref": f"{SCHEME}{kept.id}", "kind": kept.kind, "name": kept.name}
@@ -50,11 +49,11 @@ def _safe_name(name: str) -> str:
     return shown[:NAME_LIMIT] or "file"
 
 
-async def download(call: Call) -> Response:
+async def download(call: ApiCall) -> Response:
     """Give a file out again."""
     attachment_id = str(call.request.path_params["attachment"])
-    kept = await call.desk.attachments.about(attachment_id)
-    data = await call.desk.attachments.data(attachment_id)
+    kept = await call.backend.attachments.about(attachment_id)
+    data = await call.backend.attachments.data(attachment_id)
     if kept is None or data is None or not call.who.sees(kept.owner):
         raise Refusal(404, f"there is no file {quoted(attachment_id)}")
     how = "inline" if kept.kind == "image" else "attachment"

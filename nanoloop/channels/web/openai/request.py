@@ -1,13 +1,42 @@
-"""What a request for a completion says: heeded, passed on to the model, refused, or ignored."""
+"""What a request of OpenAI's API says: heeded, passed on to the model, refused, or ignored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import binascii
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
 
-from nanoloop.channels.web.openai.refusing import unfit
+from nanoloop import errors
+from nanoloop.attachments import SCHEME, mime_type_of
+from nanoloop.channels.web.access import Refusal, sentence_of, try_later
+from nanoloop.channels.web.api import Backend, quoted
+from nanoloop.errors import (
+    AnswerRefused,
+    AttachmentsFull,
+    BadImage,
+    BusFull,
+    ContextTooLong,
+    ImagesRefused,
+    InvalidSessionId,
+    LaneFull,
+    ModelResting,
+    NanoloopError,
+    NotPossible,
+    OverQuota,
+    PictureRefused,
+    ProviderError,
+    ProviderTimeout,
+    SessionError,
+    SessionNotFound,
+    StoreError,
+)
+from nanoloop.messages import Attachment
+from nanoloop.protocols import ToolCall, ToolSpec
+from nanoloop.tools.toolbox import Toolbox, ToolOutcome
 
 PASSED = frozenset(
     {
@@ -79,10 +108,345 @@ class ChatRequest(BaseModel):
     def check(self) -> None:
         """Raise a refusal for what can't be done."""
         if self.n not in {None, 1}:
-            raise unfit("n", f"there is one answer to a question, not {self.n}")
+            raise invalid_field("n", f"there is one answer to a question, not {self.n}")
         extra = self.model_extra or {}
         if extra.get("modalities") not in (None, ["text"]):
-            raise unfit("modalities", "only text is answered")
+            raise invalid_field("modalities", "only text is answered")
         for name, sentence in REFUSED.items():
             if extra.get(name):
-                raise unfit(name, sentence)
+                raise invalid_field(name, sentence)
+
+
+Message = dict[str, Any]
+IMAGE_PREFIXES = ("data:image/", "http://", "https://")
+"""Where an image may be; no other address leaves this place, above all none of ours."""
+SYSTEM = {"system", "developer"}
+
+
+def checked_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages with what is known of them and nothing else; raises a refusal."""
+    return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(given)]
+
+
+def _checked_message(message: Mapping[str, Any], where: str) -> Message:
+    role = message.get("role")
+    take = _ROLES.get(role) if isinstance(role, str) else None
+    if take is None:
+        raise invalid_field(
+            f"{where}.role", f"one of {', '.join(sorted(_ROLES))}, not {quoted(role)}"
+        )
+    taken = take(message, where)
+    name = message.get("name")
+    return {**taken, "name": name} if isinstance(name, str) and role != "tool" else taken
+
+
+def _system(message: Mapping[str, Any], where: str) -> Message:
+    return {"role": "system", "content": _text(message.get("content"), where)}
+
+
+def _user(message: Mapping[str, Any], where: str) -> Message:
+    return {"role": "user", "content": _content(message.get("content"), where)}
+
+
+def _assistant(message: Mapping[str, Any], where: str) -> Message:
+    content = message.get("content") or message.get("refusal")
+    said: Message = {"role": "assistant", "content": _text(content, where) if content else None}
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise invalid_field(f"{where}.tool_calls", "a list of calls")
+    if calls:
+        said["tool_calls"] = [_checked_call(call, f"{where}.tool_calls") for call in calls]
+    return said if calls or content else {**said, "content": ""}
+
+
+def _checked_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise invalid_field(where, "calls of functions")
+    known = {"name": function.get("name"), "arguments": function.get("arguments") or "{}"}
+    if not all(isinstance(value, str) for value in (*known.values(), call.get("id"))):
+        raise invalid_field(where, "each with an id, a name and arguments as text")
+    return {"id": call["id"], "type": "function", "function": known}
+
+
+def _tool(message: Mapping[str, Any], where: str) -> Message:
+    call_id = message.get("tool_call_id")
+    if not isinstance(call_id, str):
+        raise invalid_field(
+            f"{where}.tool_call_id", "the id of the call that this is the result of"
+        )
+    content = _text(message.get("content"), where)
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+_ROLES: Mapping[str, Callable[[Mapping[str, Any], str], Message]] = {
+    "assistant": _assistant,
+    "developer": _system,
+    "system": _system,
+    "tool": _tool,
+    "user": _user,
+}
+
+
+def _content(content: Any, where: str) -> Any:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not content:
+        raise invalid_field(f"{where}.content", "a text, or a list of parts")
+    return [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+
+
+def _text(content: Any, where: str) -> str:
+    parts = _content(content, where)
+    if isinstance(parts, str):
+        return parts
+    if any(part["type"] != "text" for part in parts):
+        raise invalid_field(f"{where}.content", "only text may stand here")
+    return "\n".join(part["text"] for part in parts)
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in {"text", "refusal"} and isinstance(part.get(kind), str):
+        return {"type": "text", "text": part[kind]}
+    if kind == "image_url":
+        return {"type": "image_url", "image_url": _image(part.get("image_url"), where)}
+    raise invalid_field(where, "a part is a text or an image_url")
+
+
+def _image(image: Any, where: str) -> dict[str, str]:
+    known = {"url": image} if isinstance(image, str) else image
+    url = known.get("url") if isinstance(known, Mapping) else None
+    if not isinstance(url, str) or not url.startswith(IMAGE_PREFIXES):
+        raise invalid_field(
+            f"{where}.image_url", "an address that begins with https: or data:image/"
+        )
+    detail = known.get("detail")
+    return {"url": url, "detail": detail} if isinstance(detail, str) else {"url": url}
+
+
+def image_bytes(url: str) -> bytes:
+    """What a data URL holds; raises a refusal where it is broken."""
+    head, _, data = url.partition(",")
+    try:
+        if head.endswith(";base64"):
+            return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise ClientRefusal(
+        400, "an image is no valid base64", param="messages", code="invalid_base64_image"
+    )
+
+
+def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
+    """What system messages say at the beginning, and all that follows."""
+    first = next((i for i, said in enumerate(messages) if said["role"] != "system"), len(messages))
+    told = [said["content"] for said in messages[:first] if said["content"].strip()]
+    return "\n\n".join(told), list(messages[first:])
+
+
+def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """What users say after all that was answered, as parts; raises a refusal for nothing.
+
+    In a session the rest is known: what came before, and what the agent's prompt is.
+    """
+    answered = max(
+        (i for i, m in enumerate(messages) if m["role"] in {"assistant", "tool"}), default=-1
+    )
+    new = [message for message in messages[answered + 1 :] if message["role"] == "user"]
+    parts = [part for message in new for part in _parts_of(message["content"])]
+    if not any(part["type"] != "text" or part["text"].strip() for part in parts):
+        raise invalid_field("messages", "the last one has to be a user's, and say something")
+    return parts
+
+
+def _parts_of(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+TEXT_CHARS = 100_000
+"""Characters that one message may have."""
+IMAGES_AT_ONCE = 10
+IMAGE_NAME = "image"
+
+
+async def new_in(
+    backend: Backend, owner: str, messages: Sequence[Message]
+) -> tuple[str, Sequence[Attachment]]:
+    """The text and the images that a session has not heard yet; raises a refusal."""
+    parts = new_parts(messages)
+    text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
+    images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    if len(text) > TEXT_CHARS:
+        raise invalid_field("messages", f"at most {TEXT_CHARS} characters at a time")
+    if len(images) > IMAGES_AT_ONCE:
+        raise invalid_field("messages", f"at most {IMAGES_AT_ONCE} images at a time")
+    return text, [await _attached(backend, owner, url) for url in images]
+
+
+async def _attached(backend: Backend, owner: str, url: str) -> Attachment:
+    if not url.startswith("data:"):
+        return Attachment(kind="image", ref=url)
+    data = image_bytes(url)
+    mime_type = mime_type_of(data) or ""
+    if not mime_type.startswith("image/"):
+        raise invalid_field("messages", "an image is png, jpeg, gif or webp")
+    try:
+        kept = await backend.attachments.keep(
+            data, owner=owner, name=IMAGE_NAME, mime_type=mime_type
+        )
+    except AttachmentsFull:
+        raise ClientRefusal(413, backend.parts.sentences.text("files_full")) from None
+    except PictureRefused as refused:
+        raise ClientRefusal(400, str(refused), param="messages", code="invalid_image") from None
+    return Attachment(
+        kind="image",
+        ref=f"{SCHEME}{kept.id}",
+        name=IMAGE_NAME,
+        mime_type=kept.mime_type,
+        size=kept.size,
+    )
+
+
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+
+
+def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[ToolSpec]:
+    """The tools that a request brings, where it wants them used; raises a refusal."""
+    if asked.tool_choice not in (None, "auto", "none"):
+        raise invalid_field("tool_choice", "auto or none: the model chooses among all tools")
+    specs = [_tool_spec(tool) for tool in asked.tools or ()]
+    names = [spec.name for spec in (*ours, *specs)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise invalid_field("tools", f"there are two named {twice!r}, here and among the agent's")
+    return () if asked.tool_choice == "none" else specs
+
+
+def _tool_spec(tool: Mapping[str, Any]) -> ToolSpec:
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str):
+        raise invalid_field("tools", "each a function with a name")
+    parameters = function.get("parameters") or NO_PARAMETERS
+    if not isinstance(parameters, Mapping):
+        raise invalid_field("tools", f"the parameters of {name[:64]!r} are a JSON schema")
+    return ToolSpec(
+        name=name, description=str(function.get("description") or ""), parameters=parameters
+    )
+
+
+class CombinedToolbox(Toolbox):
+    """The agent's tools, which run here, and the client's, which the model only hears of."""
+
+    def __init__(self, ours: Toolbox, theirs: Collection[ToolSpec]) -> None:
+        super().__init__()
+        self._ours = ours
+        self.specs = (*ours.specs, *theirs)
+
+    async def run(self, call: ToolCall) -> ToolOutcome:
+        """Run one of ours."""
+        return await self._ours.run(call)
+
+
+LATER_SECONDS = 5
+"""How soon a client may come again where nobody knows better."""
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_STATUSES: Sequence[tuple[type[Exception], int, str | None]] = (
+    (ContextTooLong, 400, "context_length_exceeded"),
+    (AnswerRefused, 400, "content_filter"),
+    (BadImage, 400, "invalid_image"),
+    (ImagesRefused, 400, "images_refused"),
+    (OverQuota, 429, "rate_limit_exceeded"),
+    (ProviderTimeout, 504, "timeout"),
+    (ModelResting, 503, "model_resting"),
+    (ProviderError, 502, "model_failed"),
+    (SessionNotFound, 404, "session_not_found"),
+    (InvalidSessionId, 400, "invalid_session"),
+    (SessionError, 409, None),
+    (BusFull, 503, None),
+    (LaneFull, 429, "rate_limit_exceeded"),
+    (StoreError, 503, None),
+)
+"""The first that fits counts."""
+_LATER = {429, 503}
+
+
+class ClientRefusal(Refusal):
+    """A request that is refused with a code for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        sentence: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, sentence, headers=headers)
+        self.code = code
+        self.param = param
+
+
+def invalid_field(param: str, sentence: str) -> ClientRefusal:
+    """What is refused because of one field."""
+    return ClientRefusal(400, f"{param}: {sentence}", param=param, code="invalid_value")
+
+
+def error_form(refusal: Refusal) -> dict[str, Any]:
+    """The refusal in OpenAI's form."""
+    kind = "server_error" if refusal.status >= 500 else "invalid_request_error"  # noqa: PLR2004
+    return {
+        "error": {
+            "message": str(refusal),
+            "type": _TYPES.get(refusal.status, kind),
+            "param": getattr(refusal, "param", None),
+            "code": getattr(refusal, "code", None) or _CODES.get(refusal.status),
+        }
+    }
+
+
+def client_error_response(refusal: Refusal) -> JSONResponse:
+    """The refusal as a whole response."""
+    return JSONResponse(error_form(refusal), refusal.status, headers=refusal.headers)
+
+
+def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
+    """What a client is told of an error; what the operator is told of it goes to the log."""
+    parts = backend.parts
+    match error:
+        case Refusal():
+            return error
+        case SessionNotFound():
+            text = "there is no such session"
+        case InvalidSessionId():
+            text = "that is no session id: use a-z, A-Z, 0-9 and _ . : @ -"
+        case NotPossible():
+            text = str(error)
+        case BusFull():
+            text = parts.sentences.text("full")
+        case _:
+            text = sentence_of(error, parts.sentences, parts.announce, path=path)
+    return refusal_of_kind(type(error), text)
+
+
+def refusal_of_name(name: str, sentence: str) -> Refusal:
+    """The same where only the error's name is known, and what the chat was told."""
+    kind: Any = getattr(errors, name, None)
+    is_ours = isinstance(kind, type) and issubclass(kind, NanoloopError)
+    return refusal_of_kind(kind if is_ours else Exception, sentence)
+
+
+def refusal_of_kind(kind: type[Exception], sentence: str) -> Refusal:
+    """The refusal for errors of this kind."""
+    for known, status, code in _STATUSES:
+        if issubclass(kind, known):
+            later = try_later(status, "", seconds=LATER_SECONDS).headers
+            headers = later if status in _LATER else None
+            return ClientRefusal(status, sentence, code=code, headers=headers)
+    return ClientRefusal(500, sentence, code="failed")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nanoloop.agents import Agent
-from nanoloop.channels.web.openai.form import Completion
-from nanoloop.channels.web.openai.messages import Message, parted
+from nanoloop.channels.web.openai.answer import Completion
+from nanoloop.channels.web.openai.request import Message, parted
 from nanoloop.context import Views
 from nanoloop.events import Announce
 from nanoloop.protocols import OnText, Provider, ToolSpec, vendor_of
@@ -17,7 +17,7 @@ from nanoloop.turn import Keeping, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ClientConversation:
     """What a question brings along."""
 
     id: str
@@ -26,11 +26,11 @@ class Asked:
     """The client's own."""
 
 
-class Stateless:
+class StatelessQuestion:
     """A turn in a session that no store knows; nothing of it is ever left out."""
 
     def __init__(
-        self, asked: Asked, *, agent: Agent, provider: Provider, announce: Announce
+        self, asked: ClientConversation, *, agent: Agent, provider: Provider, announce: Announce
     ) -> None:
         self._asked = asked
         self._agent = agent

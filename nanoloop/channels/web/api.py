@@ -1,0 +1,546 @@
+"""One operation of the API: what it takes and works with, who may call it, how it is described."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from html import escape
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import anyio
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Scope
+
+from nanoloop.agents import Agents
+from nanoloop.attachments import Attachments
+from nanoloop.channels.web.access import (
+    EVERYONE,
+    Caller,
+    Callers,
+    RateLimit,
+    Refusal,
+    number_in,
+    sentence_of,
+    try_later,
+)
+from nanoloop.channels.web.feed import Feeds, OpenStreams, Receipts
+from nanoloop.commands import Runner
+from nanoloop.errors import (
+    BusFull,
+    IndexUnusable,
+    InvalidSessionId,
+    NotPossible,
+    SessionError,
+    SessionNotFound,
+    StoreConflict,
+    StoreError,
+)
+from nanoloop.events import Announce
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.protocols import Bus, Provider
+from nanoloop.sentences import Sentences
+from nanoloop.session.ids import checked_id
+from nanoloop.sessions import Sessions
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from nanoloop.memory.recall import Recall
+
+
+ROUTE = "nanoloop.route"
+"""Where the scope of a request says which operation it came to."""
+TOLD = "nanoloop.told"
+"""Where it says that its failure has been logged."""
+
+
+def path_of(scope: Scope) -> str:
+    """Which operation it is; a path that is none may say anything, and is not told."""
+    return str(scope.get(ROUTE, "-"))
+
+
+MESSAGE_BYTES = 256_000
+"""How long a message may be."""
+
+
+class RequestBody(BaseModel):
+    """What a request says, checked."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiCall:
+    """One request that was let in."""
+
+    request: Request
+    backend: Backend
+    caller: Caller | None
+    """Who calls; None where one need not be known and is not."""
+    query: Any
+    body: Any
+
+    @property
+    def who(self) -> Caller:
+        """Who calls, where one has to be known."""
+        return self.caller or EVERYONE
+
+    @property
+    def session_id(self) -> str:
+        """The session in the path; one that is not the caller's is none."""
+        session_id = checked_id(self.request.path_params["session"])
+        if not self.who.sees(session_id):
+            raise SessionNotFound(session_id)
+        return session_id
+
+
+Run = Callable[[ApiCall], Awaitable[ASGIApp]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A line of the table that routes, checks and documents."""
+
+    method: str
+    path: str
+    says: str
+    """What it does, in a sentence."""
+    run: Run
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    uploads: bool = False
+    """Whether the body is a file."""
+    status: int = 200
+    produces: str = "application/json"
+    is_public: bool = False
+    """Whether one need not be known."""
+    is_counted: bool = True
+    """Whether it counts among what one may ask in a minute."""
+
+    def route(self, backend: Backend) -> Route:
+        """Where requests come to it."""
+
+        async def served(request: Request) -> Any:
+            request.scope[ROUTE] = self.path
+            try:
+                return await self.run(await self._call(request, backend))
+            except Refusal as refusal:
+                return refusal.response()
+            except ClientDisconnect:
+                return Response(status_code=400)
+            except Exception as error:  # noqa: BLE001 - what is none of ours is raised again
+                return self._refusal_of(error, backend, request.path_params).response()
+
+        return Route(self.path, served, methods=[self.method])
+
+    def _refusal_of(self, error: Exception, backend: Backend, asked: Mapping[str, Any]) -> Refusal:
+        """The refusal that an error of ours is; any other goes on as it is."""
+        parts = backend.parts
+        tell = partial(sentence_of, error, parts.sentences, parts.announce, path=self.path)
+        match error:
+            case SessionNotFound() | InvalidSessionId():
+                return Refusal(404, f"there is no session {quoted(asked.get('session', ''))}")
+            case NotPossible():
+                return Refusal(409, str(error))
+            case SessionError() | StoreConflict():
+                return Refusal(409, tell())
+            case BusFull():
+                return try_later(503, parts.sentences.text("full"), seconds=2)
+            case StoreError() | IndexUnusable():
+                return try_later(503, tell(), seconds=5)
+        raise error
+
+    async def _call(self, request: Request, backend: Backend) -> ApiCall:
+        caller = admitted(request, backend, is_public=self.is_public, is_counted=self.is_counted)
+        query = _checked(self.query, dict(request.query_params)) if self.query else None
+        body: Any = None
+        if self.uploads:
+            body = await read_body(
+                request, backend.limits.upload_bytes, backend.limits.body_seconds
+            )
+        elif self.body is not None:
+            body = await self._json(request, backend, self.body)
+        return ApiCall(request=request, backend=backend, caller=caller, query=query, body=body)
+
+    async def _json(self, request: Request, backend: Backend, body: type[BaseModel]) -> BaseModel:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in {"application/json", ""}:
+            raise Refusal(415, f"the body is {kind[:100]}: send application/json")
+        data = await read_body(request, MESSAGE_BYTES, backend.limits.body_seconds)
+        return _checked(body, data or b"{}")
+
+
+def _checked(model: type[BaseModel], said: bytes | dict[str, str]) -> BaseModel:
+    try:
+        if isinstance(said, bytes):
+            return model.model_validate_json(said)
+        return model.model_validate(said)
+    except ValidationError as error:
+        raise Refusal(422, problem_of(error, model)[1]) from None
+
+
+Snapshot = Callable[[], Mapping[str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebLimits:
+    """How much is taken of one request, and of all."""
+
+    requests_per_minute: int = 600
+    upload_bytes: int = 10_000_000
+    body_seconds: float = 30
+    """How long a request may take to arrive."""
+    header_seconds: float = 10
+    """How long a connection may stay open without a whole request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebParts:
+    """The parts of the loop that the web works with."""
+
+    bus: Bus
+    sessions: Sessions
+    agents: Agents
+    summarizer: Summarizer
+    runner: Runner
+    recall: Recall | None
+    keep: int
+    """Messages that always stay word for word."""
+    model: str
+    """The model that answers where an agent names none."""
+    snapshot: Snapshot
+    """What telemetry has counted."""
+    announce: Announce
+    sentences: Sentences
+    """What is told of a failure."""
+    provider: Provider
+    """Who is asked where a client sends the whole conversation along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """Everything that an operation may use."""
+
+    parts: WebParts
+    callers: Callers
+    limits: WebLimits
+    attachments: Attachments
+    feeds: Feeds
+    streams: OpenStreams
+    receipts: Receipts
+    rates: RateLimit
+    failures: RateLimit
+    """Wrong tokens, by address."""
+    origins: frozenset[str]
+    """Other sites whose pages may call."""
+    cookie: str
+    """What the cookie of this server is called."""
+    is_serving: Callable[[], bool]
+    """Whether the loop takes messages."""
+
+
+ASKED_BY_SCRIPT = "x-nanoloop"
+"""A header that no form and no other site can send."""
+_SAFE_METHODS = {"GET", "HEAD"}
+
+
+def admitted(
+    request: Request, backend: Backend, *, is_public: bool = False, is_counted: bool = True
+) -> Caller | None:
+    """Who calls; raises a refusal for who may not, None only for what is public."""
+    refuse_other_sites(request, backend)
+    caller = _caller(request, backend)
+    if caller is None and not is_public:
+        raise Refusal(401, "log in, or send a token", headers={"WWW-Authenticate": "Bearer"})
+    if is_counted and (seconds := backend.rates.take(_bucket(request, caller))):
+        raise try_later(429, "too many requests: try again later", seconds=seconds)
+    return caller
+
+
+def _bucket(request: Request, caller: Caller | None) -> str:
+    if caller is None or caller is EVERYONE:
+        return address_of(request)
+    return f"token {caller.name}"
+
+
+def address_of(request: Request) -> str:
+    """Where the request comes from."""
+    return request.client.host if request.client else ""
+
+
+def refuse_other_sites(request: Request, backend: Backend) -> None:
+    """Raise a refusal for what the page of another site has sent."""
+    origin = request.headers.get("origin")
+    if origin is not None and origin not in backend.origins and not _is_ours(request, origin):
+        raise Refusal(403, "pages of other sites may not call this one")
+    is_asked_for = "authorization" in request.headers or ASKED_BY_SCRIPT in request.headers
+    if request.method not in _SAFE_METHODS and not is_asked_for:
+        raise Refusal(403, "send the header X-Nanoloop: 1, or a token")
+
+
+def _is_ours(request: Request, origin: str) -> bool:
+    return origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
+
+
+def _caller(request: Request, backend: Backend) -> Caller | None:
+    if not backend.callers.are_named:
+        return EVERYONE
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    if scheme:
+        caller = backend.callers.of_token(secret.strip()) if scheme.lower() == "bearer" else None
+        return caller or refuse_token(request, backend)
+    return backend.callers.of_cookie(request.cookies.get(backend.cookie, ""))
+
+
+def refuse_token(request: Request, backend: Backend) -> NoReturn:
+    """Raise what a wrong token gets: the more of them, the later the answer."""
+    if seconds := backend.failures.take(address_of(request)):
+        raise try_later(429, "too many wrong tokens: try again later", seconds=seconds)
+    raise Refusal(401, "that token is not known here", headers={"WWW-Authenticate": "Bearer"})
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """All of it; raises a refusal where it is too large or too slow."""
+    told = request.headers.get("content-length", "")
+    length = number_in(told)
+    if (length is None and told) or (length and length > limit):
+        raise _too_large(limit)
+    try:
+        with anyio.fail_after(seconds):
+            return await _read(request, limit)
+    except TimeoutError:
+        closing = {"Connection": "close"}
+        raise Refusal(408, "the request took too long to arrive", headers=closing) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise _too_large(limit)
+    return bytes(body)
+
+
+def _too_large(limit: int) -> Refusal:
+    # The connection stays open: what still comes is thrown away, so that the client hears of this.
+    return Refusal(413, f"that is more than {limit} bytes: send less")
+
+
+SHOWN = 60
+"""Characters of a value that are said again."""
+_SECRET = re.compile(r"token|key|secret|passw", re.IGNORECASE)
+_WRONG = {
+    "bool": "not true or false",
+    "dict": "not an object",
+    "int": "not a whole number",
+    "list": "not a list",
+    "model": "not an object",
+    "string": "not a text",
+}
+"""What a value is not, by the first word of the error's kind."""
+_BOUNDS = {
+    "greater_than_equal": "is {value}, less than {ge}",
+    "less_than_equal": "is {value}, more than {le}",
+    "literal_error": "is {value}, not {expected}",
+    "string_pattern_mismatch": "is {value}, not like {pattern}",
+    "string_too_long": "is too long: at most {max_length} characters",
+    "string_too_short": "is too short: at least {min_length}",
+    "too_long": "has too many: at most {max_length}",
+    "too_short": "has too few: at least {min_length}",
+}
+
+
+def quoted(text: object) -> str:
+    """What was asked for, in quotes, as much of it as a sentence bears."""
+    return repr(str(text)[:SHOWN])
+
+
+def problem_of(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
+    """The field that is wrong, or nothing for the whole, and a sentence that begins with it."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    return where, f"{where or 'the body'} {_wrong(first, where, model)}"
+
+
+def _wrong(first: ErrorDetails, where: str, model: type[BaseModel]) -> str:
+    kind, facts = first["type"], first.get("ctx", {})
+    value = _shown(first["input"], where)
+    if kind == "extra_forbidden":
+        return _unknown(where, model)
+    if kind == "missing":
+        return "is missing"
+    if kind == "json_invalid":
+        return f"is no JSON: {facts['error']}"
+    if kind in _BOUNDS:
+        return _BOUNDS[kind].format_map({**facts, "value": value})
+    wrong = _WRONG.get(kind.partition("_")[0])
+    return f"is {value}, {wrong}" if wrong else f"is not right: {first['msg']}"
+
+
+def _unknown(where: str, model: type[BaseModel]) -> str:
+    known: Mapping[str, Any] = model.model_fields
+    near = get_close_matches(where, known, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    return f"is not known: {advice}"
+
+
+def _shown(value: Any, where: str) -> str:
+    """The value where it is short and nobody's secret, else what kind of thing it is."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    said = json.dumps(value, default=str)
+    is_long = len(said) > SHOWN
+    return "(not shown)" if _SECRET.search(where) else f"{said[:SHOWN]}…" if is_long else said
+
+
+_ERROR = {
+    "description": "Why not, in a sentence",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
+        }
+    },
+}
+_DOCS_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code { font-family: ui-monospace, monospace; }
+dt { margin-top: 1rem; } dd { margin: 0 0 0 1.5rem; opacity: .8; }
+"""
+_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()).decode()
+
+
+def document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """The OpenAPI document of these."""
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {"Error": _ERROR_SCHEMA}
+    for operation in operations:
+        described = _described(operation, schemas)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "nanoloop", "version": version("nanoloop")},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}],
+    }
+
+
+def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "summary": operation.says,
+        "operationId": operation.run.__name__,
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
+        "responses": {str(operation.status): _response(operation), "default": _ERROR},
+    }
+    if operation.is_public:
+        told["security"] = []
+    if operation.uploads:
+        binary = {"schema": {"type": "string", "format": "binary"}}
+        told["requestBody"] = {"required": True, "content": {"application/octet-stream": binary}}
+    elif operation.body is not None:
+        name = operation.body.__name__
+        schemas[name] = operation.body.model_json_schema()
+        schema = {"schema": {"$ref": f"#/components/schemas/{name}"}}
+        told["requestBody"] = {"content": {"application/json": schema}}
+    return told
+
+
+def _response(operation: Operation) -> dict[str, Any]:
+    if operation.status == 204:  # noqa: PLR2004 - HTTP's own
+        return {"description": "Done"}
+    return {"description": operation.says, "content": {operation.produces: {}}}
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+
+
+def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
+    if query is None:
+        return []
+    properties: Mapping[str, Any] = query.model_json_schema()["properties"]
+    return [{"name": name, "in": "query", "schema": of} for name, of in properties.items()]
+
+
+def describing(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """The operations that describe these and themselves."""
+
+    async def openapi(_: ApiCall) -> Response:
+        return JSONResponse(document(everything))
+
+    async def docs(_: ApiCall) -> Response:
+        policy = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; frame-ancestors 'none'"
+        return HTMLResponse(docs_page(everything), headers={"Content-Security-Policy": policy})
+
+    own = (
+        Operation(
+            method="GET",
+            path="/openapi.json",
+            says="This API as an OpenAPI document",
+            run=openapi,
+            is_public=True,
+        ),
+        Operation(
+            method="GET",
+            path="/docs",
+            says="This API for people",
+            run=docs,
+            produces="text/html",
+            is_public=True,
+        ),
+    )
+    everything = [*operations, *own]
+    return own
+
+
+def docs_page(operations: Iterable[Operation]) -> str:
+    """The API for people, a page without scripts."""
+    rows = "\n".join(map(_docs_row, operations))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nanoloop API</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_DOCS_STYLE}</style></head><body><h1>nanoloop API</h1>"
+        "<p>JSON in and out; a token goes in <code>Authorization: Bearer …</code>, and without one "
+        "every change needs <code>X-Nanoloop: 1</code>. An error is "
+        '<code>{"error": {"message", "type"}}</code>. For programs: '
+        f'<a href="/openapi.json">openapi.json</a>.</p><dl>{rows}</dl></body></html>'
+    )
+
+
+def _docs_row(operation: Operation) -> str:
+    takes = [*_docs_fields("?", operation.query), *_docs_fields("", operation.body)]
+    more = f" Takes {', '.join(takes)}." if takes else ""
+    return (
+        f"<dt><code>{operation.method} {escape(operation.path)}</code></dt>"
+        f"<dd>{escape(operation.says)}.{more}</dd>"
+    )
+
+
+def _docs_fields(sign: str, model: type[BaseModel] | None) -> list[str]:
+    names = model.model_fields if model is not None else ()
+    return [f"<code>{sign}{name}</code>" for name in names]

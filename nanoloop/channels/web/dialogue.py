@@ -1,0 +1,308 @@
+"""What is said in a session: shown page by page, sent, stopped, asked again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from uuid import uuid4
+
+import anyio
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response
+
+from nanoloop.attachments import SCHEME, TEXT_SHOWN
+from nanoloop.channels.web.access import Caller, Refusal, try_later
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted
+from nanoloop.channels.web.conversations import SESSION
+from nanoloop.commands import BUSY
+from nanoloop.messages import Attachment, Inbound
+from nanoloop.protocols import Store
+from nanoloop.session.entry import MESSAGE, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
+from nanoloop.session.queue import last_exchange
+from nanoloop.session.session import Session
+
+CHANNEL = "web"
+MessageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+Text = Annotated[str, Field(max_length=100_000)]
+ROOM_SECONDS = 5
+"""How long a question that is asked again waits for room on the bus."""
+
+
+class NewMessage(RequestBody):
+    """A message."""
+
+    text: Text = ""
+    message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
+    """Made by who sends it: the same one sent again is answered once."""
+    attachments: Annotated[list[str], Field(max_length=10)] = Field(default_factory=list)
+    """Ids of what was uploaded before."""
+
+
+class Retry(RequestBody):
+    """The last question again."""
+
+    text: Text | None = None
+    """In other words; left out, in the same."""
+    message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
+
+
+async def say(call: ApiCall) -> Response:
+    """Put a message on the bus; its answer comes as events."""
+    said: NewMessage = call.body
+    if not said.text.strip() and not said.attachments:
+        raise Refusal(422, "text: say something")
+    session = await call.backend.parts.sessions.open(call.session_id)
+    files = [await _attachment(call.backend, call.who, file) for file in said.attachments]
+    key = await lane_of(call.backend, session)
+    message = inbound(session, said.text, said.message_id, key=key, files=files)
+    call.backend.parts.bus.put_nowait(message)
+    tell_accepted(call.backend, session.id, message)
+    return JSONResponse({"message_id": said.message_id}, status_code=202)
+
+
+async def _attachment(backend: Backend, caller: Caller, attachment_id: str) -> Attachment:
+    kept = await backend.attachments.about(attachment_id)
+    data = await backend.attachments.data(attachment_id) if kept is not None else None
+    if kept is None or data is None or not caller.sees(kept.owner):
+        advice = "upload it first, and send the id that comes back"
+        raise Refusal(422, f"attachments: there is no file {quoted(attachment_id)}: {advice}")
+    text = data.decode("utf-8", "replace") if kept.kind == "file" else None
+    return Attachment(
+        kind=kept.kind,
+        ref=f"{SCHEME}{kept.id}",
+        name=kept.name,
+        mime_type=kept.mime_type,
+        size=kept.size,
+        text=text if text is None else _bounded(text),
+    )
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= TEXT_SHOWN:
+        return text
+    return f"{text[:TEXT_SHOWN]}\n[… {len(text) - TEXT_SHOWN} characters left out]"
+
+
+def inbound(
+    session: Session, text: str, message_id: str, *, key: str, files: Sequence[Attachment] = ()
+) -> Inbound:
+    """A message of the web for this session."""
+    return Inbound(
+        channel=CHANNEL,
+        chat=session.id,
+        text=text,
+        message_id=message_id,
+        attachments=tuple(files),
+        key=key,
+    )
+
+
+async def lane_of(backend: Backend, session: Session) -> str:
+    """The key whose lane this session's messages wait in; from now on it means this session.
+
+    Raises a refusal for a session of another channel that its chat has left behind.
+    """
+    key = session.key or session.id
+    sessions = backend.parts.sessions
+    if await sessions.current_id(key) == session.id:
+        return key
+    if not key.startswith(f"{CHANNEL}:"):
+        raise Refusal(409, "its chat goes on in another session: write there")
+    if backend.parts.runner.is_busy(key):
+        raise Refusal(409, BUSY)
+    await sessions.switch(key, session.id)
+    return key
+
+
+def tell_accepted(backend: Backend, session_id: str, message: Inbound) -> None:
+    """Tell all who read the session that this was said."""
+    files = [
+        {"ref": f.ref, "kind": f.kind, "name": f.name, "mime_type": f.mime_type, "size": f.size}
+        for f in message.attachments
+    ]
+    accepted: dict[str, Any] = {
+        "message_id": message.message_id,
+        "text": message.text,
+        "attachments": [shown_attachment(file) for file in files],
+    }
+    backend.feeds.of(session_id).add("accepted", accepted)
+
+
+async def stop(call: ApiCall) -> Response:
+    """Stop the answer that is going on."""
+    session = await call.backend.parts.sessions.open(call.session_id)
+    stopped = call.backend.parts.runner.stop(session.key or session.id)
+    return JSONResponse({"stopped": stopped})
+
+
+async def retry(call: ApiCall) -> Response:
+    """Take the last exchange back and ask again."""
+    again: Retry = call.body
+    parts = call.backend.parts
+    session = await parts.sessions.open(call.session_id)
+    key = await lane_of(call.backend, session)
+    if not session.shows_earlier:
+        session = await parts.sessions.store.get(session.id)
+    message = await _asked_again(call, session, key)
+    # No await between this and the undo: a message that comes then waits for its turn.
+    if parts.runner.is_busy(key):
+        raise Refusal(409, BUSY)
+    await parts.sessions.undo(session)
+    call.backend.feeds.of(session.id).add("undone", {})
+    with anyio.move_on_after(ROOM_SECONDS):
+        await parts.bus.put(message)
+        tell_accepted(call.backend, session.id, message)
+        return JSONResponse({"message_id": again.message_id}, status_code=202)
+    raise try_later(503, "it was taken back but not asked again: send it anew", seconds=2)
+
+
+async def _asked_again(call: ApiCall, session: Session, key: str) -> Inbound:
+    """The last question of the session, in other words where there are some."""
+    again: Retry = call.body
+    known = session.entries_between(0, session.last_seq)
+    asked = next(iter(last_exchange(known)), None)
+    if asked is None:
+        raise Refusal(409, "there is nothing to ask again")
+    files = [str(file.get("ref")) for file in asked.metadata.get("attachments") or ()]
+    return inbound(
+        session,
+        typed(asked) if again.text is None else again.text,
+        again.message_id,
+        key=key,
+        files=[
+            await _attachment(call.backend, call.who, file.removeprefix(SCHEME))
+            for file in files
+            if file.startswith(SCHEME)
+        ],
+    )
+
+
+ENTRIES_READ = 100
+"""Entries that are read at a time."""
+
+
+class MessagesQuery(BaseModel):
+    """Which messages: at most `limit` before this number, or the newest."""
+
+    before: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+
+
+async def messages(call: ApiCall) -> Response:
+    """A page of messages, oldest first, and where the one before it ends."""
+    asked: MessagesQuery = call.query
+    sessions = call.backend.parts.sessions
+    session = await sessions.open(call.session_id)
+    upto = session.last_seq if asked.before is None else min(asked.before - 1, session.last_seq)
+    found = await _newest(sessions.store, session.id, upto=upto, count=asked.limit + 1)
+    page = found[-asked.limit :]
+    before = page[0]["seq"] if len(found) > len(page) else None
+    return JSONResponse({"messages": page, "before": before})
+
+
+async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
+    """At least so many of the newest messages up to a number, where there are so many."""
+    found: list[dict[str, Any]] = []
+    while len(found) < count and upto > 0:
+        after = max(0, upto - ENTRIES_READ)
+        entries = await store.entries(session_id, after=after, upto=upto)
+        found[:0] = [shown for entry in entries if (shown := shown_entry(entry)) is not None]
+        upto = after
+    return found
+
+
+def shown_entry(entry: Entry) -> dict[str, Any] | None:
+    """An entry as the page shows it, or None for what it doesn't show."""
+    told = _TELLS.get(entry.type)
+    if told is None:
+        return None
+    about = {"seq": entry.seq, "id": entry.id, "time": rfc3339(entry.timestamp)}
+    return {**about, "text": "", "attachments": [], **told(entry)}
+
+
+def _message(entry: Entry) -> dict[str, Any]:
+    files = entry.metadata.get("attachments") or []
+    told = {
+        "role": entry.role,
+        "text": typed(entry),
+        "attachments": [shown_attachment(file) for file in files],
+    }
+    marks = {name: entry.metadata[name] for name in _MARKS if entry.metadata.get(name)}
+    return {**told, **marks}
+
+
+_MARKS = ("message_id", "sender", "stopped", "finish_reason")
+
+
+def typed(entry: Entry) -> str:
+    """What was typed, without what stands for attachments."""
+    parts = entry.content.get("parts")
+    files = len(entry.metadata.get("attachments") or ())
+    if not files or not isinstance(parts, list):
+        return str(entry.content.get("text") or "")
+    return "\n".join(str(part.get("text") or "") for part in parts[: max(0, len(parts) - files)])
+
+
+def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
+    """What came with a message, and where it can be had."""
+    ref = str(file.get("ref") or "")
+    is_here = ref.startswith(SCHEME)
+    url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None
+    known = {name: file.get(name) for name in ("kind", "name", "mime_type", "size")}
+    return {**known, "url": url}
+
+
+def _call(entry: Entry) -> dict[str, Any]:
+    content = entry.content
+    asked = {"tool": content.get("tool"), "arguments": content.get("parameters")}
+    return {"role": TOOL_CALL, **asked, "call_id": entry.call_id}
+
+
+def _result(entry: Entry) -> dict[str, Any]:
+    content = entry.content
+    success = bool(content.get("success", True))
+    result = content.get("result") if success else content.get("error")
+    return {
+        "role": TOOL_RESULT,
+        "tool": content.get("tool"),
+        "result": result,
+        "success": success,
+        "call_id": entry.call_id,
+    }
+
+
+def _thought(entry: Entry) -> dict[str, Any]:
+    return {"role": THINKING, "text": str(entry.content.get("text") or "")}
+
+
+_TELLS = {MESSAGE: _message, TOOL_CALL: _call, TOOL_RESULT: _result, THINKING: _thought}
+
+
+OPERATIONS: Sequence[Operation] = (
+    Operation(
+        method="GET",
+        path=f"{SESSION}/messages",
+        says="What was said, page by page from the newest",
+        run=messages,
+        query=MessagesQuery,
+    ),
+    Operation(
+        method="POST",
+        path=f"{SESSION}/messages",
+        says="Say something; the answer comes as events",
+        run=say,
+        body=NewMessage,
+        status=202,
+    ),
+    Operation(
+        method="POST", path=f"{SESSION}/stop", says="Stop the answer that is going on", run=stop
+    ),
+    Operation(
+        method="POST",
+        path=f"{SESSION}/retry",
+        says="Take the last exchange back and ask again",
+        run=retry,
+        body=Retry,
+        status=202,
+    ),
+)

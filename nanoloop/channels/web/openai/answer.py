@@ -1,0 +1,417 @@
+"""The answer in OpenAI's form, whole or streamed, and how one in a session is waited for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+import anyio
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from nanoloop.channels.screen import unshown
+from nanoloop.channels.web.access import Refusal, try_later
+from nanoloop.channels.web.api import Backend
+from nanoloop.channels.web.dialogue import CHANNEL, tell_accepted
+from nanoloop.channels.web.feed import (
+    PATIENCE_SECONDS,
+    STREAM_HEADERS,
+    Feed,
+    FeedEvent,
+    OpenStreams,
+    Waker,
+)
+from nanoloop.channels.web.openai.request import (
+    LATER_SECONDS,
+    ClientRefusal,
+    client_error_response,
+    error_form,
+    refusal_of_name,
+)
+from nanoloop.commands import is_command
+from nanoloop.errors import BusFull
+from nanoloop.messages import Inbound
+from nanoloop.protocols import OnText, Usage
+from nanoloop.session.session import Session
+
+HEAD_SECONDS = 2
+"""How long a stream waits for its first word, so that a failure before it has a status."""
+KEEP_ALIVE_SECONDS = 15
+"""After so much silence a comment is sent."""
+
+
+class _AnswerWaker(Waker):
+    """A place among the open streams; an answer is let come to its end."""
+
+    def end(self) -> None:
+        """Go on: the turn ends by itself, or is ended."""
+
+
+class CompletionResponse:
+    """Asks a question and sends what comes of it; who leaves before stops it."""
+
+    def __init__(
+        self,
+        question: Question,
+        form: CompletionForm,
+        *,
+        streams: OpenStreams,
+        refuse: Callable[[Exception], Refusal],
+        headers: Mapping[str, str],
+    ) -> None:
+        """Raises a refusal where too many are open."""
+        self._question = question
+        self._form = form
+        self._streams = streams
+        self._refuse = refuse
+        self._headers = dict(headers)
+        self._news = _AnswerWaker()
+        self._pieces: list[str] = []
+        self._completion: Completion | None = None
+        self._refusal: Refusal | None = None
+        streams.enter(self._news)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._completion is not None or self._refusal is not None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve this client."""
+        with ExitStack() as stack:
+            stack.callback(self._streams.leave, self._news)
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._ask, name="question")
+                group.start_soon(_leave_with, receive, group.cancel_scope, name="client")
+                await self._tell(scope, receive, send)
+                group.cancel_scope.cancel()
+
+    async def _ask(self) -> None:
+        try:
+            self._completion = await self._question.ask(self._hear)
+        except Exception as error:  # noqa: BLE001 - the client is told, and a bug is logged
+            self._refusal = self._refuse(error)
+        self._news.set()
+
+    def _hear(self, piece: str) -> None:
+        self._pieces.append(piece)
+        self._news.set()
+
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
+        while not self._is_over:
+            await self._news.wait(KEEP_ALIVE_SECONDS)
+        if self._completion is None:
+            await client_error_response(self._refusal or Refusal(500, ""))(scope, receive, send)
+            return
+        whole = self._form.whole(self._completion)
+        await JSONResponse(whole, headers=self._headers)(scope, receive, send)
+
+
+class CompletionStream(CompletionResponse):
+    """The same in chunks."""
+
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._news.wait(HEAD_SECONDS)
+        if self._refusal is not None and not self._pieces:
+            await client_error_response(self._refusal)(scope, receive, send)
+            return
+        own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS + own})
+        await self._tell_pieces(send)
+
+    async def _tell_pieces(self, send: Send) -> None:
+        data, said = self._form.first(), ""
+        while True:
+            if text := "".join(self._pieces):
+                self._pieces.clear()
+                said += text
+                data += self._form.piece(text)
+            if self._is_over:
+                await _send(send, data + self._end(said), more=False)
+                return
+            if data and not await _send(send, data):
+                return
+            data = b"" if await self._news.wait(KEEP_ALIVE_SECONDS) else KEEP_ALIVE
+
+    def _end(self, said: str) -> bytes:
+        if self._completion is None:
+            return event(error_form(self._refusal or Refusal(500, "")))
+        text = self._completion.text
+        missing = unshown(text, said)
+        if missing is None:  # words before a tool was called, or pieces that were lost
+            missing = f"\n\n{text}"
+        return (self._form.piece(missing) if missing else b"") + self._form.last(self._completion)
+
+
+async def _send(send: Send, data: bytes, *, more: bool = True) -> bool:
+    """Send it; False where it was not taken in for too long."""
+    with anyio.move_on_after(PATIENCE_SECONDS) as patience:
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+    return not patience.cancelled_caught
+
+
+async def _leave_with(receive: Receive, serving: anyio.CancelScope) -> None:
+    """End it all when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    serving.cancel()
+
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": waiting\n\n"
+_REASONS = {"stop", "length", "tool_calls", "content_filter"}
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What a question came to."""
+
+    text: str
+    finish_reason: str = "stop"
+    usage: Usage = field(default_factory=Usage)
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    """Calls for the client to run, each in OpenAI's form."""
+
+    @property
+    def reason(self) -> str:
+        """The reason that clients know: whatever else ended it, it ended."""
+        return self.finish_reason if self.finish_reason in _REASONS else "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionForm:
+    """One answer's name and time, the same in all its chunks."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+    with_usage: bool = False
+
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The answer as one object."""
+        calls = list(completion.tool_calls)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": completion.text or (None if calls else ""),
+            "refusal": None,
+        }
+        if calls:
+            message["tool_calls"] = calls
+        choice = {"index": 0, "message": message, "logprobs": None}
+        return {
+            **self._head("chat.completion"),
+            "choices": [{**choice, "finish_reason": completion.reason}],
+            "usage": usage_form(completion.usage),
+        }
+
+    def first(self) -> bytes:
+        """The chunk that says who speaks."""
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
+
+    def piece(self, text: str) -> bytes:
+        """A chunk with some of the text."""
+        return self._chunk({"content": text})
+
+    def last(self, completion: Completion) -> bytes:
+        """All chunks that come after the text."""
+        calls = [{"index": i, **call} for i, call in enumerate(completion.tool_calls)]
+        data = self._chunk({"tool_calls": calls}) if calls else b""
+        data += self._chunk({}, completion.reason)
+        if self.with_usage:
+            usage = {"choices": [], "usage": usage_form(completion.usage)}
+            data += event({**self._head("chat.completion.chunk"), **usage})
+        return data + DONE
+
+    def _chunk(self, delta: Mapping[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        return event({**chunk, "usage": None} if self.with_usage else chunk)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One event of a stream."""
+    return f"data: {_encode(data)}\n\n".encode("utf-8", "replace")
+
+
+def usage_form(usage: Usage) -> dict[str, Any]:
+    """What an answer took, all its steps together."""
+    return {
+        "prompt_tokens": usage.tokens_in,
+        "completion_tokens": usage.tokens_out,
+        "total_tokens": usage.tokens_in + usage.tokens_out,
+        "prompt_tokens_details": {"cached_tokens": usage.tokens_cached},
+    }
+
+
+class Question(Protocol):
+    """Something to be answered."""
+
+    async def ask(self, hear: OnText) -> Completion:
+        """The answer; `hear` gets its pieces before. Cancelled, it stops whoever answers.
+
+        Raises a refusal or one of our errors.
+        """
+        ...
+
+
+LOOK_SECONDS = 5
+"""How often to look whether anybody still works on it; twice nobody is an answer that got lost."""
+
+
+class SessionQuestion:
+    """A message that waits for its answer; left alone, it is taken back or stopped."""
+
+    def __init__(self, backend: Backend, session: Session, message: Inbound) -> None:
+        self._desk = backend
+        self._session = session
+        self._message = message
+
+    @property
+    def session_id(self) -> str:
+        """Where it is asked."""
+        return self._session.id
+
+    async def ask(self, hear: OnText) -> Completion:
+        """As `Question`."""
+        backend, session = self._desk, self._session
+        feed = backend.feeds.of(session.id)
+        backend.parts.bus.put_nowait(self._message)
+        tell_accepted(backend, session.id, self._message)
+        # No await since it was taken: nothing of it is missed.
+        listening = AnswerListener(feed, session, str(self._message.message_id), hear)
+        feed.watch(listening)
+        try:
+            await self._wait(listening.over)
+        finally:
+            feed.unwatch(listening)
+            if not listening.over.is_set():
+                self._take_back(is_answering=listening.is_answering)
+        return self._outcome(listening)
+
+    async def _wait(self, over: anyio.Event) -> None:
+        idle = 0
+        while not over.is_set():
+            if idle > 1:
+                lost = self._desk.parts.sentences.text("crashed")
+                raise _not_to_be_sent_again(ClientRefusal(500, lost, code="failed"))
+            with anyio.move_on_after(LOOK_SECONDS):
+                await over.wait()
+            is_busy = self._desk.parts.runner.is_busy(self._message.session_key)
+            idle = 0 if is_busy or is_command(self._message.text) else idle + 1
+
+    def _take_back(self, *, is_answering: bool) -> None:
+        key = self._message.session_key
+        if is_answering:
+            self._desk.parts.runner.stop(key)
+            return
+        name = self._message.message_id
+        unsaid = Inbound(channel=CHANNEL, chat=self._session.id, text="", key=key, deletes=name)
+        with suppress(BusFull):
+            self._desk.parts.bus.put_nowait(unsaid)
+
+    def _outcome(self, heard: AnswerListener) -> Completion:
+        if heard.kind == "error":
+            raise _not_to_be_sent_again(refusal_of_name(heard.error, heard.text))
+        if heard.kind == "answer" or is_command(self._message.text):
+            return heard.completion(heard.text)
+        if heard.was_stopped:
+            return heard.completion(heard.said)
+        raise try_later(429, heard.text, seconds=LATER_SECONDS)
+
+
+def _not_to_be_sent_again(refusal: Refusal) -> Refusal:
+    """A failure after which the session has the message: sent again, it would be there twice."""
+    refusal.headers["x-should-retry"] = "false"
+    return refusal
+
+
+class AnswerListener:
+    """Told of each event at once, so that it is asked how the session stands at that moment."""
+
+    def __init__(self, feed: Feed, session: Session, message_id: str, hear: OnText) -> None:
+        self._feed = feed
+        self._session = session
+        self._message_id = message_id
+        self._hear = hear
+        self._place = feed.last
+        self._tells = {"text": self._piece, "turn": self._turn, "answer": self._answer}
+        self._tells["session"] = self._changed
+        self.is_answering = False
+        """Whether the turn that goes on is this message's."""
+        self.over = anyio.Event()
+        self.text = ""
+        self.kind = "error"
+        """As of an `Outbound`: an answer, a word of the loop, or an apology."""
+        self.said = ""
+        """What was streamed."""
+        self.was_stopped = False
+        self.error = ""
+        """What kind of error it was, where one is known."""
+        self._usage = Usage()
+        self._finish_reason = "stop"
+
+    def set(self) -> None:
+        """Take in what is new."""
+        frames = self._feed.since(self._place)
+        self._place = self._feed.last
+        for frame in frames:
+            if frame.name in self._tells and not self.over.is_set():
+                self._tells[frame.name](frame)
+
+    def completion(self, text: str) -> Completion:
+        """The answer with what it took."""
+        return Completion(text=text, finish_reason=self._finish_reason, usage=self._usage)
+
+    def _piece(self, _: FeedEvent) -> None:
+        running = self._feed.running
+        if running is not None and running.message_id == self._message_id:
+            self.said += running.pieces[-1]
+            self._hear(running.pieces[-1])
+
+    def _turn(self, frame: FeedEvent) -> None:
+        told = _told(frame)
+        if told["state"] == "started":
+            self.is_answering = self._is_awaited()
+        elif self.is_answering:
+            self.is_answering = False
+            self._end_turn(told)
+
+    def _is_awaited(self) -> bool:
+        """Whether this message is the one that its session owes an answer now."""
+        session = self._session
+        asked = next((e for e in session.window if e.seq == session.awaiting), None)
+        return asked is not None and asked.metadata.get("message_id") == self._message_id
+
+    def _end_turn(self, told: Mapping[str, Any]) -> None:
+        self.was_stopped = told["state"] == "stopped"
+        self.error = str(told.get("error") or "")
+        names = ("tokens_in", "tokens_out", "tokens_cached")
+        self._usage = Usage(**{name: int(told.get(name) or 0) for name in names})
+        newest = self._session.newest
+        if newest is not None and newest.role == "assistant":
+            self._finish_reason = str(newest.metadata.get("finish_reason") or "stop")
+
+    def _answer(self, frame: FeedEvent) -> None:
+        told = _told(frame)
+        if told["message_id"] == self._message_id:
+            self.text, self.kind = told["text"], told["kind"]
+            self.over.set()
+
+    def _changed(self, frame: FeedEvent) -> None:
+        if _told(frame).get("deleted"):
+            self.error = "SessionNotFound"
+            self.text = "the session was deleted"
+            self.over.set()
+
+
+def _told(frame: FeedEvent) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(frame.data.partition(b"\ndata: ")[2])
+    return told
