@@ -20,7 +20,7 @@ from tests.web_server import ASKED
 SERVER_ERROR = 500
 SCHEMA = openapi.from_dict(document(OPERATIONS))
 ENDING = [o for o in OPERATIONS if o.produces != "text/event-stream"]
-TAKING = [o for o in ENDING if o.query or o.body or o.uploads or "{" in o.path]
+TAKING = [o for o in ENDING if o.takes or "{" in o.path]
 MODES = [(o, GenerationMode.POSITIVE) for o in ENDING] + [
     (o, GenerationMode.NEGATIVE) for o in TAKING
 ]

@@ -1,4 +1,4 @@
-"""Who calls and how often: tokens, cookies, a bucket for each; and what anyone else is told."""
+"""Who is let in: by a token or its cookie, from no other site, not too often; and refusals."""
 
 from __future__ import annotations
 
@@ -6,15 +6,92 @@ import hashlib
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import ceil
+from typing import NoReturn
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from nanoloop.events import Announce, RequestFailed
 from nanoloop.sentences import Sentences, incident_of
+
+ASKED_BY_SCRIPT = "x-nanoloop"
+"""A header that no form and no other site can send."""
+_SAFE_METHODS = {"GET", "HEAD"}
+FAILURES_A_MINUTE = 20
+"""Wrong tokens from one address that are answered at once."""
+
+
+class Admission:
+    """Decides who is let in: known, not sent by another site, and not too often."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        *,
+        cookie: str,
+        origins: Collection[str] = (),
+        requests_per_minute: int = 600,
+    ) -> None:
+        """`cookie` is what this server's is called, `origins` other sites whose pages may call."""
+        self.callers = callers
+        self.cookie = cookie
+        self.origins = frozenset(origins)
+        self._rates = RateLimit(requests_per_minute)
+        self._failures = RateLimit(FAILURES_A_MINUTE)
+
+    def admit(
+        self, request: Request, *, is_public: bool = False, is_counted: bool = True
+    ) -> Caller | None:
+        """Who calls; raises a refusal for who may not, None only for what is public."""
+        self._refuse_other_sites(request)
+        caller = self._caller(request)
+        if caller is None and not is_public:
+            raise Refusal(401, "log in, or send a token", headers={"WWW-Authenticate": "Bearer"})
+        if is_counted and (seconds := self._rates.take(_bucket(request, caller))):
+            raise try_later(429, "too many requests: try again later", seconds=seconds)
+        return caller
+
+    def _refuse_other_sites(self, request: Request) -> None:
+        origin = request.headers.get("origin")
+        if origin is not None and origin not in self.origins and not _is_ours(request, origin):
+            raise Refusal(403, "pages of other sites may not call this one")
+        is_asked_for = "authorization" in request.headers or ASKED_BY_SCRIPT in request.headers
+        if request.method not in _SAFE_METHODS and not is_asked_for:
+            raise Refusal(403, "send the header X-Nanoloop: 1, or a token")
+
+    def _caller(self, request: Request) -> Caller | None:
+        if not self.callers.are_named:
+            return EVERYONE
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        if scheme:
+            caller = self.callers.of_token(secret.strip()) if scheme.lower() == "bearer" else None
+            return caller or self.refuse_token(request)
+        return self.callers.of_cookie(request.cookies.get(self.cookie, ""))
+
+    def refuse_token(self, request: Request) -> NoReturn:
+        """Raise what a wrong token gets: the more of them, the later the answer."""
+        if seconds := self._failures.take(_address_of(request)):
+            raise try_later(429, "too many wrong tokens: try again later", seconds=seconds)
+        raise Refusal(401, "that token is not known here", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _bucket(request: Request, caller: Caller | None) -> str:
+    if caller is None or caller is EVERYONE:
+        return _address_of(request)
+    return f"token {caller.name}"
+
+
+def _address_of(request: Request) -> str:
+    return request.client.host if request.client else ""
+
+
+def _is_ours(request: Request, origin: str) -> bool:
+    return origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
+
 
 COOKIE_SECONDS = 30 * 24 * 3600
 """How long a page stays logged in."""
@@ -122,11 +199,6 @@ class RateLimit:
         """Take one; 0 where there was one, else the seconds until there is."""
         level = self._level(caller)
         self._keep(caller, level - 1 if level >= 1 else level)
-        return 0 if level >= 1 else (1 - level) * 60 / self._per_minute
-
-    def wait(self, caller: str) -> float:
-        """The seconds until there is one; takes none."""
-        level = self._level(caller)
         return 0 if level >= 1 else (1 - level) * 60 / self._per_minute
 
     def _level(self, caller: str) -> float:

@@ -6,18 +6,18 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from html import escape
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import anyio
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
@@ -25,9 +25,8 @@ from nanoloop.agents import Agents
 from nanoloop.attachments import Attachments
 from nanoloop.channels.web.access import (
     EVERYONE,
+    Admission,
     Caller,
-    Callers,
-    RateLimit,
     Refusal,
     number_in,
     sentence_of,
@@ -87,8 +86,6 @@ class ApiCall:
     backend: Backend
     caller: Caller | None
     """Who calls; None where one need not be known and is not."""
-    query: Any
-    body: Any
 
     @property
     def who(self) -> Caller:
@@ -104,22 +101,19 @@ class ApiCall:
         return session_id
 
 
-Run = Callable[[ApiCall], Awaitable[ASGIApp]]
+Run = Callable[..., Awaitable[ASGIApp]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A line of the table that routes, checks and documents."""
+    """A function that requests come to, and all that routes, checks and documents it."""
 
+    run: Run
+    """Gets the `ApiCall`, and what the request says where it takes something."""
     method: str
     path: str
-    says: str
-    """What it does, in a sentence."""
-    run: Run
-    query: type[BaseModel] | None = None
-    body: type[BaseModel] | None = None
-    uploads: bool = False
-    """Whether the body is a file."""
+    takes: type[BaseModel | bytes] | None
+    """The query of a GET, else the body; bytes are a file."""
     status: int = 200
     produces: str = "application/json"
     is_public: bool = False
@@ -127,57 +121,96 @@ class Operation:
     is_counted: bool = True
     """Whether it counts among what one may ask in a minute."""
 
+    @property
+    def says(self) -> str:
+        """What it does, in a sentence."""
+        return (self.run.__doc__ or "").partition("\n")[0].removesuffix(".")
+
+    @property
+    def query(self) -> type[BaseModel] | None:
+        """What it takes, where that is the query."""
+        return self._model if self.method == "GET" else None
+
+    @property
+    def body(self) -> type[BaseModel] | None:
+        """What it takes, where that is a body of JSON."""
+        return self._model if self.method != "GET" else None
+
+    @property
+    def _model(self) -> type[BaseModel] | None:
+        return self.takes if self.takes is not None and issubclass(self.takes, BaseModel) else None
+
     def route(self, backend: Backend) -> Route:
         """Where requests come to it."""
 
         async def served(request: Request) -> Any:
             request.scope[ROUTE] = self.path
             try:
-                return await self.run(await self._call(request, backend))
-            except Refusal as refusal:
-                return refusal.response()
+                return await self._answer(request, backend)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception as error:  # noqa: BLE001 - what is none of ours is raised again
-                return self._refusal_of(error, backend, request.path_params).response()
+                return self.refused(error, request, backend)
 
         return Route(self.path, served, methods=[self.method])
 
-    def _refusal_of(self, error: Exception, backend: Backend, asked: Mapping[str, Any]) -> Refusal:
-        """The refusal that an error of ours is; any other goes on as it is."""
-        parts = backend.parts
-        tell = partial(sentence_of, error, parts.sentences, parts.announce, path=self.path)
-        match error:
-            case SessionNotFound() | InvalidSessionId():
-                return Refusal(404, f"there is no session {quoted(asked.get('session', ''))}")
-            case NotPossible():
-                return Refusal(409, str(error))
-            case SessionError() | StoreConflict():
-                return Refusal(409, tell())
-            case BusFull():
-                return try_later(503, parts.sentences.text("full"), seconds=2)
-            case StoreError() | IndexUnusable():
-                return try_later(503, tell(), seconds=5)
-        raise error
+    async def _answer(self, request: Request, backend: Backend) -> ASGIApp:
+        admit = backend.admission.admit
+        caller = admit(request, is_public=self.is_public, is_counted=self.is_counted)
+        call = ApiCall(request=request, backend=backend, caller=caller)
+        if self.takes is None:
+            return await self.run(call)
+        return await self.run(call, await self.given(request, backend.limits))
 
-    async def _call(self, request: Request, backend: Backend) -> ApiCall:
-        caller = admitted(request, backend, is_public=self.is_public, is_counted=self.is_counted)
-        query = _checked(self.query, dict(request.query_params)) if self.query else None
-        body: Any = None
-        if self.uploads:
-            body = await read_body(
-                request, backend.limits.upload_bytes, backend.limits.body_seconds
-            )
-        elif self.body is not None:
-            body = await self._json(request, backend, self.body)
-        return ApiCall(request=request, backend=backend, caller=caller, query=query, body=body)
-
-    async def _json(self, request: Request, backend: Backend, body: type[BaseModel]) -> BaseModel:
+    async def given(self, request: Request, limits: WebLimits) -> BaseModel | bytes:
+        """What the request says, checked; raises a refusal."""
+        if self.query is not None:
+            return _checked(self.query, dict(request.query_params))
+        if self.body is None:
+            return await read_body(request, limits.upload_bytes, limits.body_seconds)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in {"application/json", ""}:
             raise Refusal(415, f"the body is {kind[:100]}: send application/json")
-        data = await read_body(request, MESSAGE_BYTES, backend.limits.body_seconds)
-        return _checked(body, data or b"{}")
+        data = await read_body(request, MESSAGE_BYTES, limits.body_seconds)
+        return _checked(self.body, data or b"{}")
+
+    def refused(self, error: Exception, request: Request, backend: Backend) -> Response:
+        """The response to an error of ours; any other is raised again."""
+        parts = backend.parts
+        tell = partial(sentence_of, error, parts.sentences, parts.announce, path=self.path)
+        match error:
+            case Refusal():
+                refusal = error
+            case SessionNotFound() | InvalidSessionId():
+                asked = quoted(request.path_params.get("session", ""))
+                refusal = Refusal(404, f"there is no session {asked}")
+            case NotPossible():
+                refusal = Refusal(409, str(error))
+            case SessionError() | StoreConflict():
+                refusal = Refusal(409, tell())
+            case BusFull():
+                refusal = try_later(503, parts.sentences.text("full"), seconds=2)
+            case StoreError() | IndexUnusable():
+                refusal = try_later(503, tell(), seconds=5)
+            case _:
+                raise error
+        return refusal.response()
+
+
+def serve(
+    method: str, path: str, *, of: type[Operation] = Operation, **more: Any
+) -> Callable[[Run], Operation]:
+    """Makes an operation of a function: its docstring says what it does, its types what it takes.
+
+    `more` are fields of `Operation`.
+    """
+
+    def made(run: Run) -> Operation:
+        hints = [hint for name, hint in get_type_hints(run).items() if name != "return"]
+        takes = hints[1] if len(hints) > 1 else None
+        return of(run=run, method=method, path=path, takes=takes, **more)
+
+    return made
 
 
 def _checked(model: type[BaseModel], said: bytes | dict[str, str]) -> BaseModel:
@@ -232,81 +265,14 @@ class Backend:
     """Everything that an operation may use."""
 
     parts: WebParts
-    callers: Callers
+    admission: Admission
     limits: WebLimits
     attachments: Attachments
     feeds: Feeds
     streams: OpenStreams
     receipts: Receipts
-    rates: RateLimit
-    failures: RateLimit
-    """Wrong tokens, by address."""
-    origins: frozenset[str]
-    """Other sites whose pages may call."""
-    cookie: str
-    """What the cookie of this server is called."""
     is_serving: Callable[[], bool]
     """Whether the loop takes messages."""
-
-
-ASKED_BY_SCRIPT = "x-nanoloop"
-"""A header that no form and no other site can send."""
-_SAFE_METHODS = {"GET", "HEAD"}
-
-
-def admitted(
-    request: Request, backend: Backend, *, is_public: bool = False, is_counted: bool = True
-) -> Caller | None:
-    """Who calls; raises a refusal for who may not, None only for what is public."""
-    refuse_other_sites(request, backend)
-    caller = _caller(request, backend)
-    if caller is None and not is_public:
-        raise Refusal(401, "log in, or send a token", headers={"WWW-Authenticate": "Bearer"})
-    if is_counted and (seconds := backend.rates.take(_bucket(request, caller))):
-        raise try_later(429, "too many requests: try again later", seconds=seconds)
-    return caller
-
-
-def _bucket(request: Request, caller: Caller | None) -> str:
-    if caller is None or caller is EVERYONE:
-        return address_of(request)
-    return f"token {caller.name}"
-
-
-def address_of(request: Request) -> str:
-    """Where the request comes from."""
-    return request.client.host if request.client else ""
-
-
-def refuse_other_sites(request: Request, backend: Backend) -> None:
-    """Raise a refusal for what the page of another site has sent."""
-    origin = request.headers.get("origin")
-    if origin is not None and origin not in backend.origins and not _is_ours(request, origin):
-        raise Refusal(403, "pages of other sites may not call this one")
-    is_asked_for = "authorization" in request.headers or ASKED_BY_SCRIPT in request.headers
-    if request.method not in _SAFE_METHODS and not is_asked_for:
-        raise Refusal(403, "send the header X-Nanoloop: 1, or a token")
-
-
-def _is_ours(request: Request, origin: str) -> bool:
-    return origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
-
-
-def _caller(request: Request, backend: Backend) -> Caller | None:
-    if not backend.callers.are_named:
-        return EVERYONE
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    if scheme:
-        caller = backend.callers.of_token(secret.strip()) if scheme.lower() == "bearer" else None
-        return caller or refuse_token(request, backend)
-    return backend.callers.of_cookie(request.cookies.get(backend.cookie, ""))
-
-
-def refuse_token(request: Request, backend: Backend) -> NoReturn:
-    """Raise what a wrong token gets: the more of them, the later the answer."""
-    if seconds := backend.failures.take(address_of(request)):
-        raise try_later(429, "too many wrong tokens: try again later", seconds=seconds)
-    raise Refusal(401, "that token is not known here", headers={"WWW-Authenticate": "Bearer"})
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
@@ -425,7 +391,7 @@ body { font: 1rem/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 code { font-family: ui-monospace, monospace; }
 dt { margin-top: 1rem; } dd { margin: 0 0 0 1.5rem; opacity: .8; }
 """
-_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()).decode()
+DOCS_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()).decode()
 
 
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
@@ -456,7 +422,7 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     }
     if operation.is_public:
         told["security"] = []
-    if operation.uploads:
+    if operation.takes is bytes:
         binary = {"schema": {"type": "string", "format": "binary"}}
         told["requestBody"] = {"required": True, "content": {"application/octet-stream": binary}}
     elif operation.body is not None:
@@ -485,37 +451,6 @@ def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
         return []
     properties: Mapping[str, Any] = query.model_json_schema()["properties"]
     return [{"name": name, "in": "query", "schema": of} for name, of in properties.items()]
-
-
-def describing(operations: Sequence[Operation]) -> Sequence[Operation]:
-    """The operations that describe these and themselves."""
-
-    async def openapi(_: ApiCall) -> Response:
-        return JSONResponse(document(everything))
-
-    async def docs(_: ApiCall) -> Response:
-        policy = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; frame-ancestors 'none'"
-        return HTMLResponse(docs_page(everything), headers={"Content-Security-Policy": policy})
-
-    own = (
-        Operation(
-            method="GET",
-            path="/openapi.json",
-            says="This API as an OpenAPI document",
-            run=openapi,
-            is_public=True,
-        ),
-        Operation(
-            method="GET",
-            path="/docs",
-            says="This API for people",
-            run=docs,
-            produces="text/html",
-            is_public=True,
-        ),
-    )
-    everything = [*operations, *own]
-    return own
 
 
 def docs_page(operations: Iterable[Operation]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from nanoloop.attachments import Attachments
-from nanoloop.channels.web.access import Callers, RateLimit, Token
+from nanoloop.channels.web.access import Admission, Callers, Token
 from nanoloop.channels.web.api import Backend, WebLimits, WebParts
 from nanoloop.channels.web.dialogue import CHANNEL
 from nanoloop.channels.web.feed import FeedWriter, OpenStreams
@@ -19,9 +19,6 @@ from nanoloop.errors import SettingsError
 from nanoloop.events import Event, TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
-
-FAILURES_A_MINUTE = 20
-"""Wrong tokens from one address that are answered at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +63,17 @@ class WebChannel:
         self._news = FeedWriter()
         self.backend = Backend(
             parts=parts,
-            callers=callers,
+            admission=Admission(
+                callers,
+                cookie=f"nanoloop_{self._place.port}",
+                origins=self._place.origins,
+                requests_per_minute=limits.requests_per_minute,
+            ),
             limits=limits,
             attachments=attachments,
             feeds=self._news.feeds,
             receipts=self._news.receipts,
             streams=OpenStreams(),
-            rates=RateLimit(limits.requests_per_minute),
-            failures=RateLimit(FAILURES_A_MINUTE),
-            origins=frozenset(self._place.origins),
-            cookie=f"nanoloop_{self._place.port}",
             is_serving=self._news.is_serving,
         )
 

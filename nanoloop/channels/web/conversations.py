@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from nanoloop.channels.web.access import Refusal, number_in
-from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.feed import EventStream, Feed, FeedCursor, frame_bytes
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import rfc3339
@@ -20,6 +20,7 @@ from nanoloop.session.ids import new_id
 from nanoloop.session.session import Session
 from nanoloop.sessions import matching, mentions
 
+SESSION = "/api/sessions/{session}"
 SEARCHED = 50
 """Sessions whose messages are searched where no title fits: the last active ones."""
 Title = Annotated[str, Field(min_length=1, max_length=200)]
@@ -58,9 +59,9 @@ class ExportQuery(BaseModel):
     format: Literal["md", "json", "yaml"] = "md"
 
 
-async def list_sessions(call: ApiCall) -> Response:
-    """Those of the caller, the last active first."""
-    asked: SessionsQuery = call.query
+@serve("GET", "/api/sessions")
+async def list_sessions(call: ApiCall, asked: SessionsQuery) -> Response:
+    """List sessions."""
     infos = await (_found if asked.search.strip() else _newest)(call, asked)
     ids = [info.id for info in infos]
     start = ids.index(asked.after) + 1 if asked.after in ids else 0
@@ -97,9 +98,9 @@ async def _found(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
     ]
 
 
-async def begin(call: ApiCall) -> Response:
-    """A new session, durable."""
-    given: NewSession = call.body
+@serve("POST", "/api/sessions", status=201)
+async def begin(call: ApiCall, given: NewSession) -> Response:
+    """Begin a session."""
     session_id = f"{call.who.prefix}{new_id()}"
     if not call.who.sees(session_id):
         raise Refusal(403, "this token may not begin sessions: its pattern names a single one")
@@ -122,15 +123,16 @@ def _known_agent(backend: Backend, name: str | None) -> str | None:
     raise Refusal(422, f"there is no agent {quoted(name)}: {advice}")
 
 
+@serve("GET", SESSION)
 async def show(call: ApiCall) -> Response:
-    """One session."""
+    """One session at a glance."""
     session = await call.backend.parts.sessions.open(call.session_id)
     return JSONResponse(shown_session(call.backend, session))
 
 
-async def change(call: ApiCall) -> Response:
-    """Its title, its agent, or whether it is put away."""
-    given: SessionChange = call.body
+@serve("PATCH", SESSION)
+async def change(call: ApiCall, given: SessionChange) -> Response:
+    """Rename it, put it away, change its agent."""
     sessions = call.backend.parts.sessions
     session = await sessions.open(call.session_id)
     agent = _known_agent(call.backend, given.agent)
@@ -145,8 +147,9 @@ async def change(call: ApiCall) -> Response:
     return JSONResponse(shown_session(call.backend, session))
 
 
+@serve("DELETE", SESSION, status=204)
 async def delete(call: ApiCall) -> Response:
-    """It is gone for good; an answer that is going on is stopped."""
+    """Delete it for good."""
     parts, session_id = call.backend.parts, call.session_id
     session = await parts.sessions.open(session_id)
     parts.runner.stop(session.key or session_id)
@@ -160,9 +163,9 @@ async def delete(call: ApiCall) -> Response:
     return Response(status_code=204)
 
 
-async def export(call: ApiCall) -> Response:
+@serve("GET", f"{SESSION}/export", produces="text/markdown")
+async def export(call: ApiCall, form: ExportQuery) -> Response:
     """The whole of it as a file."""
-    form: ExportQuery = call.query
     session = await call.backend.parts.sessions.store.get(call.session_id)
     work = {"md": session.to_markdown, "json": session.dump_json, "yaml": session.dump_yaml}
     text = await run_sync(work[form.format])
@@ -209,9 +212,6 @@ def _shown(backend: Backend, session: Session | SessionInfo) -> dict[str, Any]:
     }
 
 
-SESSION = "/api/sessions/{session}"
-
-
 class EventsQuery(BaseModel):
     """What else to tell."""
 
@@ -219,8 +219,9 @@ class EventsQuery(BaseModel):
     """Changes of the list of sessions too."""
 
 
-async def of_session(call: ApiCall) -> ASGIApp:
-    """The events of one session."""
+@serve("GET", f"{SESSION}/events", produces="text/event-stream")
+async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
+    """What happens in a session, as it happens; resumable by Last-Event-ID."""
     session = await call.backend.parts.sessions.open(call.session_id)
     feed = call.backend.feeds.of(session.id)
     watched = FeedCursor(feed, after=_last_event_id(call))
@@ -228,7 +229,7 @@ async def of_session(call: ApiCall) -> ASGIApp:
     if watched.has_gap:
         first += frame_bytes(watched.place, "reset", {})
     every = [watched]
-    if call.query.list:
+    if asked.list:
         every.append(FeedCursor(call.backend.feeds.changes, sees=call.who.sees))
     return EventStream(call.backend.streams, every, first=first)
 
@@ -245,8 +246,9 @@ def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
     }
 
 
+@serve("GET", "/api/events", produces="text/event-stream")
 async def of_all(call: ApiCall) -> ASGIApp:
-    """Which sessions of the caller have changed."""
+    """Which sessions have changed, as it happens."""
     watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)
     first = frame_bytes(None, "hello", {})
     return EventStream(call.backend.streams, [watched], first=first)
@@ -258,51 +260,12 @@ def _last_event_id(call: ApiCall) -> int | None:
 
 
 OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="GET",
-        path="/api/sessions",
-        says="List sessions",
-        run=list_sessions,
-        query=SessionsQuery,
-    ),
-    Operation(
-        method="POST",
-        path="/api/sessions",
-        says="Begin a session",
-        run=begin,
-        body=NewSession,
-        status=201,
-    ),
-    Operation(method="GET", path=SESSION, says="One session at a glance", run=show),
-    Operation(
-        method="PATCH",
-        path=SESSION,
-        says="Rename it, put it away, change its agent",
-        run=change,
-        body=SessionChange,
-    ),
-    Operation(method="DELETE", path=SESSION, says="Delete it for good", run=delete, status=204),
-    Operation(
-        method="GET",
-        path=f"{SESSION}/export",
-        says="The whole of it as a file",
-        run=export,
-        query=ExportQuery,
-        produces="text/markdown",
-    ),
-    Operation(
-        method="GET",
-        path=f"{SESSION}/events",
-        says="What happens in a session, as it happens; resumable by Last-Event-ID",
-        run=of_session,
-        query=EventsQuery,
-        produces="text/event-stream",
-    ),
-    Operation(
-        method="GET",
-        path="/api/events",
-        says="Which sessions have changed, as it happens",
-        run=of_all,
-        produces="text/event-stream",
-    ),
+    list_sessions,
+    begin,
+    show,
+    change,
+    delete,
+    export,
+    of_session,
+    of_all,
 )

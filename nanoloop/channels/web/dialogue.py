@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from nanoloop.attachments import SCHEME, TEXT_SHOWN
 from nanoloop.channels.web.access import Caller, Refusal, try_later
-from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.commands import BUSY
 from nanoloop.messages import Attachment, Inbound
@@ -46,9 +46,9 @@ class Retry(RequestBody):
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
 
 
-async def say(call: ApiCall) -> Response:
-    """Put a message on the bus; its answer comes as events."""
-    said: NewMessage = call.body
+@serve("POST", f"{SESSION}/messages", status=202)
+async def say(call: ApiCall, said: NewMessage) -> Response:
+    """Say something; the answer comes as events."""
     if not said.text.strip() and not said.attachments:
         raise Refusal(422, "text: say something")
     session = await call.backend.parts.sessions.open(call.session_id)
@@ -128,6 +128,7 @@ def tell_accepted(backend: Backend, session_id: str, message: Inbound) -> None:
     backend.feeds.of(session_id).add("accepted", accepted)
 
 
+@serve("POST", f"{SESSION}/stop")
 async def stop(call: ApiCall) -> Response:
     """Stop the answer that is going on."""
     session = await call.backend.parts.sessions.open(call.session_id)
@@ -135,15 +136,15 @@ async def stop(call: ApiCall) -> Response:
     return JSONResponse({"stopped": stopped})
 
 
-async def retry(call: ApiCall) -> Response:
+@serve("POST", f"{SESSION}/retry", status=202)
+async def retry(call: ApiCall, again: Retry) -> Response:
     """Take the last exchange back and ask again."""
-    again: Retry = call.body
     parts = call.backend.parts
     session = await parts.sessions.open(call.session_id)
     key = await lane_of(call.backend, session)
     if not session.shows_earlier:
         session = await parts.sessions.store.get(session.id)
-    message = await _asked_again(call, session, key)
+    message = await _asked_again(call, again, session, key)
     # No await between this and the undo: a message that comes then waits for its turn.
     if parts.runner.is_busy(key):
         raise Refusal(409, BUSY)
@@ -156,9 +157,8 @@ async def retry(call: ApiCall) -> Response:
     raise try_later(503, "it was taken back but not asked again: send it anew", seconds=2)
 
 
-async def _asked_again(call: ApiCall, session: Session, key: str) -> Inbound:
+async def _asked_again(call: ApiCall, again: Retry, session: Session, key: str) -> Inbound:
     """The last question of the session, in other words where there are some."""
-    again: Retry = call.body
     known = session.entries_between(0, session.last_seq)
     asked = next(iter(last_exchange(known)), None)
     if asked is None:
@@ -188,9 +188,9 @@ class MessagesQuery(BaseModel):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
-async def messages(call: ApiCall) -> Response:
-    """A page of messages, oldest first, and where the one before it ends."""
-    asked: MessagesQuery = call.query
+@serve("GET", f"{SESSION}/messages")
+async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
+    """What was said, page by page from the newest."""
     sessions = call.backend.parts.sessions
     session = await sessions.open(call.session_id)
     upto = session.last_seq if asked.before is None else min(asked.before - 1, session.last_seq)
@@ -278,31 +278,4 @@ def _thought(entry: Entry) -> dict[str, Any]:
 _TELLS = {MESSAGE: _message, TOOL_CALL: _call, TOOL_RESULT: _result, THINKING: _thought}
 
 
-OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="GET",
-        path=f"{SESSION}/messages",
-        says="What was said, page by page from the newest",
-        run=messages,
-        query=MessagesQuery,
-    ),
-    Operation(
-        method="POST",
-        path=f"{SESSION}/messages",
-        says="Say something; the answer comes as events",
-        run=say,
-        body=NewMessage,
-        status=202,
-    ),
-    Operation(
-        method="POST", path=f"{SESSION}/stop", says="Stop the answer that is going on", run=stop
-    ),
-    Operation(
-        method="POST",
-        path=f"{SESSION}/retry",
-        says="Take the last exchange back and ask again",
-        run=retry,
-        body=Retry,
-        status=202,
-    ),
-)
+OPERATIONS: Sequence[Operation] = (messages, say, stop, retry)

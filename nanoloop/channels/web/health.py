@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import anyio
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from nanoloop.channels.web.api import ApiCall, Backend, Operation
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, serve
 
 STORE_SECONDS = 3
 """How long the store may take to say anything."""
@@ -17,13 +17,15 @@ PROBE = "web:readyz"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
+@serve("GET", "/healthz", is_public=True, is_counted=False)
 async def alive(_: ApiCall) -> Response:
-    """It answers."""
+    """Whether it is alive."""
     return JSONResponse({"status": "ok"})
 
 
+@serve("GET", "/readyz", is_public=True, is_counted=False)
 async def ready(call: ApiCall) -> Response:
-    """It can take messages: the loop runs, and the store can be reached."""
+    """Whether it takes messages."""
     checks = {"loop": call.backend.is_serving(), "store": await _reaches_store(call.backend)}
     status = 200 if all(checks.values()) else 503
     return JSONResponse({"status": "ok" if status == 200 else "not ready", **checks}, status)  # noqa: PLR2004 - HTTP's own
@@ -38,8 +40,9 @@ async def _reaches_store(backend: Backend) -> bool:
     return True
 
 
+@serve("GET", "/metrics", produces="text/plain")
 async def metrics(call: ApiCall) -> Response:
-    """What was counted, in Prometheus' form."""
+    """What was counted, for Prometheus."""
     counted = call.backend.parts.snapshot()
     own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
     text = "\n".join([*_lines(counted, own), ""])
@@ -69,28 +72,4 @@ def _numbered(metric: str, values: Mapping[str, float]) -> Iterator[str]:
             yield f'{metric}{{event="{event}",number="{number}"}} {value}'
 
 
-OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="GET",
-        path="/healthz",
-        says="Whether it is alive",
-        run=alive,
-        is_public=True,
-        is_counted=False,
-    ),
-    Operation(
-        method="GET",
-        path="/readyz",
-        says="Whether it takes messages",
-        run=ready,
-        is_public=True,
-        is_counted=False,
-    ),
-    Operation(
-        method="GET",
-        path="/metrics",
-        says="What was counted, for Prometheus",
-        run=metrics,
-        produces="text/plain",
-    ),
-)
+OPERATIONS: Sequence[Operation] = (alive, ready, metrics)

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from nanoloop.channels.web.access import COOKIE_SECONDS
-from nanoloop.channels.web.api import ApiCall, Operation, RequestBody, refuse_token
+from nanoloop.channels.web.api import ApiCall, Operation, RequestBody, serve
 
 
 class Login(RequestBody):
@@ -19,18 +19,20 @@ class Login(RequestBody):
     token: Annotated[str, Field(min_length=1, max_length=500)]
 
 
-async def login(call: ApiCall) -> Response:
+@serve("POST", "/login", status=204, is_public=True)
+async def login(call: ApiCall, shown: Login) -> Response:
     """Change a token for a cookie."""
-    shown: Login = call.body
-    cookie = call.backend.callers.cookie_for(shown.token.strip())
-    if cookie is None and call.backend.callers.are_named:
-        refuse_token(call.request, call.backend)
+    admission = call.backend.admission
+    cookie = admission.callers.cookie_for(shown.token.strip())
+    if cookie is None and admission.callers.are_named:
+        admission.refuse_token(call.request)
     response = Response(status_code=204)
     if cookie is not None:
         _set(call, response, cookie, COOKIE_SECONDS)
     return response
 
 
+@serve("POST", "/logout", status=204, is_public=True)
 async def logout(call: ApiCall) -> Response:
     """Take the cookie away."""
     response = Response(status_code=204)
@@ -42,7 +44,7 @@ def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
     # The page's own word: behind a proxy the request itself comes without encryption.
     origin = call.request.headers.get("origin", "")
     response.set_cookie(
-        call.backend.cookie,
+        call.backend.admission.cookie,
         value,
         max_age=seconds,
         httponly=True,
@@ -51,6 +53,7 @@ def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
     )
 
 
+@serve("GET", "/api/me", is_public=True)
 async def me(call: ApiCall) -> Response:
     """Who the caller is, and whom one can talk to."""
     if call.caller is None:
@@ -60,7 +63,7 @@ async def me(call: ApiCall) -> Response:
         {"name": name, "model": agent.model or parts.model} for name, agent in parts.agents.items()
     ]
     about = {
-        "login": call.backend.callers.are_named,
+        "login": call.backend.admission.callers.are_named,
         "name": call.caller.name,
         "scope": list(call.caller.patterns),
         "agents": agents,
@@ -72,29 +75,4 @@ async def me(call: ApiCall) -> Response:
     return JSONResponse(about)
 
 
-OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="POST",
-        path="/login",
-        says="Change a token for a cookie",
-        run=login,
-        body=Login,
-        status=204,
-        is_public=True,
-    ),
-    Operation(
-        method="POST",
-        path="/logout",
-        says="Take the cookie away",
-        run=logout,
-        status=204,
-        is_public=True,
-    ),
-    Operation(
-        method="GET",
-        path="/api/me",
-        says="Who the caller is, and whom one can talk to",
-        run=me,
-        is_public=True,
-    ),
-)
+OPERATIONS: Sequence[Operation] = (login, logout, me)

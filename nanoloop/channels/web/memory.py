@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
 from nanoloop.channels.web.access import Refusal
-from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, serve
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.events import WindowTrimmed
 from nanoloop.session.entry import Entry
@@ -24,15 +24,16 @@ class CorrectedSummary(RequestBody):
     text: Annotated[str, Field(max_length=20_000)]
 
 
+@serve("GET", f"{SESSION}/memory")
 async def memory(call: ApiCall) -> Response:
-    """What is where."""
+    """What of the session is where."""
     session = await call.backend.parts.sessions.open(call.session_id)
     return JSONResponse(await _shown(call.backend, session))
 
 
-async def correct(call: ApiCall) -> Response:
-    """Put another text in the place of the summary."""
-    given: CorrectedSummary = call.body
+@serve("PUT", f"{SESSION}/memory/summary")
+async def correct(call: ApiCall, given: CorrectedSummary) -> Response:
+    """Set the summary right."""
     sessions = call.backend.parts.sessions
     session = await sessions.open(call.session_id)
     is_being_written = session.summary_in_progress
@@ -44,8 +45,9 @@ async def correct(call: ApiCall) -> Response:
     return JSONResponse(await _shown(call.backend, session))
 
 
+@serve("POST", f"{SESSION}/memory/summarise", status=202)
 async def summarise(call: ApiCall) -> Response:
-    """Cut the window to what always stays, and fold what left it into the summary now."""
+    """Have older messages summarised now."""
     parts = call.backend.parts
     session = await parts.sessions.open(call.session_id)
     evicted, did_trim = session.trim_if_needed(limit=parts.keep, min_keep=parts.keep)
@@ -99,22 +101,4 @@ def _part(entries: Sequence[Entry]) -> dict[str, int]:
     }
 
 
-OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="GET", path=f"{SESSION}/memory", says="What of the session is where", run=memory
-    ),
-    Operation(
-        method="PUT",
-        path=f"{SESSION}/memory/summary",
-        says="Set the summary right",
-        run=correct,
-        body=CorrectedSummary,
-    ),
-    Operation(
-        method="POST",
-        path=f"{SESSION}/memory/summarise",
-        says="Have older messages summarised now",
-        run=summarise,
-        status=202,
-    ),
-)
+OPERATIONS: Sequence[Operation] = (memory, correct, summarise)

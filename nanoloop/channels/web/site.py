@@ -15,17 +15,41 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoloop.channels.web import conversations, dialogue, health, login, memory, uploads
 from nanoloop.channels.web.access import error_response, sentence_of
-from nanoloop.channels.web.api import TOLD, Backend, describing, path_of
+from nanoloop.channels.web.api import (
+    DOCS_STYLE_HASH,
+    TOLD,
+    ApiCall,
+    Backend,
+    docs_page,
+    document,
+    path_of,
+    serve,
+)
 from nanoloop.channels.web.openai import completions
 from nanoloop.channels.web.openai.completions import HEADER, IGNORED
 from nanoloop.events import Announce, RequestFailed, RequestServed
 from nanoloop.sentences import incident_of
+
+DOCS_POLICY = f"default-src 'none'; style-src 'sha256-{DOCS_STYLE_HASH}'; frame-ancestors 'none'"
+
+
+@serve("GET", "/openapi.json", is_public=True)
+async def openapi(_: ApiCall) -> Response:
+    """This API as an OpenAPI document."""
+    return JSONResponse(document(OPERATIONS))
+
+
+@serve("GET", "/docs", produces="text/html", is_public=True)
+async def docs(_: ApiCall) -> Response:
+    """This API for people."""
+    return HTMLResponse(docs_page(OPERATIONS), headers={"Content-Security-Policy": DOCS_POLICY})
+
 
 OPERATIONS = (
     *login.OPERATIONS,
@@ -35,17 +59,18 @@ OPERATIONS = (
     *uploads.OPERATIONS,
     *health.OPERATIONS,
     *completions.OPERATIONS,
+    openapi,
+    docs,
 )
 
 
 def make_site(backend: Backend) -> Starlette:
     """The application: the API, its description, the page."""
-    operations = (*OPERATIONS, *describing(OPERATIONS))
-    routes: list[BaseRoute] = [operation.route(backend) for operation in operations]
+    routes: list[BaseRoute] = [operation.route(backend) for operation in OPERATIONS]
     routes += page_routes()
     return Starlette(
         routes=routes,
-        middleware=[_cors(backend)] if backend.origins else [],
+        middleware=[_cors(backend)] if backend.admission.origins else [],
         exception_handlers={
             HTTPException: _refused_by_router,
             Exception: partial(_failed, backend),
@@ -56,7 +81,7 @@ def make_site(backend: Backend) -> Starlette:
 def _cors(backend: Backend) -> Middleware:
     return Middleware(
         CORSMiddleware,
-        allow_origins=sorted(backend.origins),
+        allow_origins=sorted(backend.admission.origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["*"],  # OpenAI's own clients send some of theirs
         expose_headers=[HEADER, IGNORED, "Retry-After"],

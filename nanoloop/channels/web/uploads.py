@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from nanoloop.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.access import Refusal
-from nanoloop.channels.web.api import ApiCall, Operation, quoted
+from nanoloop.channels.web.api import ApiCall, Operation, quoted, serve
 from nanoloop.channels.web.dialogue import shown_attachment
 from nanoloop.errors import AttachmentsFull, PictureRefused
 
@@ -22,9 +22,9 @@ _GIVEN_OUT = {
 }
 
 
-async def upload(call: ApiCall) -> Response:
-    """Keep a file."""
-    data: bytes = call.body
+@serve("POST", "/api/attachments", status=201)
+async def upload(call: ApiCall, data: bytes) -> Response:
+    """Upload an image or a text; its name goes in the header X-Name, percent-encoded."""
     mime_type = mime_type_of(data) if data else None
     if mime_type is None:
         raise Refusal(415, "send an image (png, jpeg, gif, webp) or a text in UTF-8")
@@ -49,8 +49,9 @@ def _safe_name(name: str) -> str:
     return shown[:NAME_LIMIT] or "file"
 
 
+@serve("GET", "/api/attachments/{attachment}", produces="application/octet-stream")
 async def download(call: ApiCall) -> Response:
-    """Give a file out again."""
+    """An uploaded file."""
     attachment_id = str(call.request.path_params["attachment"])
     kept = await call.backend.attachments.about(attachment_id)
     data = await call.backend.attachments.data(attachment_id)
@@ -65,20 +66,4 @@ async def download(call: ApiCall) -> Response:
     )
 
 
-OPERATIONS: Sequence[Operation] = (
-    Operation(
-        method="POST",
-        path="/api/attachments",
-        says="Upload an image or a text; its name goes in the header X-Name, percent-encoded",
-        run=upload,
-        uploads=True,
-        status=201,
-    ),
-    Operation(
-        method="GET",
-        path="/api/attachments/{attachment}",
-        says="An uploaded file",
-        run=download,
-        produces="application/octet-stream",
-    ),
-)
+OPERATIONS: Sequence[Operation] = (upload, download)

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from nanoloop.agents import Agent
 from nanoloop.channels.web.access import Caller
-from nanoloop.channels.web.api import (
-    ROUTE,
-    ApiCall,
-    Backend,
-    Operation,
-    admitted,
-    problem_of,
-    quoted,
-    read_body,
-)
+from nanoloop.channels.web.api import ApiCall, Backend, Operation, quoted, serve
 from nanoloop.channels.web.dialogue import inbound, lane_of
 from nanoloop.channels.web.openai.answer import (
     CompletionForm,
@@ -36,10 +23,10 @@ from nanoloop.channels.web.openai.answer import (
 )
 from nanoloop.channels.web.openai.request import (
     ChatRequest,
+    ClientOperation,
     ClientRefusal,
     Message,
     checked_messages,
-    client_error_response,
     client_tools,
     invalid_field,
     new_in,
@@ -52,21 +39,34 @@ from nanoloop.session.ids import checked_id, id_for_key
 from nanoloop.session.session import Session
 
 PATH = "/v1/chat/completions"
+HEADER = "X-Nanoloop-Session"
+IGNORED = "X-Nanoloop-Ignored"
+"""Names what a request says of the model that the model does not hear of."""
+NAME_LIMIT = 500
 
 
-async def complete(call: ApiCall) -> ASGIApp:
-    """The next answer of a conversation, whole or in chunks."""
-    asked: ChatRequest = call.body
+@serve("POST", PATH, of=ClientOperation)
+async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
+    """The next answer of a conversation, as OpenAI's API has it."""
     asked.check()
     agent = agent_of(call.backend, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
     messages = checked_messages(asked.messages)
-    name, headers = session_name(call), _ignored(call, agent)
+    name = session_name(call, asked)
+    provider = agent.provider or call.backend.parts.provider
+    fitted: WithOptions | None = getattr(provider, "with_options", None)
+    headers = {} if name is None and fitted is not None else _ignored(asked)
     question: Question
     if name is None:
-        question = _sent_along(call, agent, messages, form.id)
+        tools = client_tools(asked, agent.toolbox.specs)
+        question = StatelessQuestion(
+            ClientConversation(id=form.id, messages=messages, tools=tools),
+            agent=agent,
+            provider=_with_options(provider, fitted, asked),
+            announce=call.backend.parts.announce,
+        )
     else:
-        question = await _in_session(call, name, messages)
+        question = await _in_session(call, asked, name, messages)
         headers[HEADER] = question.session_id
     return (CompletionStream if asked.stream else CompletionResponse)(
         question,
@@ -77,68 +77,39 @@ async def complete(call: ApiCall) -> ASGIApp:
     )
 
 
-def _ignored(call: ApiCall, agent: Agent) -> dict[str, str]:
+def _ignored(asked: ChatRequest) -> dict[str, str]:
     """The header that names the options which nobody hears of, where there are some."""
-    is_heeded = session_name(call) is None and _fitted(call, agent) is not None
-    names = [] if is_heeded else call.body.options().keys() - {"response_format"}
+    names = asked.options().keys() - {"response_format"}
     return {IGNORED: ", ".join(sorted(names))} if names else {}
 
 
-async def _in_session(call: ApiCall, name: str, messages: Sequence[Message]) -> SessionQuestion:
-    asked: ChatRequest = call.body
-    if asked.tools:
-        raise invalid_field("tools", "in a session they run on the server: leave them out")
-    if asked.wants_form:
-        raise invalid_field("response_format", "in a session answers are text")
-    # Before the session: nothing is begun for what says nothing.
-    text, images = await new_in(call.backend, call.who.prefix, messages)
-    session, key = await named_session(call, name)
-    message = inbound(session, text, uuid4().hex, key=key, files=images)
-    return SessionQuestion(call.backend, session, message)
-
-
-def _sent_along(
-    call: ApiCall, agent: Agent, messages: Sequence[Message], answer_id: str
-) -> StatelessQuestion:
-    tools = client_tools(call.body, agent.toolbox.specs)
-    return StatelessQuestion(
-        ClientConversation(id=answer_id, messages=messages, tools=tools),
-        agent=agent,
-        provider=_provider(call, agent),
-        announce=call.backend.parts.announce,
-    )
-
-
-def _provider(call: ApiCall, agent: Agent) -> Provider:
+def _with_options(provider: Provider, fitted: WithOptions | None, asked: ChatRequest) -> Provider:
     """Who is asked, with the request's options where options are taken."""
-    asked: ChatRequest = call.body
-    provider = agent.provider or call.backend.parts.provider
-    fitted = _fitted(call, agent)
     if fitted is None and asked.wants_form:
         raise invalid_field("response_format", "the model here answers with text only")
     options = asked.options()
     return provider if fitted is None or not options else fitted(options)
 
 
-def _fitted(call: ApiCall, agent: Agent) -> WithOptions | None:
-    """What makes a provider with further options of the agent's, if it takes any."""
-    provider = agent.provider or call.backend.parts.provider
-    fitted: WithOptions | None = getattr(provider, "with_options", None)
-    return fitted
+async def _in_session(
+    call: ApiCall, asked: ChatRequest, name: str, messages: Sequence[Message]
+) -> SessionQuestion:
+    if asked.tools:
+        raise invalid_field("tools", "in a session they run on the server: leave them out")
+    if asked.wants_form:
+        raise invalid_field("response_format", "in a session answers are text")
+    # Before the session: nothing is begun for what says nothing.
+    text, images = await new_in(call.backend, call.who.prefix, messages)
+    session, key = await named_session(call, asked, name)
+    message = inbound(session, text, uuid4().hex, key=key, files=images)
+    return SessionQuestion(call.backend, session, message)
 
 
-HEADER = "X-Nanoloop-Session"
-IGNORED = "X-Nanoloop-Ignored"
-"""Names what a request says of the model that the model does not hear of."""
-NAME_LIMIT = 500
-
-
-def session_name(call: ApiCall) -> str | None:
+def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
     """What a request calls its session, or None where it names none; raises a refusal.
 
     The header counts first; left empty, it says that there is none whatever `user` says.
     """
-    asked: ChatRequest = call.body
     header = call.request.headers.get(HEADER)
     name = (asked.user if header is None else header) or ""
     if len(name) > NAME_LIMIT:
@@ -146,13 +117,12 @@ def session_name(call: ApiCall) -> str | None:
     return name if name.strip() else None
 
 
-async def named_session(call: ApiCall, name: str) -> tuple[Session, str]:
+async def named_session(call: ApiCall, asked: ChatRequest, name: str) -> tuple[Session, str]:
     """The session and the key of its lane, begun where it is new; raises a refusal.
 
     A name is the caller's own, and nobody else's. In the header a whole id may stand too, which
     has a colon.
     """
-    asked: ChatRequest = call.body
     agent = asked.model if asked.model in call.backend.parts.agents else None
     if ":" in name and HEADER in call.request.headers:
         session, key = await _by_id(call.backend, call.who, name)
@@ -191,18 +161,18 @@ _SINCE = 0
 """When agents came to be: nobody knows, and clients want a number."""
 
 
+@serve("GET", "/v1/models", of=ClientOperation)
 async def list_models(call: ApiCall) -> Response:
-    """All agents."""
-    return JSONResponse(
-        {"object": "list", "data": [_shown_model(n) for n in call.backend.parts.agents]}
-    )
+    """The agents, as OpenAI's API has it."""
+    models = [_shown_model(name) for name in call.backend.parts.agents]
+    return JSONResponse({"object": "list", "data": models})
 
 
+@serve("GET", "/v1/models/{model}", of=ClientOperation)
 async def show_model(call: ApiCall) -> Response:
-    """One agent."""
-    return JSONResponse(
-        _shown_model(agent_of(call.backend, call.request.path_params["model"]).name)
-    )
+    """One agent, as OpenAI's API has it."""
+    agent = agent_of(call.backend, call.request.path_params["model"])
+    return JSONResponse(_shown_model(agent.name))
 
 
 def agent_of(backend: Backend, model: str) -> Agent:
@@ -223,64 +193,4 @@ def _shown_model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": _SINCE, "owned_by": "nanoloop"}
 
 
-NESTED = 200_000
-"""Lists and objects that a body may have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOperation(Operation):
-    """Takes bodies as large as an upload may be: images stand in them."""
-
-    def route(self, backend: Backend) -> Route:
-        """Where requests come to it."""
-
-        async def served(request: Request) -> Any:
-            request.scope[ROUTE] = self.path
-            try:
-                return await self.run(await self._let_in(request, backend))
-            except ClientDisconnect:
-                return Response(status_code=400)
-            except Exception as error:  # noqa: BLE001 - the client is told, and a bug is logged
-                return client_error_response(refusal_of(error, backend, path=self.path))
-
-        return Route(self.path, served, methods=[self.method])
-
-    async def _let_in(self, request: Request, backend: Backend) -> ApiCall:
-        caller = admitted(request, backend)
-        body: Any = None
-        if self.body is not None:
-            data = await read_body(
-                request, backend.limits.upload_bytes, backend.limits.body_seconds
-            )
-            body = _checked_body(self.body, data)
-        return ApiCall(request=request, backend=backend, caller=caller, query=None, body=body)
-
-
-def _checked_body(body: type[BaseModel], data: bytes) -> BaseModel:
-    if data.count(b"[") + data.count(b"{") > NESTED:  # reading them would hold up everyone
-        raise ClientRefusal(413, f"that is more than {NESTED} lists and objects: send less")
-    try:
-        return body.model_validate_json(data)
-    except ValidationError as error:
-        where, sentence = problem_of(error, body)
-    raise ClientRefusal(400, sentence, param=where or None, code="invalid_value")
-
-
-OPERATIONS: Sequence[Operation] = (
-    ClientOperation(
-        method="POST",
-        path=PATH,
-        says="The next answer of a conversation, as OpenAI's API has it",
-        run=complete,
-        body=ChatRequest,
-    ),
-    ClientOperation(
-        method="GET", path="/v1/models", says="The agents, as OpenAI's API has it", run=list_models
-    ),
-    ClientOperation(
-        method="GET",
-        path="/v1/models/{model}",
-        says="One agent, as OpenAI's API has it",
-        run=show_model,
-    ),
-)
+OPERATIONS: Sequence[Operation] = (complete, list_models, show_model)

@@ -7,13 +7,21 @@ import binascii
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from nanoloop import errors
 from nanoloop.attachments import SCHEME, mime_type_of
 from nanoloop.channels.web.access import Refusal, sentence_of, try_later
-from nanoloop.channels.web.api import Backend, quoted
+from nanoloop.channels.web.api import (
+    Backend,
+    Operation,
+    WebLimits,
+    problem_of,
+    quoted,
+    read_body,
+)
 from nanoloop.errors import (
     AnswerRefused,
     AttachmentsFull,
@@ -37,6 +45,30 @@ from nanoloop.errors import (
 from nanoloop.messages import Attachment
 from nanoloop.protocols import ToolCall, ToolSpec
 from nanoloop.tools.toolbox import Toolbox, ToolOutcome
+
+NESTED = 200_000
+"""Lists and objects that a body may have."""
+
+
+class ClientOperation(Operation):
+    """Takes bodies as large as an upload may be: images stand in them."""
+
+    async def given(self, request: Request, limits: WebLimits) -> BaseModel:
+        """What the request says, checked; raises a refusal."""
+        assert self.body is not None  # noqa: S101 - what else is taken has no operation
+        data = await read_body(request, limits.upload_bytes, limits.body_seconds)
+        if data.count(b"[") + data.count(b"{") > NESTED:  # reading them would hold up everyone
+            raise ClientRefusal(413, f"that is more than {NESTED} lists and objects: send less")
+        try:
+            return self.body.model_validate_json(data)
+        except ValidationError as error:
+            where, sentence = problem_of(error, self.body)
+        raise ClientRefusal(400, sentence, param=where or None, code="invalid_value")
+
+    def refused(self, error: Exception, request: Request, backend: Backend) -> Response:  # noqa: ARG002 - as in `Operation`
+        """The response to any error, in OpenAI's form."""
+        return client_error_response(refusal_of(error, backend, path=self.path))
+
 
 PASSED = frozenset(
     {
