@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from nanoloop.channels.web import feed
-from nanoloop.channels.web.feed import FRAMES, FeedCursor, Feeds
+from nanoloop.channels.web.feed import EVENTS_KEPT, FeedCursor, Feeds
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.web_server import serving
 
@@ -171,10 +171,10 @@ async def test_a_reader_that_has_left_is_forgotten_at_the_next_sign_of_life(web,
 def test_a_feed_keeps_so_many_events_and_no_more():
     feed = Feeds().of("one")
     before = feed.last
-    for number in range(FRAMES + 1):
+    for number in range(EVENTS_KEPT + 1):
         feed.add("turn", {"number": number})
     assert not feed.has_since(before)
-    assert len(feed.since(before)) == FRAMES
+    assert len(feed.since(before)) == EVENTS_KEPT
 
 
 def test_a_feed_keeps_so_many_bytes_and_at_least_one_event():
@@ -187,11 +187,18 @@ def test_a_feed_keeps_so_many_bytes_and_at_least_one_event():
 def test_a_reader_that_is_too_slow_gets_a_reset_in_place_of_what_is_gone():
     feed = Feeds().of("one")
     watched = FeedCursor(feed)
-    for _ in range(FRAMES + 1):
+    for _ in range(EVENTS_KEPT + 1):
         feed.add("turn", {})
-    assert b"event: reset" in b"".join(watched.take())
+    assert [event.name for event in watched.take()] == ["reset"]
     feed.add("turn", {"state": "finished"})
-    assert b"finished" in b"".join(watched.take())
+    assert [event.data for event in watched.take()] == [{"state": "finished"}]
+
+
+def test_an_event_becomes_bytes_once_for_all_who_read_it():
+    feed = Feeds().of("one")
+    one, other = FeedCursor(feed), FeedCursor(feed)
+    feed.add("turn", {"state": "finished"})
+    assert one.take()[0].frame is other.take()[0].frame
 
 
 def test_feeds_that_nobody_needs_are_let_go():

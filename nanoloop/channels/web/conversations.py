@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from nanoloop.channels.web.access import Refusal, number_in
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
-from nanoloop.channels.web.feed import EventStream, Feed, FeedCursor, frame_bytes
+from nanoloop.channels.web.feed import EventStream, Feed, FeedCursor, FeedEvent
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import rfc3339
 from nanoloop.session.ids import new_id
@@ -225,9 +225,9 @@ async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     session = await call.backend.parts.sessions.open(call.session_id)
     feed = call.backend.feeds.of(session.id)
     watched = FeedCursor(feed, after=_last_event_id(call))
-    first = frame_bytes(watched.place, "hello", _hello(call.backend, session, feed))
+    first = [FeedEvent(watched.place, "hello", _hello(call.backend, session, feed))]
     if watched.has_gap:
-        first += frame_bytes(watched.place, "reset", {})
+        first.append(FeedEvent(watched.place, "reset", {}))
     every = [watched]
     if asked.list:
         every.append(FeedCursor(call.backend.feeds.changes, sees=call.who.sees))
@@ -250,8 +250,8 @@ def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
 async def of_all(call: ApiCall) -> ASGIApp:
     """Which sessions have changed, as it happens."""
     watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)
-    first = frame_bytes(None, "hello", {})
-    return EventStream(call.backend.streams, [watched], first=first)
+    hello = FeedEvent(watched.place, "hello", {}, is_place=False)
+    return EventStream(call.backend.streams, [watched], first=[hello])
 
 
 def _last_event_id(call: ApiCall) -> int | None:

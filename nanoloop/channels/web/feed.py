@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -39,10 +39,12 @@ from nanoloop.events import (
 from nanoloop.messages import Outbound
 from nanoloop.session.entry import rfc3339
 
-FRAMES = 512
+EVENTS_KEPT = 512
 """Events that a feed keeps for who comes back; with more missed, a reader starts afresh."""
-FRAME_BYTES = 256_000
+BYTES_KEPT = 256_000
 """How much they may be together; the newest one is kept whatever its size."""
+EVENT_BYTES = 100
+"""What an event takes besides its text, about."""
 
 
 class Wake(Protocol):
@@ -53,15 +55,34 @@ class Wake(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FeedEvent:
-    """One event as it goes over the wire."""
+    """One event; it becomes bytes where it goes over the wire, once for all readers."""
 
     id: int
     name: str
-    data: bytes
-    about: str
+    data: Mapping[str, Any]
+    about: str = ""
     """The session that it tells of."""
+    is_place: bool = True
+    """Whether a reader who comes back can name it."""
+    _frame: bytes | None = field(default=None, init=False)
+
+    @property
+    def frame(self) -> bytes:
+        """It in the form of `text/event-stream`."""
+        if self._frame is None:
+            place = f"id: {self.id}\n" if self.is_place else ""
+            data = json.dumps(self.data)
+            self._frame = f"{place}event: {self.name}\ndata: {data}\n\n".encode()
+        return self._frame
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes."""
+        texts = (value for value in self.data.values() if isinstance(value, str))
+        # Other signs than ASCII are six bytes each where they are escaped.
+        return EVENT_BYTES + sum(len(text) * (1 if text.isascii() else 6) for text in texts)
 
 
 @dataclass(slots=True)
@@ -78,20 +99,14 @@ class RunningAnswer:
         return "".join(self.pieces)
 
 
-def frame_bytes(event_id: int | None, name: str, data: Mapping[str, Any]) -> bytes:
-    """An event in the form of `text/event-stream`; without an id it moves no reader's place."""
-    place = "" if event_id is None else f"id: {event_id}\n"
-    return f"{place}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
-
-
 class Feed:
     """The last events of one session, and what wakes up who reads them."""
 
     def __init__(self, ids: Iterator[int], *, is_resumable: bool = True) -> None:
         self._ids = ids
         self._is_resumable = is_resumable
-        self._frames: deque[FeedEvent] = deque()
-        self._bytes = 0
+        self._events: deque[FeedEvent] = deque()
+        self._size = 0
         self._readers: set[Wake] = set()
         self.last = next(ids)
         """The newest event's id."""
@@ -107,13 +122,14 @@ class Feed:
     def add(self, name: str, data: Mapping[str, Any], *, about: str = "") -> None:
         """Tell all readers; waits for none."""
         self.last = next(self._ids)
-        place = self.last if self._is_resumable else None
-        frame = FeedEvent(self.last, name, frame_bytes(place, name, data), about)
-        self._frames.append(frame)
-        self._bytes += len(frame.data)
-        while len(self._frames) > FRAMES or (self._bytes > FRAME_BYTES and len(self._frames) > 1):
-            gone = self._frames.popleft()
-            self._bytes -= len(gone.data)
+        event = FeedEvent(self.last, name, data, about, self._is_resumable)
+        self._events.append(event)
+        self._size += event.size
+        while len(self._events) > EVENTS_KEPT or (
+            self._size > BYTES_KEPT and len(self._events) > 1
+        ):
+            gone = self._events.popleft()
+            self._size -= gone.size
             self._floor = gone.id
         for reader in self._readers:
             reader.set()
@@ -125,10 +141,10 @@ class Feed:
     def since(self, event_id: int) -> list[FeedEvent]:
         """The events that came after this id."""
         found: list[FeedEvent] = []
-        for frame in reversed(self._frames):
-            if frame.id <= event_id:
+        for event in reversed(self._events):
+            if event.id <= event_id:
                 break
-            found.append(frame)
+            found.append(event)
         return found[::-1]
 
     def watch(self, wake: Wake) -> None:
@@ -337,20 +353,20 @@ class FeedCursor:
         """The id of the last event that was taken."""
         return self._after
 
-    def take(self) -> list[bytes]:
-        """What is new, as bytes; a `reset` in its place where some of it is gone."""
+    def take(self) -> list[FeedEvent]:
+        """What is new; a `reset` in its place where some of it is gone."""
         before, self._after = self._after, self.feed.last
         if before == self.feed.last:
             return []
         if not self.feed.has_since(before):
-            return [frame_bytes(self.feed.last, "reset", {})]
-        return [frame.data for frame in self.feed.since(before) if self._shows(frame)]
+            return [FeedEvent(self.feed.last, "reset", {})]
+        return [event for event in self.feed.since(before) if self._shows(event)]
 
-    def _shows(self, frame: FeedEvent) -> bool:
+    def _shows(self, event: FeedEvent) -> bool:
         # What was said so far is told when a reader comes, pieces from before would be twice.
-        if frame.name == "text" and frame.id <= self._missed_upto:
+        if event.name == "text" and event.id <= self._missed_upto:
             return False
-        return self._sees is None or self._sees(frame.about)
+        return self._sees is None or self._sees(event.about)
 
 
 class Waker:
@@ -415,8 +431,9 @@ class EventStream:
     """Sends what feeds tell, until its reader has left or all streams end."""
 
     def __init__(
-        self, streams: OpenStreams, watched: Sequence[FeedCursor], *, first: bytes
+        self, streams: OpenStreams, watched: Sequence[FeedCursor], *, first: Sequence[FeedEvent]
     ) -> None:
+        """`first` is told before anything new; raises a refusal where too many are open."""
         self._streams = streams
         self._watched = watched
         self._first = first
@@ -436,25 +453,25 @@ class EventStream:
             await self._serve(receive, send)
 
     async def _serve(self, receive: Receive, send: Send) -> None:
-        news = RETRY + self._first
+        data, events = RETRY, [*self._first, *self._taken()]
         while True:
-            news += b"".join(self._taken())
-            if news and not await _send(send, news):
+            data += b"".join(event.frame for event in events)
+            if data and not await _send(send, data):
                 return
             if self._waker.is_over:
                 await _send(send, b"", more=False)
                 return
-            if b"\nevent: text\n" in news:  # words that come fast go out together
+            if any(event.name == "text" for event in events):  # fast words go out together
                 await anyio.sleep(TOGETHER_SECONDS)
-            news = b""
+            data = b""
             if not await self._waker.wait(KEEP_ALIVE_SECONDS):
                 if await _has_left(receive):
                     return
-                news = b":\n\n"
+                data = b":\n\n"
+            events = self._taken()
 
-    def _taken(self) -> Iterable[bytes]:
-        for watched in self._watched:
-            yield from watched.take()
+    def _taken(self) -> list[FeedEvent]:
+        return [event for watched in self._watched for event in watched.take()]
 
 
 async def _send(send: Send, body: bytes, *, more: bool = True) -> bool:

@@ -22,7 +22,6 @@ from nanoloop.channels.web.feed import (
     PATIENCE_SECONDS,
     STREAM_HEADERS,
     Feed,
-    FeedEvent,
     OpenStreams,
     Waker,
 )
@@ -270,7 +269,7 @@ class SessionQuestion:
     """A message that waits for its answer; left alone, it is taken back or stopped."""
 
     def __init__(self, backend: Backend, session: Session, message: Inbound) -> None:
-        self._desk = backend
+        self._backend = backend
         self._session = session
         self._message = message
 
@@ -281,7 +280,7 @@ class SessionQuestion:
 
     async def ask(self, hear: OnText) -> Completion:
         """As `Question`."""
-        backend, session = self._desk, self._session
+        backend, session = self._backend, self._session
         feed = backend.feeds.of(session.id)
         backend.parts.bus.put_nowait(self._message)
         tell_accepted(backend, session.id, self._message)
@@ -300,22 +299,22 @@ class SessionQuestion:
         idle = 0
         while not over.is_set():
             if idle > 1:
-                lost = self._desk.parts.sentences.text("crashed")
+                lost = self._backend.parts.sentences.text("crashed")
                 raise _not_to_be_sent_again(ClientRefusal(500, lost, code="failed"))
             with anyio.move_on_after(LOOK_SECONDS):
                 await over.wait()
-            is_busy = self._desk.parts.runner.is_busy(self._message.session_key)
+            is_busy = self._backend.parts.runner.is_busy(self._message.session_key)
             idle = 0 if is_busy or is_command(self._message.text) else idle + 1
 
     def _take_back(self, *, is_answering: bool) -> None:
         key = self._message.session_key
         if is_answering:
-            self._desk.parts.runner.stop(key)
+            self._backend.parts.runner.stop(key)
             return
         name = self._message.message_id
         unsaid = Inbound(channel=CHANNEL, chat=self._session.id, text="", key=key, deletes=name)
         with suppress(BusFull):
-            self._desk.parts.bus.put_nowait(unsaid)
+            self._backend.parts.bus.put_nowait(unsaid)
 
     def _outcome(self, heard: AnswerListener) -> Completion:
         if heard.kind == "error":
@@ -360,24 +359,22 @@ class AnswerListener:
 
     def set(self) -> None:
         """Take in what is new."""
-        frames = self._feed.since(self._place)
+        events = self._feed.since(self._place)
         self._place = self._feed.last
-        for frame in frames:
-            if frame.name in self._tells and not self.over.is_set():
-                self._tells[frame.name](frame)
+        for event in events:
+            if event.name in self._tells and not self.over.is_set():
+                self._tells[event.name](event.data)
 
     def completion(self, text: str) -> Completion:
         """The answer with what it took."""
         return Completion(text=text, finish_reason=self._finish_reason, usage=self._usage)
 
-    def _piece(self, _: FeedEvent) -> None:
-        running = self._feed.running
-        if running is not None and running.message_id == self._message_id:
-            self.said += running.pieces[-1]
-            self._hear(running.pieces[-1])
+    def _piece(self, told: Mapping[str, Any]) -> None:
+        if told["message_id"] == self._message_id:
+            self.said += told["piece"]
+            self._hear(told["piece"])
 
-    def _turn(self, frame: FeedEvent) -> None:
-        told = _told(frame)
+    def _turn(self, told: Mapping[str, Any]) -> None:
         if told["state"] == "started":
             self.is_answering = self._is_awaited()
         elif self.is_answering:
@@ -399,19 +396,13 @@ class AnswerListener:
         if newest is not None and newest.role == "assistant":
             self._finish_reason = str(newest.metadata.get("finish_reason") or "stop")
 
-    def _answer(self, frame: FeedEvent) -> None:
-        told = _told(frame)
+    def _answer(self, told: Mapping[str, Any]) -> None:
         if told["message_id"] == self._message_id:
             self.text, self.kind = told["text"], told["kind"]
             self.over.set()
 
-    def _changed(self, frame: FeedEvent) -> None:
-        if _told(frame).get("deleted"):
+    def _changed(self, told: Mapping[str, Any]) -> None:
+        if told.get("deleted"):
             self.error = "SessionNotFound"
             self.text = "the session was deleted"
             self.over.set()
-
-
-def _told(frame: FeedEvent) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(frame.data.partition(b"\ndata: ")[2])
-    return told
