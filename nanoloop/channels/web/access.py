@@ -33,8 +33,8 @@ class Admission:
         callers: Callers,
         *,
         cookie: str,
-        origins: Collection[str] = (),
-        requests_per_minute: int = 600,
+        origins: Collection[str],
+        requests_per_minute: int,
     ) -> None:
         """`cookie` is what this server's is called, `origins` other sites whose pages may call."""
         self.callers = callers

@@ -456,10 +456,10 @@ class EventStream:
         data, events = RETRY, [*self._first, *self._taken()]
         while True:
             data += b"".join(event.frame for event in events)
-            if data and not await _send(send, data):
+            if data and not await send_body(send, data):
                 return
             if self._waker.is_over:
-                await _send(send, b"", more=False)
+                await send_body(send, b"", more=False)
                 return
             if any(event.name == "text" for event in events):  # fast words go out together
                 await anyio.sleep(TOGETHER_SECONDS)
@@ -474,7 +474,7 @@ class EventStream:
         return [event for watched in self._watched for event in watched.take()]
 
 
-async def _send(send: Send, body: bytes, *, more: bool = True) -> bool:
+async def send_body(send: Send, body: bytes, *, more: bool = True) -> bool:
     """Send it; False where it was not taken in for too long."""
     with anyio.move_on_after(PATIENCE_SECONDS) as patience:
         await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -19,11 +19,12 @@ from nanoloop.channels.web.access import Refusal, try_later
 from nanoloop.channels.web.api import Backend
 from nanoloop.channels.web.dialogue import CHANNEL, tell_accepted
 from nanoloop.channels.web.feed import (
-    PATIENCE_SECONDS,
+    KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
     Feed,
     OpenStreams,
     Waker,
+    send_body,
 )
 from nanoloop.channels.web.openai.request import (
     LATER_SECONDS,
@@ -40,8 +41,6 @@ from nanoloop.session.session import Session
 
 HEAD_SECONDS = 2
 """How long a stream waits for its first word, so that a failure before it has a status."""
-KEEP_ALIVE_SECONDS = 15
-"""After so much silence a comment is sent."""
 
 
 class _AnswerWaker(Waker):
@@ -130,9 +129,9 @@ class CompletionStream(CompletionResponse):
                 said += text
                 data += self._form.piece(text)
             if self._is_over:
-                await _send(send, data + self._end(said), more=False)
+                await send_body(send, data + self._end(said), more=False)
                 return
-            if data and not await _send(send, data):
+            if data and not await send_body(send, data):
                 return
             data = b"" if await self._news.wait(KEEP_ALIVE_SECONDS) else KEEP_ALIVE
 
@@ -144,13 +143,6 @@ class CompletionStream(CompletionResponse):
         if missing is None:  # words before a tool was called, or pieces that were lost
             missing = f"\n\n{text}"
         return (self._form.piece(missing) if missing else b"") + self._form.last(self._completion)
-
-
-async def _send(send: Send, data: bytes, *, more: bool = True) -> bool:
-    """Send it; False where it was not taken in for too long."""
-    with anyio.move_on_after(PATIENCE_SECONDS) as patience:
-        await send({"type": "http.response.body", "body": data, "more_body": more})
-    return not patience.cancelled_caught
 
 
 async def _leave_with(receive: Receive, serving: anyio.CancelScope) -> None:
