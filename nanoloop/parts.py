@@ -392,7 +392,7 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             provider=app.provider,
         ),
         attachments=make_attachments(settings),
-        place=WebAddress(
+        address=WebAddress(
             host=web.host,
             port=web.port,
             hosts=web.hosts,

@@ -25,7 +25,7 @@ FAILURES_A_MINUTE = 20
 """Wrong tokens from one address that are answered at once."""
 
 
-class Admission:
+class WebAccess:
     """Decides who is let in: known, not sent by another site, and not too often."""
 
     def __init__(

@@ -25,9 +25,9 @@ from nanoloop.agents import Agents
 from nanoloop.attachments import Attachments
 from nanoloop.channels.web.access import (
     EVERYONE,
-    Admission,
     Caller,
     Refusal,
+    WebAccess,
     number_in,
     sentence_of,
     try_later,
@@ -155,7 +155,7 @@ class Operation:
         return Route(self.path, served, methods=[self.method])
 
     async def _answer(self, request: Request, backend: Backend) -> ASGIApp:
-        admit = backend.admission.admit
+        admit = backend.access.admit
         caller = admit(request, is_public=self.is_public, is_counted=self.is_counted)
         call = ApiCall(request=request, backend=backend, caller=caller)
         if self.takes is None:
@@ -265,7 +265,7 @@ class Backend:
     """Everything that an operation may use."""
 
     parts: WebParts
-    admission: Admission
+    access: WebAccess
     limits: WebLimits
     attachments: Attachments
     feeds: Feeds

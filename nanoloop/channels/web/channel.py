@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp
 
 from nanoloop.attachments import Attachments
-from nanoloop.channels.web.access import Admission, Callers, Token
+from nanoloop.channels.web.access import Callers, Token, WebAccess
 from nanoloop.channels.web.api import Backend, WebLimits, WebParts
 from nanoloop.channels.web.dialogue import CHANNEL
 from nanoloop.channels.web.feed import FeedWriter, OpenStreams
@@ -46,27 +46,28 @@ class WebChannel:
         parts: WebParts,
         *,
         attachments: Attachments,
-        place: WebAddress | None = None,
+        address: WebAddress | None = None,
         tokens: Iterable[Token] = (),
         limits: WebLimits | None = None,
     ) -> None:
         """Raises `SettingsError` for an open door."""
-        self._place = place or WebAddress()
+        self._address = address or WebAddress()
         limits = limits or WebLimits()
         callers = Callers(tokens)
-        if not is_loopback(self._place.host) and not callers.are_named:
+        host = self._address.host
+        if not is_loopback(host) and not callers.are_named:
             raise SettingsError(
-                f"channels.web.host is {self._place.host!r}, which others can reach, and there is "
+                f"channels.web.host is {host!r}, which others can reach, and there is "
                 "no token: add [channels.web.tokens.NAME] with a token, or serve on 127.0.0.1"
             )
         self._listener: socket.socket | None = None
         self._news = FeedWriter()
         self.backend = Backend(
             parts=parts,
-            admission=Admission(
+            access=WebAccess(
                 callers,
-                cookie=f"nanoloop_{self._place.port}",
-                origins=self._place.origins,
+                cookie=f"nanoloop_{self._address.port}",
+                origins=self._address.origins,
                 requests_per_minute=limits.requests_per_minute,
             ),
             limits=limits,
@@ -80,9 +81,9 @@ class WebChannel:
     def bind(self) -> str:
         """Listen, and return the address; raises `SettingsError` where that can't be."""
         if self._listener is None:
-            self._listener = listening_socket(self._place.host, self._place.port)
+            self._listener = listening_socket(self._address.host, self._address.port)
         port = self._listener.getsockname()[1]
-        host = self._place.host
+        host = self._address.host
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def run(self, bus: Bus) -> None:  # noqa: ARG002 - the bus of the parts is the same
@@ -91,7 +92,7 @@ class WebChannel:
         server = WebServer(
             self.app(),
             header_seconds=self.backend.limits.header_seconds,
-            grace_seconds=self._place.grace_seconds,
+            grace_seconds=self._address.grace_seconds,
             at_end=self.backend.streams.end,
         )
         listener, self._listener = self._listener, None
@@ -106,8 +107,8 @@ class WebChannel:
 
     def _hosts(self) -> Collection[str] | None:
         """The names that requests may be for; None where only who has a token gets anything."""
-        own = {*LOOPBACK_NAMES, self._place.host, *self._place.hosts}
-        return own if is_loopback(self._place.host) or self._place.hosts else None
+        own = {*LOOPBACK_NAMES, self._address.host, *self._address.hosts}
+        return own if is_loopback(self._address.host) or self._address.hosts else None
 
     async def send(self, item: Outbound | TextStreamed) -> None:
         """Tell everyone who reads this session."""

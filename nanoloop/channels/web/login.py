@@ -22,10 +22,10 @@ class Login(RequestBody):
 @serve("POST", "/login", status=204, is_public=True)
 async def login(call: ApiCall, shown: Login) -> Response:
     """Change a token for a cookie."""
-    admission = call.backend.admission
-    cookie = admission.callers.cookie_for(shown.token.strip())
-    if cookie is None and admission.callers.are_named:
-        admission.refuse_token(call.request)
+    access = call.backend.access
+    cookie = access.callers.cookie_for(shown.token.strip())
+    if cookie is None and access.callers.are_named:
+        access.refuse_token(call.request)
     response = Response(status_code=204)
     if cookie is not None:
         _set(call, response, cookie, COOKIE_SECONDS)
@@ -44,7 +44,7 @@ def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
     # The page's own word: behind a proxy the request itself comes without encryption.
     origin = call.request.headers.get("origin", "")
     response.set_cookie(
-        call.backend.admission.cookie,
+        call.backend.access.cookie,
         value,
         max_age=seconds,
         httponly=True,
@@ -63,7 +63,7 @@ async def me(call: ApiCall) -> Response:
         {"name": name, "model": agent.model or parts.model} for name, agent in parts.agents.items()
     ]
     about = {
-        "login": call.backend.admission.callers.are_named,
+        "login": call.backend.access.callers.are_named,
         "name": call.caller.name,
         "scope": list(call.caller.patterns),
         "agents": agents,

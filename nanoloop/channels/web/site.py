@@ -70,7 +70,7 @@ def make_site(backend: Backend) -> Starlette:
     routes += page_routes()
     return Starlette(
         routes=routes,
-        middleware=[_cors(backend)] if backend.admission.origins else [],
+        middleware=[_cors(backend)] if backend.access.origins else [],
         exception_handlers={
             HTTPException: _refused_by_router,
             Exception: partial(_failed, backend),
@@ -81,7 +81,7 @@ def make_site(backend: Backend) -> Starlette:
 def _cors(backend: Backend) -> Middleware:
     return Middleware(
         CORSMiddleware,
-        allow_origins=sorted(backend.admission.origins),
+        allow_origins=sorted(backend.access.origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["*"],  # OpenAI's own clients send some of theirs
         expose_headers=[HEADER, IGNORED, "Retry-After"],
