@@ -43,8 +43,7 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.messages import Attachment
-from nanoloop.protocols import ToolCall, ToolSpec
-from nanoloop.tools.toolbox import Toolbox, ToolOutcome
+from nanoloop.protocols import ToolSpec
 
 NESTED = 200_000
 """Lists and objects that a body may have."""
@@ -365,19 +364,6 @@ def _tool_spec(tool: Mapping[str, Any]) -> ToolSpec:
     return ToolSpec(
         name=name, description=str(function.get("description") or ""), parameters=parameters
     )
-
-
-class CombinedToolbox(Toolbox):
-    """The agent's tools, which run here, and the client's, which the model only hears of."""
-
-    def __init__(self, ours: Toolbox, theirs: Collection[ToolSpec]) -> None:
-        super().__init__()
-        self._ours = ours
-        self.specs = (*ours.specs, *theirs)
-
-    async def run(self, call: ToolCall) -> ToolOutcome:
-        """Run one of ours."""
-        return await self._ours.run(call)
 
 
 LATER_SECONDS = 5
