@@ -32,7 +32,7 @@ class IrcSettings(kit.PlatformSettings):
     port: int = 6697
     tls: bool = True
     password: SecretStr = SecretStr("-")
-    channels: tuple[str, ...] = ()
+    channels: kit.Names = ()
 
 
 @dataclass

@@ -282,3 +282,20 @@ def test_every_key_stands_on_the_line_that_is_named(tmp_path_factory, parts):
 
 def test_a_key_is_kept_as_a_secret(load):
     assert isinstance(load('api_key = "x"').api_key, SecretStr)
+
+
+def test_what_is_wrong_in_one_table_or_source_hides_nothing_of_another(refusal):
+    text = 'message_buffer_min = "x"\n[providers.groq]\napi_key = 5\n[providers.grok]\n'
+    told = refusal(text, env={"NANOLOOP_MESSAGE_BUFFER_MIN": "few"})
+    assert sorted(told) == [
+        '1: message_buffer_min is "x", not a whole number',
+        "3: providers.groq.api_key is ********, not a text",
+        "4: providers.grok names no provider: did you mean providers.groq?",
+        'env NANOLOOP_MESSAGE_BUFFER_MIN: message_buffer_min is "few", not a whole number',
+    ]
+
+
+def test_a_variable_may_hold_a_whole_table_as_json(load):
+    settings = load(env={"NANOLOOP_AGENTS__COOK": '{"prompt": "Hi", "max_steps": 3}'})
+    assert (settings.agents["cook"].prompt, settings.agents["cook"].max_steps) == ("Hi", 3)
+    assert str(settings.origin("agents.cook.prompt")) == "env NANOLOOP_AGENTS__COOK"

@@ -16,6 +16,7 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.plugins import Plugin
 from nanoloop.settings.channels import PlatformSettings
+from nanoloop.settings.keys import Names
 
 __all__ = [
     "File",
@@ -24,6 +25,7 @@ __all__ = [
     "Heard",
     "Limits",
     "MessageGone",
+    "Names",
     "Place",
     "Platform",
     "PlatformSettings",
