@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import anyio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from nanoloop import defaults
 from nanoloop.context import Views
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
 from nanoloop.events import AgentUnknown, Announce, ResizeFailed, silent
@@ -150,9 +151,8 @@ class Agent(AgentHistory):
         session: Session | None = None,
         store: Store | None = None,
         settings: Mapping[str, Any] | None = None,
-        max_steps: int = 20,
-        tool_timeout_seconds: float = 60,
-        tool_result_chars: int = 16_000,
+        max_steps: int = defaults.MAX_STEPS,
+        tool_timeout_seconds: float = defaults.TOOL_TIMEOUT_SECONDS,
         message_buffer_limit: int | None = None,
         message_buffer_min: int | None = None,
         record_input: Paths = (),
@@ -169,9 +169,7 @@ class Agent(AgentHistory):
         self.message_buffer_limit = message_buffer_limit
         """With more messages the window is cut; None: as the loop does for all, else 50."""
         self.message_buffer_min = message_buffer_min
-        self.toolbox = Toolbox(
-            tuple(tools), timeout_seconds=tool_timeout_seconds, result_chars=tool_result_chars
-        )
+        self.toolbox = Toolbox(tuple(tools), timeout_seconds=tool_timeout_seconds)
         self.hooks = Hooks(request_prefixes, afterwards)
         self.recording = Recording(
             input_paths=record_input, output_paths=record_output, handler=record_handler

@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
+from nanoloop import defaults
 from nanoloop.agents import Agent, Agents
 from nanoloop.answering import Answering, Item
 from nanoloop.bus import InProcessBus
@@ -58,21 +59,21 @@ class AgentLoop:
         bus: Bus | None = None,
         summarizer: Summarizer | None = None,
         recall: Recall | None = None,
-        message_buffer_limit: int = 50,
-        message_buffer_min: int = 10,
+        message_buffer_limit: int = defaults.MESSAGE_BUFFER_LIMIT,
+        message_buffer_min: int = defaults.MESSAGE_BUFFER_MIN,
         context_tokens: int | None = None,
         context_limit: int | None = None,
         handover: bool = False,
         handover_limit: int = 200,
         summary_model: str | None = None,
-        max_concurrent_turns: int = 512,
+        max_concurrent_turns: int = defaults.MAX_CONCURRENT_TURNS,
         lane_limit: int = 20,
         open_sessions: int = 1000,
         with_time: bool = False,
         answer_unanswered: bool = True,
         sentences: Sentences | None = None,
-        shutdown_turns_seconds: float = 20,
-        shutdown_summaries_seconds: float = 10,
+        shutdown_turns_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS,
+        shutdown_summaries_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS / 2,
         announce: Announce = silent,
     ) -> None:
         announce = contained(announce)

@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
+from nanoloop import defaults
 from nanoloop.errors import ModelResting, SessionNotFound, StoreConflict
 from nanoloop.events import (
     Announce,
@@ -67,7 +68,7 @@ class Summarizer:
     store: Store | None = None
     """Where sessions are read and kept; a loop lends it its own."""
     fallback_model: str | None = None
-    timeout_seconds: float = 60
+    timeout_seconds: float = defaults.SUMMARY_TIMEOUT_SECONDS
     batch_chars: int = BATCH_CHARS
     daily_tokens: int | None = None
     spent_file: Path | None = None

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
+from nanoloop import defaults
 from nanoloop.errors import ProviderError, SettingsError, how_to_install
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 from nanoloop.providers.answer import AnswerLimits
@@ -53,9 +54,9 @@ class AnthropicProvider:
         model: str,
         api_key: str | None = None,
         base_url: str | None = None,
-        first_token_timeout_seconds: float = 60,
-        call_timeout_seconds: float = 300,
-        max_retries: int = 2,
+        first_token_timeout_seconds: float = defaults.FIRST_TOKEN_TIMEOUT_SECONDS,
+        call_timeout_seconds: float = defaults.CALL_TIMEOUT_SECONDS,
+        max_retries: int = defaults.MAX_RETRIES,
         options: Mapping[str, Any] | None = None,
         limits: AnswerLimits | None = None,
     ) -> None:

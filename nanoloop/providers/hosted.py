@@ -77,10 +77,10 @@ class SDK:
 class Terms:
     """How long a server may take, how often it is asked again, and how much it may say."""
 
-    first_token_timeout_seconds: float = 60
-    call_timeout_seconds: float = 300
-    max_retries: int = 2
-    limits: AnswerLimits = field(default_factory=AnswerLimits)
+    first_token_timeout_seconds: float
+    call_timeout_seconds: float
+    max_retries: int
+    limits: AnswerLimits
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from operator import contains
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from nanoloop import defaults
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec, Usage
 from nanoloop.providers.answer import AnswerLimits, PartialAnswer, count
 from nanoloop.providers.hosted import (
@@ -54,9 +55,9 @@ class OpenAIProvider:
         model: str,
         api_key: str | None = None,
         base_url: str | None = None,
-        first_token_timeout_seconds: float = 60,
-        call_timeout_seconds: float = 300,
-        max_retries: int = 2,
+        first_token_timeout_seconds: float = defaults.FIRST_TOKEN_TIMEOUT_SECONDS,
+        call_timeout_seconds: float = defaults.CALL_TIMEOUT_SECONDS,
+        max_retries: int = defaults.MAX_RETRIES,
         options: Mapping[str, Any] | None = None,
         quirks: Quirks | None = None,
         key_name: str = "OPENAI_API_KEY",

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from nanoloop import defaults
 from nanoloop.events import Level
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
@@ -54,7 +55,7 @@ class StoreSettings(Section):
     """`sqlite:FILE`, `jsonl:FOLDER` (readable files), `redis://…`, `postgresql://…`, `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
     """What survives a message in files: `flush` a killed process, `fsync` a power cut too."""
-    timeout_seconds: Seconds = 10
+    timeout_seconds: Seconds = defaults.STORE_TIMEOUT_SECONDS
     """How long a database that does not answer is tried before the chat is told."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
     """Seals what is said and known in the files; of several, with commas, the first one seals."""
@@ -63,18 +64,18 @@ class StoreSettings(Section):
 class LoopSettings(Section):
     """Who is answered when, and how the loop ends."""
 
-    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = 512
+    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = defaults.MAX_CONCURRENT_TURNS
     """Turns that run side by side; 1 answers strictly one message after the other."""
     on_unanswered: Literal["answer", "report"] = "answer"
     """A message that a stop left unanswered: `answer` it at the next start, or only `report` it."""
-    shutdown_turns_seconds: Seconds = 20
+    shutdown_turns_seconds: Seconds = defaults.SHUTDOWN_TURNS_SECONDS
     """How long running turns may finish after a stop; running summaries get half as long then."""
 
 
 class TurnSettings(Section):
     """One answer, from the question to the last word."""
 
-    max_steps: Annotated[int, Field(ge=1), Unit("model calls")] = 20
+    max_steps: Annotated[int, Field(ge=1), Unit("model calls")] = defaults.MAX_STEPS
     """How often the model may be asked in one turn, tool results included."""
 
 
@@ -88,16 +89,16 @@ class ToolSettings(PluginTables):
     kind = "tools"
     usual = ToolTable
 
-    timeout_seconds: Seconds = 60
+    timeout_seconds: Seconds = defaults.TOOL_TIMEOUT_SECONDS
     """How long one tool call may take; the model is then told that it took too long."""
 
 
 class ProviderSettings(Section):
     """Calls to the model."""
 
-    first_token_timeout_seconds: Seconds = 60
+    first_token_timeout_seconds: Seconds = defaults.FIRST_TOKEN_TIMEOUT_SECONDS
     """How long the server may take until the answer begins."""
-    call_timeout_seconds: Seconds = 300
+    call_timeout_seconds: Seconds = defaults.CALL_TIMEOUT_SECONDS
     """How long a whole answer may take."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
     """Further fields of each request, for the server's own knobs; never put a secret here."""
@@ -110,7 +111,7 @@ class LocalSettings(Section):
         default=None, examples=[8192]
     )
     """How much one conversation may take of its memory; left out, what suits the model."""
-    answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = 1024
+    answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = defaults.LOCAL_ANSWER_TOKENS
     """How long an answer may become; a longer one is cut off there, and the log says so."""
     threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
     """Threads that compute; left out, what suits the machine."""
@@ -123,7 +124,7 @@ class LocalSettings(Section):
 class SummarySettings(Section):
     """The summary of what left the window, made in the background."""
 
-    timeout_seconds: Seconds = 60
+    timeout_seconds: Seconds = defaults.SUMMARY_TIMEOUT_SECONDS
     """How long one call may take; what it covered is then tried again later."""
     fallback_model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The model that is asked where the first one fails; left out, there is none."""
@@ -339,9 +340,9 @@ class Settings(BaseSettings):
     """The system prompt: who the assistant is and how it talks."""
     include_time: bool = False
     """Whether the model is told date and time, beside the newest message."""
-    message_buffer_limit: Messages = 50
+    message_buffer_limit: Messages = defaults.MESSAGE_BUFFER_LIMIT
     """With more messages than this the window is cut, and what leaves it is summarised."""
-    message_buffer_min: Messages = 10
+    message_buffer_min: Messages = defaults.MESSAGE_BUFFER_MIN
     """How many of the newest messages stay word for word after a cut."""
     context_tokens: Annotated[int, Field(ge=1000), Unit("tokens")] | None = Field(
         None, examples=[32_000]

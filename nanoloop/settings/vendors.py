@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
 
-from nanoloop import plugins
+from nanoloop import defaults, plugins
 from nanoloop.errors import SettingsError
 from nanoloop.models.catalogue import file_of, is_local, known
 from nanoloop.providers import vendors
@@ -181,14 +181,10 @@ def _said(key: SecretStr | None) -> str | None:
     return key.get_secret_value() if key else None
 
 
-_CONTEXT_TOKENS = 8192
-"""What a conversation with a file gets that the catalogue does not know."""
 _FOR_THE_CONVERSATION = 0.75
 """The part of the context that a request may take; the rest is for the answer."""
 _CHARS_A_TOKEN = 2
 """Few, for all languages: a batch that is too long for the model is never summarised."""
-_CALL_SECONDS = 900
-"""It may have to wait for others first."""
 _SUMMARY_SECONDS = 600
 """It reads as slowly as it writes, and gives way to each turn."""
 
@@ -197,14 +193,14 @@ def context_tokens(settings: Settings, model: str | None = None) -> int:
     """How much one conversation with that local model, the usual one by default, may take."""
     found = known(file_of(model or settings.model, settings.models).stem)
     suited = found.context_tokens if found else None
-    return settings.local.context_tokens or suited or _CONTEXT_TOKENS
+    return settings.local.context_tokens or suited or defaults.LOCAL_CONTEXT_TOKENS
 
 
 def call_timeout_seconds(settings: Settings) -> float:
     """How long an answer of a local model may take."""
     calls = settings.provider
     is_said = "call_timeout_seconds" in calls.model_fields_set
-    return calls.call_timeout_seconds if is_said else _CALL_SECONDS
+    return calls.call_timeout_seconds if is_said else defaults.LOCAL_CALL_TIMEOUT_SECONDS
 
 
 def suited(settings: Settings) -> Settings:

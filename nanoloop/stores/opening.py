@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nanoloop import plugins
+from nanoloop import defaults, plugins
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, Store
 from nanoloop.stores.place import parts, path_of
@@ -20,7 +20,7 @@ class Opening:
     data: Path
     durability: Literal["flush", "fsync"] = "flush"
     seal: Seal | None = None
-    timeout_seconds: float = 10
+    timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS
     """How long a server that does not answer is tried."""
     read_only: bool = False
     announce: Announce = field(default=silent)

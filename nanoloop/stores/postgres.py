@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyio.to_thread import run_sync
 
+from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
@@ -50,7 +51,7 @@ class PostgresStore(DatabaseStore):
         seal: Seal | None = None,
         announce: Announce = silent,
         pool_size: int = 10,
-        timeout_seconds: float = 10,
+        timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
     ) -> None:
         """`pool_size` connections at most, and no call takes longer than `timeout_seconds`."""
         self._tables = _Tables(

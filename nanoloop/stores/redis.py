@@ -18,6 +18,7 @@ from zlib import crc32
 
 import anyio
 
+from nanoloop import defaults
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
@@ -60,7 +61,7 @@ class RedisStore(DatabaseStore):
         url: str,
         *,
         prefix: str = "nanoloop",
-        timeout_seconds: float = 10,
+        timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
         announce: Announce = silent,

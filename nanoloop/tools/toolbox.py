@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import anyio
 
+from nanoloop import defaults
 from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
 from nanoloop.protocols import Tool, ToolCall, ToolSpec
 from nanoloop.session.chat import MOST_PARTS
@@ -43,7 +44,7 @@ class Toolbox:
         self,
         tools: Iterable[Tool | Callable[..., Any]] = (),
         *,
-        timeout_seconds: float = 60.0,
+        timeout_seconds: float = defaults.TOOL_TIMEOUT_SECONDS,
         result_chars: int = 16_000,
     ) -> None:
         self._tools = _by_name(tools)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from nanoloop import defaults
 from nanoloop.errors import NoConnection, ProviderError, SettingsError, UnknownModel, how_to_install
 from nanoloop.events import Announce, ModelLost, silent
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
@@ -40,13 +41,13 @@ class LocalProvider:
         path: Path | str,
         *,
         model: str = "",
-        context_tokens: int = 8192,
-        answer_tokens: int = 1024,
+        context_tokens: int = defaults.LOCAL_CONTEXT_TOKENS,
+        answer_tokens: int = defaults.LOCAL_ANSWER_TOKENS,
         parallel: int = 2,
         threads: int | None = None,
         options: Mapping[str, Any] | None = None,
         start_timeout_seconds: float = 120,
-        call_timeout_seconds: float = 900,
+        call_timeout_seconds: float = defaults.LOCAL_CALL_TIMEOUT_SECONDS,
         announce: Announce = silent,
     ) -> None:
         """`context_tokens` is for each of `parallel` conversations that are answered at once.
