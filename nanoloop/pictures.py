@@ -191,10 +191,17 @@ class _Known:
 class _Asking:
     """One question to the provider, asked until it goes through."""
 
-    def __init__(self, provider: Provider, *, on_text: OnText | None, **about: Any) -> None:
+    def __init__(
+        self,
+        provider: Provider,
+        *,
+        tools: Sequence[ToolSpec] | None,
+        model: str | None,
+        on_text: OnText | None,
+    ) -> None:
         self._provider = provider
         self._on_text = on_text
-        self._about = about
+        self._about: dict[str, Any] = {"tools": tools, "model": model}
         self.was_heard = False
 
     async def __call__(self, messages: Sequence[ChatMessage]) -> Reply:

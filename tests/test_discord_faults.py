@@ -21,7 +21,7 @@ from tests.servers.discord import DiscordServer
 # isort: split
 
 from nanoloop.channels.discord import DiscordSettings, make
-from nanoloop.channels.discord.client import explained
+from nanoloop.channels.discord.platform import explained
 from tests.stages.discord import DiscordStage
 
 

@@ -1,21 +1,38 @@
-"""Discord as a platform."""
+"""Discord as a platform: the connection, what people say there, and what is posted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import aiohttp
 import anyio
 import discord
+from anyio.abc import TaskGroup
 
-from nanoloop.channels.discord.client import Client, explained
-from nanoloop.channels.kit.backlog import SeenMessages
+from nanoloop.channels.kit.backlog import Gaps, Job, SeenMessages
 from nanoloop.channels.kit.markdown import Markup, render, utf16
-from nanoloop.channels.kit.platform import Hear, Limits, MessageGone, Place, Text, Upload
-from nanoloop.errors import Declined, SendLater
+from nanoloop.channels.kit.platform import (
+    File,
+    Hear,
+    Heard,
+    Limits,
+    MessageGone,
+    Place,
+    Refused,
+    Text,
+    TooLong,
+    Upload,
+)
+from nanoloop.errors import Declined, NanoloopError, SendLater
+from nanoloop.lanes import Lanes
 
 LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
 """Five edits in five seconds are allowed in a channel, and posts count too."""
@@ -161,3 +178,305 @@ _FORM = Markup(
     heading=_heading,
     bullet="- ",
 )
+
+
+WAITING = 200
+"""Events of one chat that may wait."""
+HISTORY = 1000
+"""Messages of one chat that are caught up with."""
+LIMIT_SECONDS = 30.0
+"""A rate limit of so long or less is waited for by the library."""
+
+
+class Client(discord.Client):
+    """A client that hands over what it hears."""
+
+    def __init__(self, *, seen: SeenMessages, ready_seconds: float) -> None:
+        """`ready_seconds` is how long Discord may pause while it tells of the servers."""
+        super().__init__(
+            intents=intents(),
+            allowed_mentions=discord.AllowedMentions.none(),
+            chunk_guilds_at_startup=False,
+            member_cache_flags=discord.MemberCacheFlags.none(),
+            max_ratelimit_timeout=LIMIT_SECONDS,
+            guild_ready_timeout=ready_seconds,
+        )
+        self._seen = seen
+        self._gaps = Gaps(seen, since=self._since, take=self._take)
+        self._lanes: Lanes[str, Job] = Lanes(self._do, limit=WAITING, name="discord")
+        self._group: TaskGroup | None = None
+        self._connected: Callable[[], None] | None = None
+        self._hear: Hear | None = None
+
+    async def serve(self, token: str, hear: Hear, connected: Callable[[], None]) -> None:
+        """Hand over what is said until the connection is lost."""
+        self._hear, self._connected = hear, connected
+        failure: Exception | None = None
+        async with self._lanes, anyio.create_task_group() as self._group:
+            try:
+                with explained():
+                    await self.login(token)
+                    # It resumes by itself where Discord lets it; the rest is the kit's to retry.
+                    await self.connect(reconnect=False)
+            except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+                failure = error
+            self._group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
+        """Tell of an event; a task of the library that outlives the client has none to tell."""
+        if not self.is_closed():
+            super().dispatch(event, *args, **kwargs)
+
+    async def on_connect(self) -> None:
+        """A new session: what was said before it is asked for, before anything is heard."""
+        if self._group is not None:
+            await self._gaps.close(self._lanes.put, self._group)
+
+    async def on_ready(self) -> None:
+        """All is known that is needed to hear and post."""
+        if self._connected is not None:
+            self._connected()
+
+    async def on_message(self, message: discord.Message) -> None:
+        """Something was said."""
+        if self.is_closed():
+            return
+        # At once: in a chat that is new, it would not be asked for after a crash.
+        self._seen.begin(place_of(message.channel), str(message.id - 1))
+        await self._put(message.channel, partial(self._take, message))
+
+    async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
+        """A message was edited, or got a picture of its links."""
+        message, before = payload.message, payload.cached_message
+        if before is not None and before.content == message.content:
+            return
+        await self._put(message.channel, partial(self._pass_on, message, edited))
+
+    async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
+        """A message was taken back; who said it is known of the newest ones only."""
+        if (message := payload.cached_message) is not None:
+            await self._put(message.channel, partial(self._pass_on, message, taken_back))
+            return
+        place = place_of(self.get_channel(payload.channel_id) or discord.Object(payload.channel_id))
+        gone = Heard(
+            chat=place.chat,
+            thread=place.thread,
+            id=f"{payload.message_id}.deleted",
+            deletes=str(payload.message_id),
+            sender="",
+            private=payload.guild_id is None,
+        )
+        await self._lanes.put(place.chat, partial(self._tell, gone))
+
+    async def _put(self, channel: Any, job: Job) -> None:
+        await self._lanes.put(place_of(channel).chat, job)
+
+    async def _do(self, _: str, job: Job) -> None:
+        await job()
+
+    async def _take(self, message: discord.Message) -> None:
+        with self._gaps.taking():
+            await self._pass_on(message, heard)
+        self._gaps.note(place_of(message.channel), str(message.id))
+
+    async def _pass_on(
+        self,
+        message: discord.Message,
+        read: Callable[[discord.Message, discord.ClientUser], Heard | None],
+    ) -> None:
+        assert self.user is not None  # noqa: S101 - known before anything is heard
+        if (found := read(message, self.user)) is not None:
+            await self._tell(found)
+
+    async def _tell(self, found: Heard) -> None:
+        assert self._hear is not None  # noqa: S101 - as above
+        await self._hear(found)
+
+    async def _since(self, place: Place, message: str) -> Sequence[discord.Message]:
+        await self.wait_until_ready()
+        try:
+            with explained():
+                channel = await self._channel(int(place.thread or place.chat))
+                after = discord.Object(int(message))
+                history = channel.history(after=after, limit=HISTORY, oldest_first=True)
+                return [said async for said in history]
+        except discord.DiscordException as error:
+            raise Declined(type(error).__name__) from None
+
+    async def _channel(self, number: int) -> Any:
+        return self.get_channel(number) or await self.fetch_channel(number)
+
+
+def intents() -> discord.Intents:
+    """What the bot wants to be told; the content of messages has to be allowed in the portal."""
+    return discord.Intents(guilds=True, messages=True, message_content=True)
+
+
+_SPOKEN = (discord.MessageType.default, discord.MessageType.reply)
+_EMOJI = re.compile(r"<a?(:\w+:)\d+>")
+Kind = Literal["image", "audio", "video", "file"]
+_KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
+
+
+def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
+    """The message, or None where nobody says anything in it."""
+    if message.type not in _SPOKEN:
+        return None
+    place, mention = place_of(message.channel), _mention(message, me)
+    answered = message.reference.resolved if message.reference else None
+    is_ours = isinstance(answered, discord.Message) and answered.author.id == me.id
+    return Heard(
+        chat=place.chat,
+        id=str(message.id),
+        sender=str(message.author.id),
+        name=message.author.display_name,
+        roles=_roles(message),
+        text=_text(message, me),
+        private=message.guild is None,
+        addressed=is_ours or bool(mention),
+        mention=mention,
+        thread=place.thread,
+        reply_to=_answered(message),
+        quote="\n\n".join(_quoted(message)),
+        files=tuple(map(_file, message.attachments)),
+        is_bot=message.author.bot or message.webhook_id is not None,
+        time=message.created_at,
+    )
+
+
+def edited(message: discord.Message, me: discord.ClientUser) -> Heard | None:
+    """An edit by its author; what Discord adds itself, such as pictures of links, is none."""
+    found = heard(message, me)
+    if found is None or message.edited_at is None:
+        return None
+    since = message.edited_at.timestamp()
+    return replace(found, id=f"{found.id}.{since}", edits=found.id, files=())
+
+
+def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None:
+    """A deletion."""
+    found = heard(message, me)
+    if found is None:
+        return None
+    return replace(found, id=f"{found.id}.deleted", deletes=found.id, text="", files=())
+
+
+def place_of(channel: Any) -> Place:
+    """Where it is: a thread is a channel too, within another."""
+    if isinstance(channel, discord.Thread):
+        return Place(str(channel.parent_id), str(channel.id))
+    return Place(str(channel.id))
+
+
+def _mention(message: discord.Message, me: discord.ClientUser) -> str:
+    """The very words that name the bot, or the role that is its own."""
+    own = message.guild.self_role if message.guild else None
+    marks = [f"<@{me.id}>", f"<@!{me.id}>", *([own.mention] if own else [])]
+    return next((mark for mark in marks if mark in message.content), "")
+
+
+def _roles(message: discord.Message) -> tuple[str, ...]:
+    roles = getattr(message.author, "roles", ())
+    return tuple(str(role.id) for role in roles if not role.is_default())
+
+
+def _text(message: discord.Message, me: discord.ClientUser) -> str:
+    """As people see it, save for the bot's own name."""
+    text = message.content
+    for person in message.mentions:
+        if person.id != me.id:
+            for mark in (f"<@{person.id}>", f"<@!{person.id}>"):
+                text = text.replace(mark, f"@{person.display_name}")
+    for role in message.role_mentions:
+        if not (message.guild and role == message.guild.self_role):
+            text = text.replace(role.mention, f"@{role.name}")
+    for channel in message.channel_mentions:
+        text = text.replace(channel.mention, f"#{channel.name}")
+    stickers = " ".join(f"[sticker: {sticker.name}]" for sticker in message.stickers)
+    return "\n".join(filter(None, (_EMOJI.sub(r"\1", text), stickers)))
+
+
+def _answered(message: discord.Message) -> str | None:
+    reference = message.reference
+    if reference is None or reference.type is not discord.MessageReferenceType.reply:
+        return None
+    return str(reference.message_id)
+
+
+def _quoted(message: discord.Message) -> Iterator[str]:
+    """The words that it answers, or passes on."""
+    answered = message.reference.resolved if message.reference else None
+    if isinstance(answered, discord.Message):
+        yield answered.content
+    for passed_on in message.message_snapshots:
+        yield passed_on.content
+
+
+def _file(attachment: discord.Attachment) -> File:
+    mime_type = attachment.content_type or ""
+    kind = _KINDS.get(mime_type.partition("/")[0], "file")
+    return File(
+        kind="audio" if attachment.is_voice_message() else kind,
+        fetch=attachment.read,
+        name=attachment.filename,
+        mime_type=mime_type,
+        size=attachment.size,
+    )
+
+
+UNKNOWN_BOT = (
+    "Discord refuses channels.discord.token: reset the token under Bot at "
+    "discord.com/developers/applications, and set NANOLOOP_CHANNELS__DISCORD__TOKEN"
+)
+NO_CONTENT = (
+    "Discord does not let the bot read messages: switch on Message Content Intent under Bot at "
+    "discord.com/developers/applications"
+)
+_BAD_TOKEN, _BAD_INTENTS = 4004, (4013, 4014)
+_GONE = {10008, 30046, 50005}
+"""Unknown message; too many edits of an old one; not ours to edit."""
+_UNAUTHORIZED, _LIMITED = 401, 429
+_RESTS = 40062
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Raise what the kit understands."""
+    try:
+        yield
+    except discord.LoginFailure:
+        raise Refused(UNKNOWN_BOT) from None
+    except discord.PrivilegedIntentsRequired:
+        raise Refused(NO_CONTENT) from None
+    except discord.ConnectionClosed as error:
+        raise _closed(error) from None
+    except discord.RateLimited as error:
+        raise SendLater("rate limit", seconds=error.retry_after) from None
+    except discord.HTTPException as error:
+        raise _refusal(error) from None
+    except (aiohttp.ClientError, OSError, discord.GatewayNotFound) as error:
+        raise SendLater(f"the network failed ({type(error).__name__})") from None
+
+
+def _closed(error: discord.ConnectionClosed) -> Refused | SendLater:
+    if error.code == _BAD_TOKEN:
+        return Refused(UNKNOWN_BOT)
+    if error.code in _BAD_INTENTS:
+        return Refused(NO_CONTENT)
+    return SendLater(f"the connection was closed ({error.code})")
+
+
+def _refusal(error: discord.HTTPException) -> NanoloopError:
+    if isinstance(error, discord.DiscordServerError) or error.code == _RESTS:
+        return SendLater("Discord has a fault")
+    if error.status == _LIMITED:
+        return SendLater("rate limit")
+    if error.status == _UNAUTHORIZED:
+        return SendLater("the token is refused")
+    if error.code in _GONE:
+        return MessageGone()
+    if "or fewer in length" in error.text:
+        return TooLong()
+    return Declined(f"Discord answers {error.status}, code {error.code}")

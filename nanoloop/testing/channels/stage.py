@@ -11,8 +11,10 @@ from unittest import SkipTest
 import anyio
 
 from nanoloop.agents import Agent
+from nanoloop.attachments import Attachments
 from nanoloop.bus import InProcessBus
 from nanoloop.channels.kit.channel import PlatformChannel
+from nanoloop.channels.kit.intake import Transcriber
 from nanoloop.channels.kit.platform import Platform
 from nanoloop.events import Event
 from nanoloop.loop import AgentLoop
@@ -202,10 +204,11 @@ class Bot:
         *,
         provider: Provider | None = None,
         rules: PlatformSettings | None = None,
+        attachments: Attachments | None = None,
+        transcriber: Transcriber | None = None,
         sleep: Callable[[float], Awaitable[None]] = hurry,
-        **channel: Any,
     ) -> None:
-        """Without rules it is open to all; what more a `PlatformChannel` takes can be given too."""
+        """Without rules it is open to all."""
         self.events: list[Event] = []
         """What happened."""
         self.provider = provider or ScriptedProvider()
@@ -215,8 +218,9 @@ class Bot:
             rules=rules or open_to_all(),
             folder=folder,
             announce=announce,
+            attachments=attachments,
+            transcriber=transcriber,
             sleep=sleep,
-            **channel,
         )
         self._store = SqliteStore(folder / "bot.sqlite", durability="flush")
         self.loop = AgentLoop(
