@@ -114,5 +114,5 @@ async def test_a_check_says_what_is_wrong_and_the_next_step(nanoloop, change, ol
 
 @pytest.mark.slow
 async def test_a_model_that_does_not_answer_is_told_by_the_check(nanoloop):
-    nanoloop.set(OPENAI_BASE_URL="http://127.0.0.1:9", NANOLOOP_PROVIDER__MAX_RETRIES="0")
+    nanoloop.set(OPENAI_BASE_URL="http://127.0.0.1:9")
     assert "WRONG  model: " in (await nanoloop.run("check", code=1))[0]
