@@ -107,7 +107,11 @@ class Commands:
         self._runner = runner
         self._limit = buffer_limit
         self._memory = MemoryCommands(
-            sessions=sessions, summarizer=summarizer, buffer_min=buffer_min, announce=announce
+            sessions=sessions,
+            summarizer=summarizer,
+            recall=recall,
+            buffer_min=buffer_min,
+            announce=announce,
         )
         erasing = ErasingCommands(
             sessions=sessions,
@@ -304,10 +308,17 @@ class MemoryCommands:
     """Shows, corrects and hurries what stands for the messages that left the window."""
 
     def __init__(
-        self, *, sessions: Sessions, summarizer: Summarizer, buffer_min: int, announce: Announce
+        self,
+        *,
+        sessions: Sessions,
+        summarizer: Summarizer,
+        recall: Recall | None,
+        buffer_min: int,
+        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._summarizer = summarizer
+        self._found_by = recall
         self._keep = buffer_min
         self._announce = announce
         self.commands = (
@@ -371,6 +382,8 @@ class MemoryCommands:
     def _announce_trim(self, session: Session, evicted: int) -> None:
         kept = message_count(session.window)
         self._announce(WindowTrimmed(session_id=session.id, evicted=evicted, kept=kept))
+        if self._found_by is not None:
+            self._found_by.follow(session.id)
 
 
 SHOWN_CHARS = 60

@@ -47,6 +47,8 @@ class ExchangeParts:
     buffer_limit: int
     """With more messages a window is cut, unless the agent says otherwise."""
     buffer_min: int
+    follow: Callable[[str], object]
+    """Told of each session whose window was cut."""
     announce: Announce
 
 
@@ -91,6 +93,7 @@ class Exchange:
                 keep=agent.message_buffer_min or parts.buffer_min,
                 # Not a method of this object: it would hold a session in a circle.
                 heard=partial(parts.summarizer.fire_and_forget, session),
+                follow=parts.follow,
             ),
             on_text=_stream_to(parts.bus, message, session.id),
             announce=parts.announce,

@@ -99,6 +99,7 @@ class AgentLoop:
             sessions=self.sessions,
             bus=self.bus,
             summarizer=self.summarizer,
+            follow=_nobody if recall is None else recall.follow,
             views=Views(bounds, announce),
             announce=announce,
             **self._buffer,
@@ -279,3 +280,7 @@ class AgentLoop:
 def _is_for_us(message: Inbound) -> bool:
     """Whether it is a command; what a message was changed to is none."""
     return is_command(message.text) and not (message.edits or message.deletes)
+
+
+def _nobody(_: str) -> None:
+    """Nothing takes in what left a window."""

@@ -17,7 +17,7 @@ from nanoloop.agents import Agent, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.bus import InProcessBus
 from nanoloop.errors import SettingsError, how_to_install, place_of
-from nanoloop.events import Announce, Event, silent
+from nanoloop.events import Announce, silent
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
 from nanoloop.memory.index import Index
@@ -301,12 +301,6 @@ def make_loop(
     """The loop with its bus, its summariser, its recall and its agents."""
     recall = make_recall(settings, store, telemetry)
     sentences = Sentences(settings.sentences.model_dump())
-
-    def announce(event: Event) -> None:
-        telemetry(event)
-        if recall is not None:
-            recall.hear(event)
-
     return AgentLoop(
         provider=provider,
         agents=make_agents(settings, recall),
@@ -328,7 +322,7 @@ def make_loop(
         answer_unanswered=settings.loop.on_unanswered == "answer",
         shutdown_turns_seconds=settings.loop.shutdown_turns_seconds,
         shutdown_summaries_seconds=settings.loop.shutdown_turns_seconds / 2,
-        announce=announce,
+        announce=telemetry,
     )
 
 

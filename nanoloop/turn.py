@@ -88,6 +88,8 @@ class Cutting:
     """About so many of the newest stay."""
     heard: Callable[[], object] = lambda: None
     """Called after each cut that making a request took: what left waits for its summary."""
+    follow: Callable[[str], object] = lambda _: None
+    """Called with the session's id after each cut, so that what left can be searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +182,8 @@ class Turn:
     def _tell_trimmed(self, evicted: int) -> None:
         kept = len(self.session.window)
         self._announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
+        if self._cutting is not None:
+            self._cutting.follow(self.session.id)
 
     async def save(self) -> None:
         """Make the session durable, where it has a place."""

@@ -3,11 +3,13 @@ import sqlite3
 import anyio
 import pytest
 
-from nanoloop import Entry, Session, SessionNotFound
+from nanoloop import AgentLoop, Entry, Session, SessionNotFound
+from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import IndexUnusable, ToolError
-from nanoloop.events import IndexSetAside, RecallFailed, WindowTrimmed
+from nanoloop.events import IndexSetAside, RecallFailed
 from nanoloop.memory.index import Index
-from nanoloop.memory.recall import WORTH_IT, Found, Recall
+from nanoloop.memory.recall import Found, Recall
+from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.tools.here import here
 from nanoloop.tools.ready import make_recall_tool
@@ -208,28 +210,46 @@ async def test_an_index_of_another_format_is_made_anew(store, tmp_path, monkeypa
 
 async def test_new_talk_is_taken_in_beside_the_turns(store, make_index):
     index = make_index()
-    session = await told(store, *(f"line {n}" for n in range(WORTH_IT)))
+    session = await told(store, *(f"line {n}" for n in range(32)))
     async with Recall(store, index) as recall:
-        assert recall.fire_and_forget(session)
-        assert not recall.fire_and_forget(session)
+        assert recall.follow("s")
+        assert not recall.follow("s")  # it is being followed
         await settled(recall)
-        assert index.standing("s").reach == WORTH_IT
-        assert not recall.fire_and_forget(session)
+        assert index.standing("s").reach == 32
         session.add_message("user", "one more")
         await store.save(session)
-        recall.hear(WindowTrimmed(session_id="s", evicted=3, kept=1))
+        assert recall.follow("s")
         await settled(recall)
-        assert index.standing("s").reach == WORTH_IT + 1
+        assert index.standing("s").reach == 33
+
+
+async def test_the_loop_has_it_take_in_what_left_a_window_though_nobody_hears_of_events(make_index):
+    index, store = make_index(), InMemoryStore()
+    loop = AgentLoop(
+        provider=ScriptedProvider(),
+        store=store,
+        recall=Recall(store, index),
+        message_buffer_limit=4,
+        message_buffer_min=2,
+    )
+    chat = DirectChannel(loop.bus)
+    async with anyio.create_task_group() as group:
+        await group.start(loop.run)
+        for text in ("one", "two", "three"):
+            await chat.ask(text)
+        await settled(loop.recall)
+        assert index.standing("direct:default").reach
+        loop.bus.close()
 
 
 async def test_an_index_that_fails_is_an_event_and_then_left_alone(store, make_index):
     heard = []
-    session = await told(store, *(f"line {n}" for n in range(WORTH_IT)))
+    session = await told(store, "line 1")
     async with Recall(store, make_index(kind=Unusable), announce=heard.append) as recall:
-        assert recall.fire_and_forget(session)
+        assert recall.follow("s")
         await settled(recall)
         assert heard == [RecallFailed(session_id="s", reason="OperationalError")]
-        assert not recall.fire_and_forget(session)
+        assert not recall.follow("s")
         with pytest.raises(IndexUnusable, match="disk I/O error"):
             await recall.search(session, "line")
 

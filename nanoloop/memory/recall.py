@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 
 from nanoloop.context import as_data
 from nanoloop.errors import IndexUnusable, SessionNotFound
-from nanoloop.events import Announce, Event, IndexSetAside, RecallFailed, WindowTrimmed, silent
+from nanoloop.events import Announce, IndexSetAside, RecallFailed, silent
 from nanoloop.memory.index import Index, IndexReader, said_in
 from nanoloop.memory.ranking import ranked
 from nanoloop.memory.terms import Query, plain
@@ -25,8 +25,6 @@ from nanoloop.session.session import Session
 
 BATCH = 250
 """Entries taken into the index at a time."""
-WORTH_IT = 32
-"""New entries from which on they are taken in before anyone searches."""
 MOST_TASKS = 64
 """Sessions that are indexed in the background at once; others wait for their search."""
 REST_SECONDS = 60
@@ -88,29 +86,18 @@ class Recall:
         """How many sessions are being indexed now."""
         return len(self._busy)
 
-    def hear(self, event: Event) -> None:
-        """Take in what left a window, soon."""
-        if isinstance(event, WindowTrimmed):
-            self._start(event.session_id)
-
-    def fire_and_forget(self, session: Session, **_: object) -> bool:
-        """Take in what is new, soon, and return at once; False where nothing is started."""
-        if session.last_seq - self._known(session) < WORTH_IT:
-            return False
-        return self._start(session)
-
-    def _start(self, session: Session | str) -> bool:
-        session_id = session if isinstance(session, str) else session.id
+    def follow(self, session_id: str) -> bool:
+        """Take in what left a window, soon, and return at once; False if nothing is started."""
         is_due = self._clock() >= self._rests_until and session_id not in self._busy
         if self._group is None or not is_due or len(self._busy) >= MOST_TASKS:
             return False
         self._busy.add(session_id)
-        self._group.start_soon(self._follow, session, session_id, name=f"recall {session_id}")
+        self._group.start_soon(self._follow, session_id, name=f"recall {session_id}")
         return True
 
-    async def _follow(self, session: Session | str, session_id: str) -> None:
+    async def _follow(self, session_id: str) -> None:
         try:
-            await self.catch_up(await self._opened(session))
+            await self.catch_up(await self._opened(session_id))
         except SessionNotFound:
             return  # it was deleted meanwhile
         except Exception as failure:  # noqa: BLE001 - an index that fails must not stop a conversation
@@ -213,7 +200,7 @@ class Recall:
                 await self.catch_up(session)
         if not scope.cancelled_caught:
             return 0
-        self._start(session)
+        self.follow(session.id)
         return max(0, session.last_seq - self._known(session))
 
     async def recall_text(self, session: Session | str, words: str, limit: int = 10) -> str:

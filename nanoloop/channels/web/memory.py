@@ -56,6 +56,8 @@ async def summarise(call: ApiCall) -> Response:
         session.release()
         kept = message_count(session.window)
         parts.announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+        if parts.recall is not None:
+            parts.recall.follow(session.id)
     if parts.summarizer.fire_and_forget(session, force=True) or did_trim:
         return Response(status_code=202)
     if session.summary_in_progress:
