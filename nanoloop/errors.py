@@ -22,7 +22,7 @@ NanoloopError
 ├── SendLater                the chat can't be reached now; the same is sent again
 ├── Declined                 a platform will never do it, and gives a reason that may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
-│                            (channels/platform/errors.py) what a platform says went wrong
+│                            (channels/kit/platform.py) what a platform says went wrong
 ├── ModelError               a model file can't be had
 │   ├── NoSuchModel
 │   ├── NotFetched           no source could give it
