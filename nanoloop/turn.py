@@ -380,12 +380,14 @@ class Turn:
         """Resize the session if it is time, and make that durable; raises as `async_resize`."""
         store, session = self._keeping.store, self.session
         read = partial(store.entries, session.id) if store else None
-        before = len(session.window)
+        before = {entry.seq for entry in session.window}
         if not await self._is_left_to_the_buffer(read):
             await session.async_resize(read=read)
+        if evicted := before - {entry.seq for entry in session.window}:
+            self._tell_trimmed(
+                len(evicted)
+            )  # before the wait: a next request may be made meanwhile
         await self.save()
-        if (evicted := before - len(session.window)) > 0:
-            self._tell_trimmed(evicted)
 
     async def _is_left_to_the_buffer(self, read: ReadEntries | None) -> bool:
         """Whether the window is full, which `begin` sees to, and no rule weighs more than that."""

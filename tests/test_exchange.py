@@ -8,7 +8,7 @@ import pytest
 from nanoloop import Agent, AgentLoop, Entry
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import ResizeFailed, SummaryStarted
+from nanoloop.events import ResizeFailed, SummaryStarted, WindowTrimmed
 from nanoloop.parts import make_agents
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
@@ -104,6 +104,12 @@ async def test_c33_and_less_than_a_limit_of_characters():
         session = await after(loop, 2, limit={"chars": 40})
         assert session.last_resize["type"] == "deep"
         assert [m["content"] for m in session.messages] == ["m1", "You said: m1"]
+
+
+async def test_what_a_resize_took_out_of_the_window_is_told():
+    async with running(message_buffer_limit=30, message_buffer_min=2) as loop:
+        await after(loop, 3, limit={"messages": 2})
+        assert [e.kept for e in loop.events if isinstance(e, WindowTrimmed)] == [2, 2]
 
 
 async def test_a_memo_that_hangs_holds_up_no_answer_and_is_asked_for_once():
