@@ -127,6 +127,11 @@ class Summarizer:
         """How many sessions are being summarised now."""
         return len(self._folded_now)
 
+    @property
+    def working_beside(self) -> int:
+        """In how many sessions something else is being done now, such as a resize."""
+        return len(self._worked_beside)
+
     def is_resting(self, session_id: str) -> bool:
         """Whether this session's summary failed a short while ago and is left alone for now."""
         return self._schedule.is_resting(session_id)

@@ -216,7 +216,7 @@ class World:
 
     @asynccontextmanager
     async def calm(self):
-        """Every summary that runs is held back: nothing is saved during a look."""
+        """Summaries that run are held back, resizes ended: nothing is saved during a look."""
         self.digester.pause.close()
         await self._held_back()
         yield
@@ -224,7 +224,8 @@ class World:
 
     async def _held_back(self):
         with anyio.fail_after(PATIENCE_SECONDS):
-            while self.loop.summarizer.running > self.digester.held:  # noqa: ASYNC110 - no event tells
+            summarizer = self.loop.summarizer
+            while summarizer.running > self.digester.held or summarizer.working_beside:  # noqa: ASYNC110 - no event tells
                 await anyio.sleep(0.0005)
 
     async def session_of(self, chat):
