@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nanoloop.session.entry import Entry
     from nanoloop.session.session import Session
     from nanoloop.stores.in_memory import InMemoryStore
-    from nanoloop.stores.jsonl import JsonlStore
+    from nanoloop.stores.jsonl.store import JsonlStore
     from nanoloop.tools.function import tool
 
 _HOME = {

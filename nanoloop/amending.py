@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nanoloop.errors import HistoryNotLoaded
-from nanoloop.exchange import Exchange
 from nanoloop.intake import amended_by, amendment
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.queue import reworded
 from nanoloop.session.session import Session
+
+if TYPE_CHECKING:
+    from nanoloop.exchange import Exchange
 
 
 async def change(session: Session, message: Inbound, *, store: Store) -> None:

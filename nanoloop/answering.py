@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import anyio
 
 from nanoloop.amending import asked_anew, change
 from nanoloop.errors import StoreConflict
 from nanoloop.events import Announce, TurnFailed
-from nanoloop.exchange import Exchange
 from nanoloop.holds import Held, Holds, Left
 from nanoloop.intake import amended_by
 from nanoloop.lanes import Lanes
@@ -22,6 +22,9 @@ from nanoloop.sentences import Apology, Sentences, incident_of
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
+
+if TYPE_CHECKING:
+    from nanoloop.exchange import Exchange
 
 Item = Delivery | Held | Left
 """What a lane works on."""

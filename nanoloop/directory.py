@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoloop.files import file_name
-from nanoloop.session.ids import checked_id, timestamp_id
+from nanoloop.session.head import checked_id, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
 

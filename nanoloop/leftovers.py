@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nanoloop.errors import NanoloopError
 from nanoloop.events import Announce, UnansweredFound
-from nanoloop.exchange import Exchange
 from nanoloop.holds import Left
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound
@@ -16,6 +16,9 @@ from nanoloop.sending import question_in, send_owed
 from nanoloop.sentences import Apology
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
+
+if TYPE_CHECKING:
+    from nanoloop.exchange import Exchange
 
 
 class Leftovers:

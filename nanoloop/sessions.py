@@ -14,7 +14,7 @@ from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreCo
 from nanoloop.events import Announce, SessionReset, SessionStarted, silent
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import MESSAGE, Entry, rfc3339
-from nanoloop.session.ids import id_for_key
+from nanoloop.session.head import id_for_key
 from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
 

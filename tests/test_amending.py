@@ -9,7 +9,8 @@ from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.testing import FaultyStore, Gate, pair_violations
+from nanoloop.testing.faults import FaultyStore, Gate
+from nanoloop.testing.trial import pair_violations
 from tests.test_holds import log_of, running, said, store  # noqa: F401 - a fixture
 
 CALL = Reply(tool_calls=(ToolCall(id="c", name="look", arguments="{}"),))

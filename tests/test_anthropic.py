@@ -38,7 +38,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.chat import REASONING
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.turn import Keeping, Turn
 from tests.openai_server import OpenAIServer
 from tests.raw_server import RawServer

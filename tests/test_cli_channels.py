@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from nanoloop.testing.channels import comes_to
+from nanoloop.testing.channels.stage import comes_to
 from tests.openai_server import OpenAIServer
 from tests.packages import make_package
 from tests.stages.command_line import CommandLine, ended, line_with

@@ -6,7 +6,7 @@ from nanoloop.loop import AgentLoop
 from nanoloop.messages import Inbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.testing import Gate
+from nanoloop.testing.faults import Gate
 
 
 class Slow(InMemoryStore):

@@ -9,8 +9,8 @@ import pytest
 from anyio import to_thread
 
 from nanoloop.errors import ProviderError, SettingsError
-from nanoloop.providers.local import server as process_module
-from nanoloop.providers.local import server as server_module
+from nanoloop.providers.local import provider as process_module
+from nanoloop.providers.local import provider as server_module
 from nanoloop.providers.local.provider import LocalProvider
 from tests.stages.local_model import FETCHING_SECONDS, LONG, model_file, opened, said, until
 

@@ -9,7 +9,7 @@ from nanoloop.errors import ContextTooLong, UnknownModel
 from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.parts import make_provider
-from nanoloop.providers.local import server as process_module
+from nanoloop.providers.local import provider as process_module
 from nanoloop.settings import LocalSettings, Settings
 from tests.openai_server import OpenAIServer
 from tests.stages.local_model import (

@@ -20,7 +20,8 @@ from nanoloop.session.chat import rough_tokens, total_chars
 from nanoloop.session.log import cut
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
-from nanoloop.testing import Faulty, HandedOver, coverage, coverage_of, pair_violations
+from nanoloop.testing.faults import Faulty
+from nanoloop.testing.trial import HandedOver, coverage, coverage_of, pair_violations
 from tests.proof.kills import prove
 from tests.test_loop import put, running, session_of, split
 

@@ -13,7 +13,6 @@ from nanoloop.channels.kit.access import (
     AccessControl,
     Pairing,
     Person,
-    PlatformSettings,
     Rate,
     command,
 )
@@ -22,7 +21,8 @@ from nanoloop.channels.kit.intake import CHARS, MESSAGES, Files, Overheard, Typi
 from nanoloop.channels.kit.platform import File, Heard, Limits, Place, Refused
 from nanoloop.errors import SendLater
 from nanoloop.events import ChannelLost, ChannelRefused
-from nanoloop.testing import Gate
+from nanoloop.settings.channels import PlatformSettings
+from nanoloop.testing.faults import Gate
 
 
 class Clock:

@@ -11,9 +11,9 @@ from asyncpg import exceptions as errors
 from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
-from nanoloop.stores import postgres_connections
+from nanoloop.stores import postgres_server
 from nanoloop.stores.postgres import PostgresStore
-from nanoloop.stores.postgres_connections import failure
+from nanoloop.stores.postgres_server import failure
 from tests.servers.proxy import faulty
 from tests.test_loop import put, running
 
@@ -27,7 +27,7 @@ async def opened(url, **options):
 
 @pytest.fixture
 def no_patience(monkeypatch):
-    monkeypatch.setattr(postgres_connections, "PAUSES_SECONDS", (0.01,))
+    monkeypatch.setattr(postgres_server, "PAUSES_SECONDS", (0.01,))
 
 
 async def said(store, *texts):

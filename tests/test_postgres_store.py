@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from nanoloop.errors import SettingsError, StoreError
 from nanoloop.session.entry import Entry
-from nanoloop.stores import postgres_schema
+from nanoloop.stores import postgres_server
 from nanoloop.stores.postgres import PostgresStore, as_json, from_json, plain, unplain
-from nanoloop.stores.postgres_schema import STEPS
+from nanoloop.stores.postgres_server import STEPS
 from nanoloop.stores.snapshot import encoded
 
 ODD = [
@@ -267,7 +267,7 @@ class TestFormats:
         async with opened(postgres_url) as store:
             await said(store, "one")
         newer = (*STEPS, "CREATE VIEW {schema}.more AS SELECT id FROM {schema}.session")
-        monkeypatch.setattr(postgres_schema, "STEPS", newer)
+        monkeypatch.setattr(postgres_server, "STEPS", newer)
         async with opened(postgres_url) as store:
             assert await store.migrate() == f"format {len(STEPS)} → {len(newer)}"
             assert (await store.get("s")).entry_count == 1
@@ -303,10 +303,10 @@ class TestFormats:
         async with opened(postgres_url) as store:
             await store.migrate()
             broken = (*STEPS, "CREATE TABLE {schema}.half (); SELECT 1 / 0")
-            monkeypatch.setattr(postgres_schema, "STEPS", broken)
+            monkeypatch.setattr(postgres_server, "STEPS", broken)
             with pytest.raises(StoreError, match="DivisionByZeroError"):
                 await store.migrate()
-            monkeypatch.setattr(postgres_schema, "STEPS", STEPS)
+            monkeypatch.setattr(postgres_server, "STEPS", STEPS)
             assert "already" in await store.migrate()
 
     async def test_two_schemas_are_two_stores(self, postgres_url):

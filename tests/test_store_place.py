@@ -5,7 +5,7 @@ import pytest
 from nanoloop.errors import SettingsError
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.stores.jsonl import JsonlStore
+from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url, parts
 from nanoloop.stores.postgres import PostgresStore

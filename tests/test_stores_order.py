@@ -21,7 +21,7 @@ from nanoloop.stores.jsonl.journal import Journal
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 from nanoloop.stores.store import WriteOrder
-from nanoloop.testing import Gate
+from nanoloop.testing.faults import Gate
 from tests.test_holds import running, said
 
 STORES = {"jsonl": JsonlStore, "sqlite": lambda folder: SqliteStore(folder / "sessions.sqlite")}

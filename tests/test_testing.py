@@ -6,17 +6,14 @@ from nanoloop.errors import NoConnection, ProviderTimeout, StoreError
 from nanoloop.protocols import Reply
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.testing import (
+from nanoloop.testing.faults import Faulty, FaultyStore, Gate, seeded
+from nanoloop.testing.trial import (
     Fact,
-    Faulty,
-    FaultyStore,
-    Gate,
     HandedOver,
     PlantedFacts,
     coverage,
     coverage_of,
     pair_violations,
-    seeded,
     trial,
 )
 

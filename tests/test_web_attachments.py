@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.attachments import mime_type_of
-from nanoloop.channels.web.uploads import _safe_name
+from nanoloop.channels.web.channel import _safe_name
 from nanoloop.errors import ImagesRefused
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.images import camera, opened, picture, png

@@ -10,7 +10,7 @@ from schemathesis import GenerationMode, openapi
 
 from nanoloop.app import App
 from nanoloop.channels.web.api import document
-from nanoloop.channels.web.site import OPERATIONS
+from nanoloop.channels.web.channel import OPERATIONS
 from nanoloop.parts import make_web
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings

@@ -7,7 +7,7 @@ import pytest
 
 from nanoloop.channels.web import server
 from nanoloop.channels.web.api import document
-from nanoloop.channels.web.site import OPERATIONS
+from nanoloop.channels.web.channel import OPERATIONS
 from nanoloop.sentences import ENGLISH
 from tests.web_server import serving
 

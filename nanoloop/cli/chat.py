@@ -16,12 +16,12 @@ from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.cli import Exit
 from nanoloop.cli.first_run import add_local, settings_with_model
+from nanoloop.cli.transcript import key_of
 from nanoloop.errors import SettingsError
 from nanoloop.files import make_folder
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
-CHANNEL = "terminal"
 _LOG_BYTES = 5_000_000
 """Above this size the log of interactive chats is started afresh; the previous one is kept."""
 
@@ -50,11 +50,6 @@ def run(args: Namespace) -> int:
         return Exit.NOT_CONFIGURED
     talk = _at_prompt if is_for_a_person else partial(_for_script, args=args)
     return anyio.run(talk, settings, args.session)
-
-
-def key_of(name: str) -> str:
-    """The routing key of the conversation that `--session NAME` means."""
-    return f"{CHANNEL}:{name}"
 
 
 def _is_for_a_person(args: Namespace) -> bool:

@@ -21,8 +21,7 @@ import anyio
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Act, Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import age, duration, size, size_in, whole
-from nanoloop.cli.chat import key_of
-from nanoloop.cli.transcript import about, export, find, one_line, opened, show, stats
+from nanoloop.cli.transcript import about, export, find, key_of, one_line, opened, show, stats
 from nanoloop.commands import numbers
 from nanoloop.errors import SessionError, SessionExists, SessionNotFound, SettingsError
 from nanoloop.memory.index import Index
@@ -30,7 +29,7 @@ from nanoloop.memory.recall import Recall
 from nanoloop.parts import recall_file
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.session.entry import rfc3339
-from nanoloop.session.ids import checked_id
+from nanoloop.session.head import checked_id
 from nanoloop.session.imports import from_magent, from_nanobot
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions, matching, mentions

@@ -12,18 +12,20 @@ from textwrap import indent
 
 from nanoloop.channels.screen import printable
 from nanoloop.cli.amounts import age
-from nanoloop.cli.chat import CHANNEL, key_of
 from nanoloop.errors import SessionNotFound
 from nanoloop.parts import make_store
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.session.chat import result_text
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 from nanoloop.session.export import counted
-from nanoloop.session.ids import id_for_key
+from nanoloop.session.head import id_for_key
 from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
+
+TERMINAL = "terminal"
+"""The channel of `nanoloop chat`."""
 
 
 @asynccontextmanager
@@ -65,10 +67,15 @@ async def _candidates(store: Store, name: str) -> AsyncIterator[str]:
         yield await store.bound(key) or id_for_key(key)
 
 
+def key_of(name: str) -> str:
+    """The routing key of the conversation that `--session NAME` means."""
+    return f"{TERMINAL}:{name}"
+
+
 def _names(info: SessionInfo) -> Iterator[str]:
     yield info.id
-    if info.key is not None and info.key.startswith(f"{CHANNEL}:"):
-        yield info.key.removeprefix(f"{CHANNEL}:")
+    if info.key is not None and info.key.startswith(f"{TERMINAL}:"):
+        yield info.key.removeprefix(f"{TERMINAL}:")
 
 
 _LINE_SHOWN = 200

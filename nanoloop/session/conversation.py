@@ -29,8 +29,8 @@ from nanoloop.session.head import (
     ChangeTracker,
     Head,
     Identity,
+    new_id,
 )
-from nanoloop.session.ids import new_id
 from nanoloop.session.log import Archive, Log, cut, cut_to_fit, message_count, whole_before
 from nanoloop.session.options import Options
 from nanoloop.session.queue import Queue, is_asked, last_exchange, message_id_of

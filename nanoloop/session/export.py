@@ -28,8 +28,7 @@ from nanoloop.session.entry import (
     from_rfc3339,
     rfc3339,
 )
-from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Head
-from nanoloop.session.ids import checked_id
+from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Head, checked_id
 from nanoloop.session.options import Options
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from nanoloop.session.chat import begins_apart, entries_of
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.export import parsed
-from nanoloop.session.ids import id_for_key
+from nanoloop.session.head import id_for_key
 from nanoloop.session.session import Session
 
 _NANOBOT_OWN = {"timestamp", "_type"}

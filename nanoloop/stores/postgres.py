@@ -23,8 +23,7 @@ from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.database import Commit, StoredSession, text_of
-from nanoloop.stores.postgres_connections import Connections, schema_name
-from nanoloop.stores.postgres_schema import migrate, prepare
+from nanoloop.stores.postgres_server import Connections, migrate, prepare, schema_name
 from nanoloop.stores.snapshot import encoded, entries_of, head_of, sections_of
 from nanoloop.stores.store import DatabaseStore
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import anyio
 
-from nanoloop.session.ids import id_for_key
+from nanoloop.session.head import id_for_key
 from nanoloop.stores.opening import Opening
 from nanoloop.testing.trial import coverage
 from tests.openai_server import Answer, OpenAIServer

@@ -9,7 +9,8 @@ from nanoloop import tool
 from nanoloop.errors import ContextTooLong, NoConnection
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.testing import Faulty, Gate, HandedOver, pair_violations
+from nanoloop.testing.faults import Faulty, Gate
+from nanoloop.testing.trial import HandedOver, pair_violations
 from tests.proof.marks import marks_in, newest_mark
 
 SUMMARY = re.compile(r"S\d+ stands")

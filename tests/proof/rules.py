@@ -2,7 +2,7 @@
 
 from nanoloop.errors import SessionNotFound
 from nanoloop.session.log import message_count
-from nanoloop.testing import coverage
+from nanoloop.testing.trial import coverage
 from tests.proof.marks import marks_in, marks_of
 from tests.proof.models import number_of
 from tests.proof.world import LIMIT

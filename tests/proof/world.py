@@ -20,7 +20,7 @@ from nanoloop.events import (
 )
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
-from nanoloop.testing import FaultyStore
+from nanoloop.testing.faults import FaultyStore
 from tests.proof.models import Digester, Talker, fail, look
 
 LIMIT, KEEP = 6, 2

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.errors import InvalidSessionId
-from nanoloop.session.ids import checked_id, id_for_key, timestamp_id
+from nanoloop.session.head import checked_id, id_for_key, timestamp_id
 from nanoloop.session.session import Session
 
 MOMENT = datetime(2025, 2, 21, 14, 30, 15)  # noqa: DTZ001 - the wall clock, as the names have it

@@ -47,6 +47,7 @@ def limits(house: House) -> list[Figure]:
     counts = {
         "class names that stand twice": (0, house.names_of_several()),
         "files with one importer, in their folder": (12, house.with_one_importer()),
+        "of them, such as the rule joins": (0, house.to_join()),
         "import depth": (14, house.longest_chain()),
         "__init__s that hide some in **": (0, [where for where, given in made if given.kwarg]),
         "classes of a session, object too": (3, [kind.__name__ for kind in Session.__mro__]),

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parent.parent.parent
 GIVEN = {"AgentLoop", "BaseModel", "BaseSettings"}
 """Their constructors are the seeds' and pydantic's."""
 ENGINE = "nanoloop.stores.store"
+JOINED = 600
+"""Lines that two files may have together to be one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +100,33 @@ class House:
         found = {name if name in self._modules else name.rpartition(".")[0] for name in names}
         return (found & self._modules.keys()) - {file.module}
 
-    def with_one_importer(self) -> list[str]:
-        """The files that one other imports and no more, and it lies in the same folder."""
+    @cached_property
+    def _with_one_importer(self) -> list[tuple[File, File]]:
         importers = defaultdict(list)
         for file in self.files:
             for module in self.imported(file):
                 importers[module].append(file)
         return [
-            f"{file.path} is imported by {by[0].path} alone"
+            (file, by[0])
             for file in self.files
             if len(by := importers[file.module]) == 1 and by[0].folder == file.folder
+        ]
+
+    def with_one_importer(self) -> list[str]:
+        """The files that one other imports and no more, and it lies in the same folder."""
+        return [_alone(file, by) for file, by in self._with_one_importer]
+
+    def to_join(self) -> list[str]:
+        """Those of them that the rule joins: both are loaded together, and not too long for it.
+
+        The door of a folder, which only hands names on, is no importer.
+        """
+        return [
+            _alone(file, by)
+            for file, by in self._with_one_importer
+            if file.lines + by.lines <= JOINED
+            and file.module in self.imported(by, at_once=True)
+            and not by.path.endswith("__init__.py")
         ]
 
     def longest_chain(self) -> list[str]:
@@ -165,6 +184,10 @@ class House:
         }
         engines = {name for name, module in shipped.items() if module == ENGINE}
         return [name for name in shipped if not self.kinds_of(name) & engines]
+
+
+def _alone(file: File, by: File) -> str:
+    return f"{file.path} is imported by {by.path} alone"
 
 
 def parameters(given: ast.arguments) -> int:

@@ -21,8 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
-from nanoloop.agents import Agents
-from nanoloop.attachments import Attachments
 from nanoloop.channels.web.access import (
     EVERYONE,
     Caller,
@@ -33,7 +31,6 @@ from nanoloop.channels.web.access import (
     try_later,
 )
 from nanoloop.channels.web.feed import Feeds, OpenStreams, Receipts
-from nanoloop.commands import Runner
 from nanoloop.errors import (
     BusFull,
     IndexUnusable,
@@ -45,16 +42,19 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.events import Announce
-from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import Bus, Provider
 from nanoloop.sentences import Sentences
-from nanoloop.session.ids import checked_id
+from nanoloop.session.head import checked_id
 from nanoloop.sessions import Sessions
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
+    from nanoloop.agents import Agents
+    from nanoloop.attachments import Attachments
+    from nanoloop.commands import Runner
     from nanoloop.memory.recall import Recall
+    from nanoloop.memory.summarizer import Summarizer
 
 
 ROUTE = "nanoloop.route"

@@ -1,24 +1,66 @@
-"""The web as a channel: messages go on the bus, answers and events to whoever reads along."""
+"""The web as a channel: its application, with the page and what is around every request."""
 
 from __future__ import annotations
 
+import hashlib
+import mimetypes
+import re
 import socket
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote, unquote
 
-from starlette.types import ASGIApp
+import anyio
+from pydantic import Field
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nanoloop.attachments import Attachments
-from nanoloop.channels.web.access import Callers, Token, WebAccess
-from nanoloop.channels.web.api import Backend, WebLimits, WebParts
-from nanoloop.channels.web.dialogue import CHANNEL
+from nanoloop.attachments import SCHEME, Attachments, mime_type_of
+from nanoloop.channels.web import conversations, dialogue
+from nanoloop.channels.web.access import (
+    COOKIE_SECONDS,
+    Callers,
+    Refusal,
+    Token,
+    WebAccess,
+    error_response,
+    sentence_of,
+)
+from nanoloop.channels.web.api import (
+    DOCS_STYLE_HASH,
+    TOLD,
+    ApiCall,
+    Backend,
+    RequestBody,
+    WebLimits,
+    WebParts,
+    docs_page,
+    document,
+    path_of,
+    quoted,
+    serve,
+)
+from nanoloop.channels.web.dialogue import CHANNEL, shown_attachment
 from nanoloop.channels.web.feed import FeedWriter, OpenStreams
+from nanoloop.channels.web.openai import completions
+from nanoloop.channels.web.openai.completions import HEADER, IGNORED
 from nanoloop.channels.web.server import LOOPBACK_NAMES, WebServer, is_loopback, listening_socket
-from nanoloop.channels.web.site import Guard, make_site
-from nanoloop.errors import SettingsError
-from nanoloop.events import Event, TextStreamed
+from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
+from nanoloop.events import Announce, Event, RequestFailed, RequestServed, TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
+from nanoloop.sentences import incident_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,3 +159,372 @@ class WebChannel:
     def hear(self, event: Event) -> None:
         """Tell what happened to everyone who reads its session."""
         self._news.hear(event)
+
+
+STORE_SECONDS = 3
+"""How long the store may take to say anything."""
+PROBE = "web:readyz"
+"""A key that means no session."""
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@serve("GET", "/healthz", is_public=True, is_counted=False)
+async def alive(_: ApiCall) -> Response:
+    """Whether it is alive."""
+    return JSONResponse({"status": "ok"})
+
+
+@serve("GET", "/readyz", is_public=True, is_counted=False)
+async def ready(call: ApiCall) -> Response:
+    """Whether it takes messages."""
+    checks = {"loop": call.backend.is_serving(), "store": await _reaches_store(call.backend)}
+    status = 200 if all(checks.values()) else 503
+    return JSONResponse({"status": "ok" if status == 200 else "not ready", **checks}, status)  # noqa: PLR2004 - HTTP's own
+
+
+async def _reaches_store(backend: Backend) -> bool:
+    try:
+        with anyio.fail_after(STORE_SECONDS):
+            await backend.parts.sessions.store.bound(PROBE)
+    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is not ready
+        return False
+    return True
+
+
+@serve("GET", "/metrics", produces="text/plain")
+async def metrics(call: ApiCall) -> Response:
+    """What was counted, for Prometheus."""
+    counted = call.backend.parts.snapshot()
+    own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
+    text = "\n".join([*_lines(counted, own), ""])
+    return PlainTextResponse(text, media_type=_METRICS)
+
+
+def _lines(counted: Mapping[str, Mapping[str, float]], own: Mapping[str, float]) -> Iterator[str]:
+    yield "# HELP nanoloop_events_total How often each event happened."
+    yield "# TYPE nanoloop_events_total counter"
+    for name, value in sorted(counted["counts"].items()):
+        yield f'nanoloop_events_total{{event="{name}"}} {value}'
+    yield "# HELP nanoloop_event_sum_total What a number of an event adds up to."
+    yield "# TYPE nanoloop_event_sum_total counter"
+    yield from _numbered("nanoloop_event_sum_total", counted["sums"])
+    yield "# HELP nanoloop_event_latest The latest value of a number of an event."
+    yield "# TYPE nanoloop_event_latest gauge"
+    yield from _numbered("nanoloop_event_latest", counted["latest"])
+    for name, value in own.items():
+        yield f"# TYPE nanoloop_web_{name} gauge"
+        yield f"nanoloop_web_{name} {value}"
+
+
+def _numbered(metric: str, values: Mapping[str, float]) -> Iterator[str]:
+    for name, value in sorted(values.items()):
+        event, _, number = name.partition(".")
+        if re.fullmatch(r"\w+", event) and re.fullmatch(r"\w+", number):
+            yield f'{metric}{{event="{event}",number="{number}"}} {value}'
+
+
+class Login(RequestBody):
+    """A token."""
+
+    token: Annotated[str, Field(min_length=1, max_length=500)]
+
+
+@serve("POST", "/login", status=204, is_public=True)
+async def login(call: ApiCall, shown: Login) -> Response:
+    """Change a token for a cookie."""
+    access = call.backend.access
+    cookie = access.callers.cookie_for(shown.token.strip())
+    if cookie is None and access.callers.are_named:
+        access.refuse_token(call.request)
+    response = Response(status_code=204)
+    if cookie is not None:
+        _set(call, response, cookie, COOKIE_SECONDS)
+    return response
+
+
+@serve("POST", "/logout", status=204, is_public=True)
+async def logout(call: ApiCall) -> Response:
+    """Take the cookie away."""
+    response = Response(status_code=204)
+    _set(call, response, "", 0)
+    return response
+
+
+def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
+    # The page's own word: behind a proxy the request itself comes without encryption.
+    origin = call.request.headers.get("origin", "")
+    response.set_cookie(
+        call.backend.access.cookie,
+        value,
+        max_age=seconds,
+        httponly=True,
+        samesite="strict",
+        secure=origin.startswith("https://"),
+    )
+
+
+@serve("GET", "/api/me", is_public=True)
+async def me(call: ApiCall) -> Response:
+    """Who the caller is, and whom one can talk to."""
+    if call.caller is None:
+        return JSONResponse({"login": True})
+    parts = call.backend.parts
+    agents = [
+        {"name": name, "model": agent.model or parts.model} for name, agent in parts.agents.items()
+    ]
+    about = {
+        "login": call.backend.access.callers.are_named,
+        "name": call.caller.name,
+        "scope": list(call.caller.patterns),
+        "agents": agents,
+        "agent": parts.agents.default.name,
+        "model": parts.model,
+        "version": version("nanoloop"),
+        "upload_bytes": call.backend.limits.upload_bytes,
+    }
+    return JSONResponse(about)
+
+
+NAME_LIMIT = 120
+_GIVEN_OUT = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Cache-Control": "private, max-age=31536000, immutable",
+}
+
+
+@serve("POST", "/api/attachments", status=201)
+async def upload(call: ApiCall, data: bytes) -> Response:
+    """Upload an image or a text; its name goes in the header X-Name, percent-encoded."""
+    mime_type = mime_type_of(data) if data else None
+    if mime_type is None:
+        raise Refusal(415, "send an image (png, jpeg, gif, webp) or a text in UTF-8")
+    name = _safe_name(unquote(call.request.headers.get("x-name", "")))
+    try:
+        kept = await call.backend.attachments.keep(
+            data, owner=call.who.prefix, name=name, mime_type=mime_type
+        )
+    except AttachmentsFull:
+        raise Refusal(413, call.backend.parts.sentences.text("files_full")) from None
+    except PictureRefused as refused:
+        raise Refusal(422, str(refused)) from None
+    about: dict[str, Any] = {"ref": f"{SCHEME}{kept.id}", "kind": kept.kind, "name": kept.name}
+    about |= {"mime_type": kept.mime_type, "size": kept.size}
+    return JSONResponse({"id": kept.id, **shown_attachment(about)}, status_code=201)
+
+
+def _safe_name(name: str) -> str:
+    """The last part of a name, in signs that show."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    shown = "".join(sign if sign.isprintable() else " " for sign in last).strip()
+    return shown[:NAME_LIMIT] or "file"
+
+
+@serve("GET", "/api/attachments/{attachment}", produces="application/octet-stream")
+async def download(call: ApiCall) -> Response:
+    """An uploaded file."""
+    attachment_id = str(call.request.path_params["attachment"])
+    kept = await call.backend.attachments.about(attachment_id)
+    data = await call.backend.attachments.data(attachment_id)
+    if kept is None or data is None or not call.who.sees(kept.owner):
+        raise Refusal(404, f"there is no file {quoted(attachment_id)}")
+    how = "inline" if kept.kind == "image" else "attachment"
+    name = quote(kept.name, safe="")
+    return Response(
+        data,
+        media_type=kept.mime_type,
+        headers={**_GIVEN_OUT, "Content-Disposition": f"{how}; filename*=UTF-8''{name}"},
+    )
+
+
+DOCS_POLICY = f"default-src 'none'; style-src 'sha256-{DOCS_STYLE_HASH}'; frame-ancestors 'none'"
+
+
+@serve("GET", "/openapi.json", is_public=True)
+async def openapi(_: ApiCall) -> Response:
+    """This API as an OpenAPI document."""
+    return JSONResponse(document(OPERATIONS))
+
+
+@serve("GET", "/docs", produces="text/html", is_public=True)
+async def docs(_: ApiCall) -> Response:
+    """This API for people."""
+    return HTMLResponse(docs_page(OPERATIONS), headers={"Content-Security-Policy": DOCS_POLICY})
+
+
+OPERATIONS = (
+    login,
+    logout,
+    me,
+    *conversations.OPERATIONS,
+    *dialogue.OPERATIONS,
+    upload,
+    download,
+    alive,
+    ready,
+    metrics,
+    *completions.OPERATIONS,
+    openapi,
+    docs,
+)
+
+
+def make_site(backend: Backend) -> Starlette:
+    """The application: the API, its description, the page."""
+    routes: list[BaseRoute] = [operation.route(backend) for operation in OPERATIONS]
+    routes += page_routes()
+    return Starlette(
+        routes=routes,
+        middleware=[_cors(backend)] if backend.access.origins else [],
+        exception_handlers={
+            HTTPException: _refused_by_router,
+            Exception: partial(_failed, backend),
+        },
+    )
+
+
+def _cors(backend: Backend) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=sorted(backend.access.origins),
+        allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+        allow_headers=["*"],  # OpenAI's own clients send some of theirs
+        expose_headers=[HEADER, IGNORED, "Retry-After"],
+    )
+
+
+async def _refused_by_router(_: Request, error: Exception) -> Response:
+    """What the router itself refuses."""
+    assert isinstance(error, HTTPException)  # noqa: S101 - it is called for these only
+    says = {404: "there is nothing here", 405: "that is not how to ask for it"}
+    sentence = says.get(error.status_code, "that can't be served")
+    return error_response(error.status_code, sentence, headers=error.headers)
+
+
+async def _failed(backend: Backend, request: Request, error: Exception) -> Response:
+    """A bug, which says nothing of itself to the client."""
+    parts, path = backend.parts, path_of(request.scope)
+    request.scope[TOLD] = True
+    return error_response(500, sentence_of(error, parts.sentences, parts.announce, path=path))
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+    "font-src 'self'; connect-src 'self'; manifest-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+_SAFE = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", POLICY.encode()),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Guard:
+    """Lets requests for this host through, and tells of each without what was said."""
+
+    def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, announce: Announce) -> None:
+        """Without `hosts` any name is the right one."""
+        self._app = app
+        self._hosts = hosts
+        self._announce = announce
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return
+        served = _Served(send)
+        started = time.monotonic()
+        try:
+            await self._serve(scope, receive, served)
+        except Exception as error:  # noqa: BLE001 - a bug in one request must not stop the others
+            if not scope.get(TOLD):
+                self._announce(RequestFailed(path=path_of(scope), **incident_of(error).facts))
+        finally:
+            self._announce(
+                RequestServed(
+                    method=scope["method"],
+                    path=path_of(scope),
+                    status=served.status,
+                    seconds=round(time.monotonic() - started, 3),
+                )
+            )
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._hosts is None or _host_of(scope) in self._hosts:
+            await self._app(scope, receive, send)
+        else:
+            # A name that was made to point here would let its pages read everything.
+            sentence = "not a name of this server: channels.web.hosts lists them"
+            await error_response(421, sentence)(scope, receive, send)
+
+
+class _Served:
+    """Sends, with the headers that every response has."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            given = list(message.get("headers", ()))
+            names = {name for name, _ in given}
+            given += [(name, value) for name, value in _SAFE if name not in names]
+            message = {**message, "headers": given}
+        await self._send(message)
+
+
+def _host_of(scope: Scope) -> str:
+    """The host without its port."""
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    text = host.decode("latin-1").lower()
+    return text.rpartition(":")[0] if not text.endswith("]") and ":" in text else text
+
+
+STATIC = Path(__file__).parent / "static"
+
+
+@dataclass(frozen=True, slots=True)
+class _PageFile:
+    """One of them, ready to be sent."""
+
+    body: bytes
+    mime_type: str
+    etag: str
+
+    @classmethod
+    def at(cls, path: Path) -> _PageFile:
+        """The file as it is now."""
+        body = path.read_bytes()
+        kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        return cls(body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+
+    def response(self, request: Request) -> Response:
+        """What a browser gets that asks for it: an update is seen at once."""
+        headers = {"Cache-Control": "no-cache", "ETag": self.etag}
+        if request.headers.get("if-none-match") == self.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, media_type=self.mime_type, headers=headers)
+
+
+def page_routes(folder: Path = STATIC) -> list[BaseRoute]:
+    """The page, and what it is made of."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    files = {path.relative_to(folder).as_posix(): _PageFile.at(path) for path in paths}
+
+    async def page(request: Request) -> Response:
+        return files["index.html"].response(request)
+
+    async def part(request: Request) -> Response:
+        file = files.get(request.path_params["name"])
+        if file is None:
+            return error_response(404, "there is nothing here")
+        return file.response(request)
+
+    return [Route("/", page), Route("/static/{name:path}", part)]
