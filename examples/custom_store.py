@@ -16,7 +16,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import StoreConflict
 from nanoloop.protocols import SessionInfo
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.session.head import Changes
+from nanoloop.session.head import Changes, Identity
 from nanoloop.stores.snapshot import has_expired, info_of, is_visible
 
 
@@ -49,7 +49,7 @@ class TableStore:
 
     async def create(self, *, replace: bool = False, **given: Any) -> Session:
         """Make a session."""
-        session = Session(**given)
+        session = Session(about=Identity(**given))
         await self.add(session, replace=replace)
         return session
 

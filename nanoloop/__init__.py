@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nanoloop.agents import Agent
+    from nanoloop.agents import Agent, AgentLimits
     from nanoloop.context import build_messages
     from nanoloop.directory import SessionDirectory
     from nanoloop.errors import SessionExists, SessionNotFound
@@ -20,21 +20,27 @@ if TYPE_CHECKING:
     from nanoloop.providers.openai import OpenAIProvider
     from nanoloop.providers.scripted import ScriptedProvider
     from nanoloop.session.entry import Entry
+    from nanoloop.session.head import Identity
     from nanoloop.session.session import Session
     from nanoloop.stores.in_memory import InMemoryStore
     from nanoloop.stores.jsonl.store import JsonlStore
     from nanoloop.tools.function import tool
+    from nanoloop.turn import Hooks, Recording
 
 _HOME = {
     "Agent": "nanoloop.agents",
+    "AgentLimits": "nanoloop.agents",
     "AgentLoop": "nanoloop.loop",
     "Attachment": "nanoloop.messages",
     "Entry": "nanoloop.session.entry",
+    "Hooks": "nanoloop.turn",
+    "Identity": "nanoloop.session.head",
     "InMemoryStore": "nanoloop.stores.in_memory",
     "Inbound": "nanoloop.messages",
     "JsonlStore": "nanoloop.stores.jsonl",
     "OpenAIProvider": "nanoloop.providers.openai",
     "Outbound": "nanoloop.messages",
+    "Recording": "nanoloop.turn",
     "Reply": "nanoloop.protocols",
     "ScriptedProvider": "nanoloop.providers.scripted",
     "Session": "nanoloop.session.session",
@@ -49,14 +55,18 @@ _HOME = {
 
 __all__ = [
     "Agent",
+    "AgentLimits",
     "AgentLoop",
     "Attachment",
     "Entry",
+    "Hooks",
+    "Identity",
     "InMemoryStore",
     "Inbound",
     "JsonlStore",
     "OpenAIProvider",
     "Outbound",
+    "Recording",
     "Reply",
     "ScriptedProvider",
     "Session",

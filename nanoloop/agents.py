@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from threading import Lock, get_ident
@@ -40,7 +40,6 @@ from nanoloop.turn import (
     Cutting,
     Hooks,
     Keeping,
-    Paths,
     Recording,
     RequestOutcome,
     Turn,
@@ -137,6 +136,20 @@ BUFFER_LIMIT, BUFFER_MIN = 50, 10
 """Messages above which a window is cut, and about how many stay, where nobody says otherwise."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLimits:
+    """How far an agent goes for one answer, and how much of a conversation it is shown."""
+
+    steps: int = defaults.MAX_STEPS
+    """Times that the model may be asked for one answer."""
+    tool_seconds: float = defaults.TOOL_TIMEOUT_SECONDS
+    """How long a tool may take."""
+    messages: int | None = None
+    """With more of them the window is cut; None: as the loop does for all, else 50."""
+    kept: int | None = None
+    """About how many stay then; None: as the loop does for all, else 10."""
+
+
 class Agent(AgentHistory):
     """A named way to answer. It keeps its own history, unless a session is attached."""
 
@@ -148,38 +161,24 @@ class Agent(AgentHistory):
         provider: Provider | None = None,
         model: str | None = None,
         tools: Iterable[Tool | Callable[..., Any]] = (),
-        session: Session | None = None,
         store: Store | None = None,
         settings: Mapping[str, Any] | None = None,
-        max_steps: int = defaults.MAX_STEPS,
-        tool_timeout_seconds: float = defaults.TOOL_TIMEOUT_SECONDS,
-        message_buffer_limit: int | None = None,
-        message_buffer_min: int | None = None,
-        record_input: Paths = (),
-        record_output: Paths = (),
-        record_handler: Handler | None = None,
-        request_prefixes: Iterable[Handler] = (),
-        afterwards: Iterable[Handler] = (),
+        limits: AgentLimits | None = None,
+        recording: Recording | None = None,
+        hooks: Hooks | None = None,
         announce: Announce = silent,
     ) -> None:
         super().__init__(name=name, provider=provider, settings=settings)
         self.prompt = prompt
         self.model = model
-        self.max_steps = max_steps
-        self.message_buffer_limit = message_buffer_limit
-        """With more messages the window is cut; None: as the loop does for all, else 50."""
-        self.message_buffer_min = message_buffer_min
-        self.toolbox = Toolbox(tuple(tools), timeout_seconds=tool_timeout_seconds)
-        self.hooks = Hooks(request_prefixes, afterwards)
-        self.recording = Recording(
-            input_paths=record_input, output_paths=record_output, handler=record_handler
-        )
+        self.limits = limits or AgentLimits()
+        self.toolbox = Toolbox(tuple(tools), timeout_seconds=self.limits.tool_seconds)
+        self.recording = recording or Recording()
+        self.hooks = hooks or Hooks()
         self.announce = announce
         self._sessions = Sessions(store, announce=announce) if store is not None else None
         self._serial = Serial()
         self._views = Views()
-        if session is not None:
-            self.attach_session(session)
 
     def set_record_handler(self, handler: Handler | None) -> Self:
         """Let this say what is recorded: (given, answer) to messages; None or [] records nothing.
@@ -235,8 +234,8 @@ class Agent(AgentHistory):
             view=view,
             keeping=Keeping(store=store, recording=self.recording),
             cutting=Cutting(
-                limit=self.message_buffer_limit or BUFFER_LIMIT,
-                keep=self.message_buffer_min or BUFFER_MIN,
+                limit=self.limits.messages or BUFFER_LIMIT,
+                keep=self.limits.kept or BUFFER_MIN,
             ),
             on_text=on_text,
             announce=self.announce,

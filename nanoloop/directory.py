@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nanoloop.files import file_name
-from nanoloop.session.head import checked_id, timestamp_id
+from nanoloop.session.head import Identity, checked_id, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
 
@@ -63,7 +63,7 @@ class SessionDirectory:
         session_id = timestamp_id(taken=self._is_taken) if id is None else checked_id(id)
         self._given.add(session_id)
         limit = self.max_history if max_history is None else max_history
-        return Session(id=session_id, agent=agent, max_history=limit)
+        return Session(about=Identity(id=session_id, agent=agent, max_history=limit))
 
     def _is_taken(self, session_id: str) -> bool:
         return session_id in self._given or self.path(session_id).exists()

@@ -89,8 +89,8 @@ class Exchange:
             view=self._view,
             keeping=Keeping(store=self._store, steering=steering),
             cutting=Cutting(
-                limit=agent.message_buffer_limit or parts.buffer_limit,
-                keep=agent.message_buffer_min or parts.buffer_min,
+                limit=agent.limits.messages or parts.buffer_limit,
+                keep=agent.limits.kept or parts.buffer_min,
                 # Not a method of this object: it would hold a session in a circle.
                 heard=partial(parts.summarizer.fire_and_forget, session),
                 follow=parts.follow,

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from nanoloop import plugins
-from nanoloop.agents import Agent, Agents
+from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.bus import InProcessBus
 from nanoloop.errors import SettingsError, how_to_install, place_of
@@ -269,10 +269,12 @@ def make_agent(
             _tool(settings, name, tool, tools)
             for tool in (tools if own.tools is None else own.tools)
         ],
-        max_steps=own.max_steps or settings.turn.max_steps,
-        tool_timeout_seconds=settings.tools.timeout_seconds,
-        message_buffer_limit=own.message_buffer_limit,
-        message_buffer_min=own.message_buffer_min,
+        limits=AgentLimits(
+            steps=own.max_steps or settings.turn.max_steps,
+            tool_seconds=settings.tools.timeout_seconds,
+            messages=own.message_buffer_limit,
+            kept=own.message_buffer_min,
+        ),
         settings=settings.session.rules(),
     )
 

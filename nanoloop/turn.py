@@ -197,7 +197,7 @@ class Turn:
     async def run(self) -> Answer:
         """Ask until there is an answer; raises `ProviderError` when there is none to be had."""
         here.set(self.session)
-        for step in range(1, self._agent.max_steps + 1):
+        for step in range(1, self._agent.limits.steps + 1):
             reply = await self._ask(step)
             if not reply.tool_calls:
                 return self._answer(reply, step)
@@ -215,7 +215,7 @@ class Turn:
             results = await self._run_tools(calls)
             self._finished = []
             await self._keep(results)
-        steps = self._agent.max_steps
+        steps = self._agent.limits.steps
         return self._given_up(steps, "max_steps", " without coming to an answer")
 
     async def _keep(self, entries: Sequence[Entry]) -> None:

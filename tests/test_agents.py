@@ -10,11 +10,13 @@ import anyio.to_thread
 import pytest
 
 from nanoloop import Agent, Session, tool
+from nanoloop.agents import AgentLimits
 from nanoloop.errors import ContextTooLong, EmptyAnswer, NoConnection
 from nanoloop.events import ResizeFailed, WindowTrimmed
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.turn import Hooks, Recording
 from tests.openai_server import OpenAIServer
 
 DOWN = NoConnection("nothing answers")
@@ -86,7 +88,7 @@ def test_r0_4_none_attaches_a_new_session_with_the_agents_settings():
 
 def test_r0_4_a_session_is_attached_as_it_is():
     session = Session()
-    assert agent_of(session=session).session is session
+    assert agent_of().attach_session(session).session is session
     assert agent_of().attach_session(session).session is session
 
 
@@ -272,7 +274,7 @@ async def test_the_history_is_resized_after_each_exchange():
 
 async def test_a_full_window_is_cut_where_a_user_speaks_before_the_model_is_asked():
     events = []
-    agent = agent_of(message_buffer_limit=6, message_buffer_min=2, announce=events.append)
+    agent = agent_of(limits=AgentLimits(messages=6, kept=2), announce=events.append)
     agent.attach_session()
     for number in range(4):
         await agent.ask(f"m{number}")
@@ -333,8 +335,8 @@ async def test_without_a_provider_it_says_what_to_do():
 
 def test_r3_11_the_first_prompt_names_the_agent():
     session = Session()
-    agent_of("a", name="cook", session=session).ask_sync("hi")
-    agent_of("b", name="smith", session=session).ask_sync("hi")
+    agent_of("a", name="cook").attach_session(session).ask_sync("hi")
+    agent_of("b", name="smith").attach_session(session).ask_sync("hi")
     assert session.agent == "cook"
 
 
@@ -499,7 +501,7 @@ async def test_a_cancelled_question_stays_and_hooks_hear_of_it():
         await anyio.lowlevel.checkpoint()
         heard.append(outcome.text)
 
-    agent = agent_of("late", afterwards=[hear]).attach_session()
+    agent = agent_of("late", hooks=Hooks(afterwards=[hear])).attach_session()
     agent.provider.hold()
     async with anyio.create_task_group() as group:
         group.start_soon(agent.ask, "hi")
@@ -519,7 +521,9 @@ async def test_prefixes_may_replace_the_request():
     async def signed(messages, agent):
         return [*messages, user(f"from {agent.name}")]
 
-    agent = agent_of(name="cook", request_prefixes=[louder, signed, lambda messages: None])
+    agent = agent_of(
+        name="cook", hooks=Hooks(request_prefixes=[louder, signed, lambda messages: None])
+    )
     await agent.ask("hi")
     assert asked(agent) == [user("HI"), user("from cook")]
     assert agent.chat_history[0] == user("hi")
@@ -531,7 +535,7 @@ async def test_hooks_hear_of_every_outcome():
     async def hear(outcome, agent):
         heard.append((agent.name, outcome.given, outcome.text, type(outcome.error)))
 
-    agent = agent_of("hello", DOWN, afterwards=[hear])
+    agent = agent_of("hello", DOWN, hooks=Hooks(afterwards=[hear]))
     await agent.ask("a")
     with pytest.raises(NoConnection):
         await agent.ask("b")
@@ -540,7 +544,9 @@ async def test_hooks_hear_of_every_outcome():
 
 async def test_hooks_come_after_the_answer_is_kept():
     kept = []
-    agent = agent_of("hello", afterwards=[lambda _, agent: kept.extend(agent.chat_history)])
+    agent = agent_of(
+        "hello", hooks=Hooks(afterwards=[lambda _, agent: kept.extend(agent.chat_history)])
+    )
     await agent.ask("a")
     assert kept == [user("a"), assistant("hello")]
 
@@ -561,20 +567,22 @@ async def test_a_record_handler_that_returns_nothing_records_nothing(nothing):
     async def handler(given, text):
         return nothing
 
-    agent = agent_of("hello", record_handler=handler).attach_session()
+    agent = agent_of("hello", recording=Recording(handler=handler)).attach_session()
     await agent.ask("hi")
     assert agent.session.full_chat_history == []
 
 
 async def test_with_a_record_handler_a_failed_question_stays():
-    agent = agent_of(DOWN, record_handler=lambda *_: None).attach_session()
+    agent = agent_of(DOWN, recording=Recording(handler=lambda *_: None)).attach_session()
     with pytest.raises(NoConnection):
         await agent.ask("hi")
     assert agent.session.full_chat_history == [user("hi")]
 
 
 async def test_with_a_record_handler_that_fails_the_question_stays():
-    agent = agent_of("hello", record_handler=lambda given: given["text"]).attach_session()
+    agent = agent_of(
+        "hello", recording=Recording(handler=lambda given: given["text"])
+    ).attach_session()
     with pytest.raises(TypeError):
         await agent.ask("hi")
     assert agent.session.full_chat_history == [user("hi")]
@@ -582,7 +590,7 @@ async def test_with_a_record_handler_that_fails_the_question_stays():
 
 async def test_with_a_record_handler_the_model_sees_its_own_steps():
     call = Reply(tool_calls=(ToolCall(id="1", name="ring", arguments="{}"),))
-    agent = agent_of(call, "ok", tools=[tool(ring)], record_handler=user)
+    agent = agent_of(call, "ok", tools=[tool(ring)], recording=Recording(handler=user))
     agent.attach_session()
     await agent.ask("ring")
     assert [m["role"] for m in asked(agent)] == ["user", "assistant", "tool"]
@@ -591,7 +599,9 @@ async def test_with_a_record_handler_the_model_sees_its_own_steps():
 
 async def test_b0_4_what_is_kept_of_question_and_answer_is_chosen_by_paths():
     answer = 'Here: {"answer": {"text": "Paris"}, "why": "long"}'
-    agent = agent_of(answer, record_input="question.text", record_output="answer.text")
+    agent = agent_of(
+        answer, recording=Recording(input_paths="question.text", output_paths="answer.text")
+    )
     agent.attach_session()
     given = {"question": {"text": "Capital?", "lang": "en"}, "hints": [1, 2]}
     assert await agent.ask(given) == answer
@@ -600,14 +610,16 @@ async def test_b0_4_what_is_kept_of_question_and_answer_is_chosen_by_paths():
 
 
 async def test_b0_4_several_paths_are_kept_by_their_names():
-    agent = agent_of(record_input=["a", "b.0.c"]).attach_session()
+    agent = agent_of(recording=Recording(input_paths=["a", "b.0.c"])).attach_session()
     await agent.ask({"a": 1, "b": [{"c": "x"}], "d": 3})
     assert json.loads(agent.chat_history[0]["content"]) == {"a": 1, "b.0.c": "x"}
 
 
 @pytest.mark.parametrize("answer", ["plain text", '{"other": 1}', "{broken"])
 async def test_b0_4_where_nothing_stands_at_the_path_all_is_kept(answer):
-    agent = agent_of(answer, record_input="a.b", record_output="answer.text").attach_session()
+    agent = agent_of(
+        answer, recording=Recording(input_paths="a.b", output_paths="answer.text")
+    ).attach_session()
     await agent.ask("hi")
     assert agent.chat_history == [user("hi"), assistant(answer)]
 

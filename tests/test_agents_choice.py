@@ -4,13 +4,15 @@ import anyio
 import pytest
 
 from nanoloop import Agent, AgentLoop, Session
-from nanoloop.agents import Agents
+from nanoloop.agents import AgentLimits, Agents
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
 from nanoloop.events import AgentUnknown, HookFailed
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
+from nanoloop.session.head import Identity
 from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.turn import Hooks
 
 
 def agents(**options):
@@ -57,13 +59,13 @@ def who(loop):
     ],
 )
 def test_r3_11_the_first_prompt_chooses(wanted, has, channel, name):
-    session = Session(agent=has)
+    session = Session(about=Identity(agent=has))
     chosen = agents(by_channel={"web": "smith"}).choose(session, wanted=wanted, channel=channel)
     assert chosen.name == session.agent == name
 
 
 def test_r3_11_the_choice_is_kept_and_can_be_changed():
-    session = Session(agent="cook")
+    session = Session(about=Identity(agent="cook"))
     session.add_message("user", "hi")
     assert agents().choose(session, wanted="smith").name == "cook"
     session.agent = "smith"
@@ -72,7 +74,7 @@ def test_r3_11_the_choice_is_kept_and_can_be_changed():
 
 def test_c30_an_agent_that_there_is_not_counts_as_none_and_is_told():
     events = []
-    session = Session(agent="gone")
+    session = Session(about=Identity(agent="gone"))
     session.add_message("user", "hi")
     chosen = agents().choose(session, announce=events.append)
     assert chosen.name == "assistant"
@@ -130,7 +132,7 @@ async def test_agent_with_an_unknown_name_suggests_the_nearest():
 
 
 async def test_an_agent_may_have_a_window_of_its_own():
-    short = Agent("cook", message_buffer_limit=3, message_buffer_min=2)
+    short = Agent("cook", limits=AgentLimits(messages=3, kept=2))
     async with running(agents={"cook": short}) as loop:
         for command in ("/agent cook", "a", "b", "c", "d"):
             await said(loop, command)
@@ -152,7 +154,7 @@ async def test_hooks_work_in_the_loop_and_cost_no_answer():
         raise KeyError
 
     prefix = [lambda messages: [*messages[:-1], {"role": "user", "content": "other"}]]
-    async with running(agent=Agent(request_prefixes=prefix, afterwards=[hear])) as loop:
+    async with running(agent=Agent(hooks=Hooks(prefix, [hear]))) as loop:
         assert await said(loop, "hi") == "You said: other"
         loop.provider._otherwise = NoConnection("nothing answers")
         assert ENGLISH["model_down"] in await said(loop, "hi")

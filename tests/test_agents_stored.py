@@ -102,14 +102,14 @@ async def test_b2_4_several_sessions_are_asked_side_by_side():
 
 async def test_b2_4_an_attached_session_is_stored_too():
     store, session = InMemoryStore(), Session()
-    await agent_of("hello", store=store, session=session).ask("hi")
+    await agent_of("hello", store=store).attach_session(session).ask("hi")
     assert await stored(store, session.id) == ["hi", "hello"]
 
 
 async def test_b2_4_an_attached_session_is_stored_once_though_two_ask_at_once():
     store, session = InMemoryStore(), Session()
     session.add_message("user", "before")
-    agent = agent_of(store=store, session=session)
+    agent = agent_of(store=store).attach_session(session)
     async with anyio.create_task_group() as group:
         group.start_soon(agent.ask, "a")
         group.start_soon(agent.ask, "b")

@@ -9,6 +9,7 @@ from nanoloop import Inbound, Session
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
+from nanoloop.session.head import Identity
 from nanoloop.stores.in_memory import InMemoryStore
 from tests.test_amending import Failing
 from tests.test_holds import log_of, running, said, store  # noqa: F401 - a fixture
@@ -118,7 +119,8 @@ async def test_what_waits_in_a_conversation_that_goes_away_is_answered_all_the_s
 
 async def test_a_message_that_waits_keeps_its_conversation_alive():
     moments = [datetime(2030, 1, 1, hour, tzinfo=timezone.utc) for hour in (12, 13)]
-    session = Session(ttl=7200, sliding=True, clock=lambda: moments[0])
+    about = Identity(ttl=7200, sliding=True, created_at=moments[0])
+    session = Session(about=about, clock=lambda: moments[0])
     moments.pop(0)
     session.hold(user_entry(said("one")))
     moments[0] += timedelta(hours=1, minutes=30)

@@ -47,9 +47,9 @@ def test_r0_1_a_session_alone_loads_neither_agent_nor_loop():
 
 async def test_r0_10_an_agent_holds_nothing_of_the_session_it_had():
     session = Session().configure(limit={"messages": 2})
-    agent = Agent(provider=ScriptedProvider(["one"]), session=session)
+    agent = Agent(provider=ScriptedProvider(["one"])).attach_session(session)
     await agent.ask("a")
-    other = Agent(provider=ScriptedProvider(), session=session)
+    other = Agent(provider=ScriptedProvider()).attach_session(session)
     assert other.chat_history == agent.chat_history != []
     agent.detach_session()
     assert agent.chat_history == []

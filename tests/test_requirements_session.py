@@ -17,6 +17,7 @@ from nanoloop import (
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import StoreError
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.head import Identity
 from nanoloop.sessions import Sessions
 from nanoloop.stores.store import sweep
 
@@ -147,7 +148,7 @@ async def test_r2_15_any_store_with_the_interface_will_do():
 
 
 def test_r3_1_a_session_has_messages_a_bound_an_id_and_an_agent():
-    session = Session(id="mine", max_history=7, agent="poet")
+    session = Session(about=Identity(id="mine", max_history=7, agent="poet"))
     session.add_message("user", "Hello")
     assert session.messages == [{"role": "user", "content": "Hello"}]
     assert (session.max_history, session.id, session.agent) == (7, "mine", "poet")

@@ -121,7 +121,7 @@ def test_agents_are_made_of_them(folder):
     agents = make_agents(load(folder))
     assert list(agents) == ["assistant", "cook"]
     assert agents.default.prompt == "All."
-    assert (agents["cook"].prompt, agents["cook"].max_steps) == ("Hi", 3)
+    assert (agents["cook"].prompt, agents["cook"].limits.steps) == ("Hi", 3)
     assert [spec.name for spec in agents["cook"].toolbox.specs] == ["clock"]
 
 

@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 from nanoloop import Agent, Entry, Session, tool
+from nanoloop.agents import AgentLimits
 from nanoloop.context import Views, build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
 from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished, silent
@@ -115,7 +116,7 @@ async def test_calls_without_ids_or_with_the_same_id_twice_are_told_apart():
 
 
 async def test_a_turn_that_never_ends_is_ended_at_its_limit():
-    one, provider = turn(*[calls(n) for n in range(9)], max_steps=3)
+    one, provider = turn(*[calls(n) for n in range(9)], limits=AgentLimits(steps=3))
     answer = await one.run()
     assert provider.count == 3
     assert "3 steps" in answer.text

@@ -48,7 +48,6 @@ class Conversation:
         about: Identity,
         clock: Callable[[], datetime] = utc_now,
         settings: Mapping[str, Any] | None = None,
-        archive: Archive | None = None,
     ) -> None:
         self.about = about
         """Who it is, and how long it lives."""
@@ -77,7 +76,8 @@ class Conversation:
         self.held_pending = 0
         """How many of the newest pending entries `release` leaves in memory."""
         self._clock = clock
-        self._archive = archive
+        self.archiving: Archive | None = None
+        """Takes the oldest messages above a number, where it is set."""
         self._tracker = ChangeTracker()
         self._state: dict[str, Any] = {}
         self._summary = Summary()
@@ -182,8 +182,8 @@ class Conversation:
         most = self.about.max_history or 0
         if 0 < most < self.log.window_length:
             self.log.show_from(cut(self.log.window, keep=most))
-        if self._archive and self.log.is_whole and self.log.count > self._archive.keep:
-            self.archive(self._archive.keep, self._archive.take)
+        if self.archiving and self.log.is_whole and self.log.count > self.archiving.keep:
+            self.archive(self.archiving.keep, self.archiving.take)
 
     def whole(self) -> Sequence[Entry]:
         """The entries of the whole history; raises `HistoryNotLoaded` where a store has some."""

@@ -169,20 +169,19 @@ class Identity:
     max_history: int | None = None
     """Messages that the window holds at most."""
     ttl: float | None = None
-    """Seconds that it lives."""
+    """Seconds that it lives; zero or less is None: it has no end."""
     sliding: bool = False
     """Whether each use begins its life anew."""
 
-    @classmethod
-    def made(cls, given: Mapping[str, Any], *, created_at: datetime) -> Identity:
-        """As someone asks for it, by these names; raises `InvalidSessionId`."""
-        ttl, name = given.get("ttl"), given.get("id")
+    def __post_init__(self) -> None:
+        """Raises `InvalidSessionId`."""
         own = {
-            "id": new_id() if name is None else checked_id(name),
-            "metadata": copied(given.get("metadata") or {}),
-            "ttl": _seconds(ttl),
+            "id": checked_id(self.id),
+            "metadata": copied(self.metadata),
+            "ttl": seconds_of(self.ttl),
         }
-        return cls(**{**given, **own}, created_at=created_at)
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def dump(self) -> dict[str, Any]:
         """As stores write it; what says nothing is left out."""
@@ -206,7 +205,7 @@ class Identity:
         )
 
 
-def _seconds(ttl: float | timedelta | None) -> float | None:
+def seconds_of(ttl: float | timedelta | None) -> float | None:
     """A life span in seconds; None where it has no end, as with zero or less."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None

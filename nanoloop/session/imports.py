@@ -10,7 +10,7 @@ from typing import Any
 from nanoloop.session.chat import begins_apart, entries_of
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.export import parsed
-from nanoloop.session.head import id_for_key
+from nanoloop.session.head import Identity, id_for_key, new_id
 from nanoloop.session.session import Session
 
 _NANOBOT_OWN = {"timestamp", "_type"}
@@ -32,8 +32,13 @@ def from_magent(
     if agent is not None and agents is not None and agent not in agents:
         unknown_agent(str(agent))
         agent = None
+    session_id = data.get("id")
     session = Session(
-        id=data.get("id"), agent=agent, max_history=data.get("max_history"), metadata=None
+        about=Identity(
+            id=new_id() if session_id is None else session_id,
+            agent=agent,
+            max_history=data.get("max_history"),
+        )
     )
     messages = data.get("messages") or []
     if not isinstance(messages, list):
@@ -51,9 +56,8 @@ def from_nanobot(text: str, *, key: str | None = None) -> Session:
     rows = [_checked(_row(line, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     head = rows[0] if rows and rows[0].get("_type") == "metadata" else {}
     key = key or head.get("key")
-    session = Session(
-        id=id_for_key(key) if key else None, key=key, metadata=head.get("metadata") or {}
-    )
+    session_id = id_for_key(key) if key else new_id()
+    session = Session(about=Identity(id=session_id, key=key, metadata=head.get("metadata") or {}))
     for row in rows:
         if row.get("_type") != "metadata":
             for entry in begins_apart(_entries(row), session.newest):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self
 
 from nanoloop.protocols import Provider
 from nanoloop.session import export, resize
@@ -27,42 +27,13 @@ from nanoloop.session.conversation import Conversation
 from nanoloop.session.digest import Digest
 from nanoloop.session.entry import TOOL_CALL, Entry, copied, utc_now
 from nanoloop.session.export import Rendered, parsed
-from nanoloop.session.head import ABOUT, MEMO, STATE, Head, Identity
-from nanoloop.session.log import Archive, Log
+from nanoloop.session.head import ABOUT, MEMO, STATE, Head, Identity, new_id
+from nanoloop.session.log import Log
 from nanoloop.session.queue import is_asked
 from nanoloop.session.resize import Decision, ReadEntries, ResizeHandlers, Schema
 from nanoloop.session.sync import Handler, blocking
 
 ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-
-
-class SessionArguments(TypedDict, total=False):
-    """What a session may be created with; everything has a default."""
-
-    id: str | None
-    key: str | None
-    agent: str | None
-    metadata: Mapping[str, Any] | None
-    max_history: int | None
-    ttl: float | timedelta | None
-    sliding: bool
-    clock: Callable[[], datetime]
-    settings: Mapping[str, Any] | None
-    """Stronger than the defaults, weaker than what is set in the session."""
-    archive: Archive | None
-    token_counter: Callable[[str], int] | None
-    provider: Provider | None
-    """Who is asked to update the memo."""
-    policy_handler: Handler | None
-    """This and the other handlers are stronger than any setting."""
-    resize_handlers: Mapping[str, Handler] | None
-    """In place of both defaults."""
-    attachment_summary_handler: Handler | None
-    memo_update_handler: Handler | None
-    memo_schema: Schema | None
-
-
-_IDENTITY = ("id", "key", "agent", "metadata", "max_history", "ttl", "sliding")
 
 
 class _Load:
@@ -87,29 +58,41 @@ class Session(Conversation):
 
     load = _Load()
 
-    def __init__(self, **given: Unpack[SessionArguments]) -> None:
-        if unknown := given.keys() - SessionArguments.__annotations__.keys():
-            raise TypeError(f"a session takes no {', '.join(sorted(unknown))}")
-        clock = given.get("clock", utc_now)
-        identity = {name: value for name, value in given.items() if name in _IDENTITY}
-        super().__init__(
-            about=Identity.made(identity, created_at=clock()),
-            clock=clock,
-            settings=given.get("settings"),
-            archive=given.get("archive"),
-        )
-        self.token_counter = given.get("token_counter")
+    def __init__(
+        self,
+        *,
+        id: str | None = None,  # noqa: A002 - the seeds' name for it
+        about: Identity | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        settings: Mapping[str, Any] | None = None,
+        provider: Provider | None = None,
+        policy_handler: Handler | None = None,
+        resize_handlers: Mapping[str, Handler] | None = None,
+        attachment_summary_handler: Handler | None = None,
+        memo_update_handler: Handler | None = None,
+        memo_schema: Schema | None = None,
+    ) -> None:
+        """`about` says who it is and how long it lives; where that doesn't matter, `id` will do.
+
+        `settings` are stronger than the defaults and weaker than what is set in the session,
+        handlers are stronger than any setting, and those for resizes take the place of both
+        defaults. The provider is asked to update the memo.
+        """
+        if about is None:
+            about = Identity(id=new_id() if id is None else id, created_at=clock())
+        super().__init__(about=about, clock=clock, settings=settings)
+        self.token_counter: Callable[[str], int] | None = None
         """Counts a text's tokens better than four characters each."""
         self._handlers = ResizeHandlers(
-            policy=given.get("policy_handler"),
-            memo_update=given.get("memo_update_handler"),
-            attachments=given.get("attachment_summary_handler"),
-            fits=resize.check_of(given.get("memo_schema")),
-            provider=given.get("provider"),
+            policy=policy_handler,
+            memo_update=memo_update_handler,
+            attachments=attachment_summary_handler,
+            fits=resize.check_of(memo_schema),
+            provider=provider,
         )
-        custom = given.get("resize_handlers")
-        if custom is not None:
-            self._handlers.resizes = {name: resize.custom(each) for name, each in custom.items()}
+        if resize_handlers is not None:
+            own = {name: resize.custom(each) for name, each in resize_handlers.items()}
+            self._handlers.resizes = own
 
     # Who it is, and its state
 
@@ -267,16 +250,16 @@ class Session(Conversation):
         Summary and memo come along where they stand for nothing behind it.
         """
         with self.lock:
-            fork = Session(
-                agent=self.agent,
-                metadata={**self.metadata, "forked_from": self.id},
-                max_history=self.max_history,
-                ttl=self.about.ttl,
-                sliding=self.about.sliding,
-                clock=self._clock,
-                settings=self.settings.parent,
-                token_counter=self.token_counter,
+            about = replace(
+                self.about,
+                id=new_id(),
+                key=None,
+                created_at=self._clock(),
+                title="",
+                metadata={**self.about.metadata, "forked_from": self.id},
             )
+            fork = Session(about=about, clock=self._clock, settings=self.settings.parent)
+            fork.token_counter = self.token_counter
             export.copy_upto(self, fork, upto)
             fork._handlers = self._handlers.copy()
             return fork

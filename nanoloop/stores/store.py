@@ -26,7 +26,7 @@ from nanoloop.errors import (
 from nanoloop.events import Announce, SessionsCounted, SessionUnreadable, silent
 from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.entry import Entry, utc_now
-from nanoloop.session.head import ABOUT, Changes
+from nanoloop.session.head import ABOUT, Changes, Identity, new_id, seconds_of
 from nanoloop.session.session import Session
 from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
 from nanoloop.stores.sealing import Sealing
@@ -78,12 +78,15 @@ class DatabaseStore:
     ) -> Session:
         """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
         session = Session(
-            id=id,
-            key=key,
-            ttl=ttl,
-            sliding=sliding,
-            metadata=metadata,
-            agent=agent,
+            about=Identity(
+                id=new_id() if id is None else id,
+                key=key,
+                created_at=self.clock(),
+                ttl=seconds_of(ttl),
+                sliding=sliding,
+                metadata=metadata or {},
+                agent=agent,
+            ),
             clock=self.clock,
         )
         await self.add(session, replace=replace)

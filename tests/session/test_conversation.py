@@ -5,6 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from nanoloop.session.entry import Entry
+from nanoloop.session.head import Identity
 from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore
@@ -284,18 +285,19 @@ def test_r2_2_state_is_got_set_and_deleted():
 
 
 def test_r2_9_a_life_span_is_seconds_or_a_timedelta(clock):
-    in_seconds, as_delta = Session(ttl=3600), Session(ttl=timedelta(hours=1), clock=clock)
+    in_seconds = Session(about=Identity(ttl=3600))
+    as_delta = Session(about=Identity(ttl=timedelta(hours=1), created_at=clock()), clock=clock)
     assert as_delta.to_dict()["ttl"] == in_seconds.to_dict()["ttl"] == 3600
     clock.forward(3600)
     assert not as_delta.has_expired()
     clock.forward(0.1)
     assert as_delta.has_expired()
-    assert not Session(ttl=timedelta(0)).has_expired()
+    assert not Session(about=Identity(ttl=timedelta(0))).has_expired()
 
 
 @pytest.mark.parametrize("ttl", [float("inf"), 10**12, timedelta.max])
 def test_r2_9_a_life_longer_than_time_has_no_end(ttl):
-    session = Session(ttl=ttl)
+    session = Session(about=Identity(ttl=ttl))
     assert not session.has_expired()
     assert Session.load(session.dump()).dump() == session.dump()
 
@@ -351,7 +353,7 @@ def test_r2_5_reading_is_no_change(clock):
 
 
 def test_r2_6_expiry_is_strictly_after_its_moment(clock):
-    session = Session(ttl=10, clock=clock)
+    session = Session(about=Identity(ttl=10, created_at=clock()), clock=clock)
     clock.forward(10)
     assert not session.has_expired()
     clock.forward(0.001)
@@ -360,14 +362,14 @@ def test_r2_6_expiry_is_strictly_after_its_moment(clock):
 
 @pytest.mark.parametrize("ttl", [None, 0, -5])
 def test_r2_9_without_a_ttl_it_never_expires(clock, ttl):
-    session = Session(ttl=ttl, clock=clock)
+    session = Session(about=Identity(ttl=ttl, created_at=clock()), clock=clock)
     clock.forward(1e9)
     assert not session.has_expired()
 
 
 @pytest.mark.parametrize(("sliding", "expired"), [(False, True), (True, False)])
 def test_c22_only_sliding_extends_it(clock, sliding, expired):
-    session = Session(ttl=10, sliding=sliding, clock=clock)
+    session = Session(about=Identity(ttl=10, sliding=sliding, created_at=clock()), clock=clock)
     clock.forward(6)
     session.set("k", 1)
     clock.forward(6)
@@ -375,7 +377,7 @@ def test_c22_only_sliding_extends_it(clock, sliding, expired):
 
 
 def test_c22_maintenance_does_not_slide_it(clock):
-    session = Session(ttl=10, sliding=True, clock=clock)
+    session = Session(about=Identity(ttl=10, sliding=True, created_at=clock()), clock=clock)
     clock.forward(6)
     session.update_summary("x")
     session.committed(session.changes())
@@ -389,7 +391,7 @@ def test_r3_2_a_new_session(clock):
 
 
 def test_r3_11_an_agent_stays_and_may_be_changed():
-    session = Session(agent="build")
+    session = Session(about=Identity(agent="build"))
     session.reset_history()
     assert session.agent == "build"
     session.agent = "plan"
@@ -407,13 +409,8 @@ def test_the_title_is_the_first_users_words_until_it_is_renamed():
     assert session.title == "Tokyo"
 
 
-def test_an_unknown_name_is_refused():
-    with pytest.raises(TypeError, match="takes no max_histroy"):
-        Session(max_histroy=3)
-
-
 def test_metadata_is_a_copy():
-    session = Session(metadata={"a": [1]})
+    session = Session(about=Identity(metadata={"a": [1]}))
     session.metadata["a"].append(2)
     assert session.metadata == {"a": [1]}
 

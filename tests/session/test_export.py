@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nanoloop.errors import InvalidSessionId
 from nanoloop.session.entry import Entry
 from nanoloop.session.export import rendered, shortened
+from nanoloop.session.head import Identity
 from nanoloop.session.imports import from_magent, from_nanobot
 from nanoloop.session.session import Session
 
@@ -27,7 +28,7 @@ def test_r0_61_a_session_that_was_never_resized_comes_back_as_one():
 
 def lived(**given):
     """A session with something of everything."""
-    session = Session(agent="helper", metadata={"k": 1}, max_history=50, **given)
+    session = Session(about=Identity(agent="helper", metadata={"k": 1}, max_history=50), **given)
     session.configure(limit={"messages": 4}, mode="memo")
     session.set_memo_update_handler(lambda memo, messages, *_: {"n": len(messages)})
     for n in range(6):
@@ -357,7 +358,8 @@ def test_fix_context_size_counts_tools_and_never_raises():
 
 
 def test_b0_2_a_token_counter_may_be_plugged_in():
-    session = Session(token_counter=lambda text: len(text.split()))
+    session = Session()
+    session.token_counter = lambda text: len(text.split())
     session.add_message("user", "one two three")
     assert session.context_size() == 3
 

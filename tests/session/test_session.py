@@ -8,7 +8,7 @@ import pytest
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.session.conversation import PARTS, Conversation
 from nanoloop.session.entry import Entry
-from nanoloop.session.head import Head
+from nanoloop.session.head import Head, Identity
 from nanoloop.session.log import Archive
 from nanoloop.session.session import Session
 
@@ -44,8 +44,11 @@ def test_a_head_comes_back_as_it_was_dumped():
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
-def talked(turns=3, **given):
-    session = Session(**given)
+def talked(turns=3, **about):
+    return talk(Session(about=Identity(**about)), turns)
+
+
+def talk(session, turns=3):
     for n in range(turns):
         session.add_message("user", f"q{n}")
         session.add_message("assistant", f"a{n}")
@@ -151,7 +154,7 @@ def test_the_histories_may_be_assigned():
 
 
 def test_r3_12_r3_14_each_add_keeps_exactly_max_history():
-    session = Session(max_history=3)
+    session = Session(about=Identity(max_history=3))
     for n in range(5):
         session.add_message("user", f"m{n}")
         assert len(session.messages) == min(n + 1, 3)
@@ -169,7 +172,7 @@ def test_r3_16_no_bound(most):
 
 
 def test_b3_1_no_orphan_after_each_add():
-    session = Session(max_history=3)
+    session = Session(about=Identity(max_history=3))
     use = {"type": "tool_use", "id": "c", "name": "t", "input": {}}
     session.add_message("user", "q")
     session.add_message("assistant", [{"type": "text", "text": "a"}, use])
@@ -182,7 +185,9 @@ def test_b3_1_no_orphan_after_each_add():
 
 def test_b2_6_a_bound_hands_the_oldest_to_the_archive():
     taken = []
-    session = talked(3, archive=Archive(keep=4, take=taken.extend))
+    session = Session()
+    session.archiving = Archive(keep=4, take=taken.extend)
+    talk(session)
     assert [entry.content["text"] for entry in taken] == ["q0", "a0"]
     assert texts(session.full_chat_history) == ["q1", "a1", "q2", "a2"]
     assert session.entry_count == 4
@@ -280,7 +285,7 @@ def test_a_fork_goes_its_own_way_from_an_entry_on():
 
 
 def test_a_fork_goes_by_the_same_handlers():
-    session = talked(1, policy_handler=lambda *_: "mine")
+    session = talk(Session(policy_handler=lambda *_: "mine"), 1)
     session.set_resize_handlers("mine", lambda f, c, m, _: (f, c[-1:], m))
     fork = session.fork()
     assert texts(fork.resize()) == ["a0"]

@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nanoloop.errors import NotPossible
 from nanoloop.session.entry import Entry
+from nanoloop.session.head import Identity
 from nanoloop.session.session import Session
 
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -30,13 +31,16 @@ def said(role, text, number, **metadata):
 def lived():
     """A session with something of everything, the same each time."""
     session = Session(
-        id="mine",
-        key="telegram:1",
-        agent="helper",
-        metadata={"k": [1]},
-        max_history=50,
-        ttl=60,
-        sliding=True,
+        about=Identity(
+            id="mine",
+            key="telegram:1",
+            agent="helper",
+            metadata={"k": [1]},
+            max_history=50,
+            ttl=60,
+            sliding=True,
+            created_at=MOMENT,
+        ),
         clock=lambda: MOMENT,
     )
     session.add_entry(said("user", "q0", 0, message_id="m0"))
@@ -206,7 +210,7 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.session = Session(ttl=10**6, sliding=True)
+        self.session = Session(about=Identity(ttl=10**6, sliding=True))
         self.stored = Stored()
         self.number = 0
 
