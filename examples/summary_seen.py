@@ -4,7 +4,7 @@ import anyio
 
 from nanoloop import AgentLoop, Summarizer
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.events import Event, SummaryCommitted, SummaryStarted, WindowTrimmed
+from nanoloop.events import Event, SummaryCommitted, SummaryStarted, WindowTrimmed, hearing
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 
@@ -27,10 +27,9 @@ async def main() -> None:
     loop = AgentLoop(
         provider=model,
         store=store,
-        summarizer=Summarizer(writer, store=store, announce=see),
+        summarizer=Summarizer(writer, store=store),
         message_buffer_limit=6,
         message_buffer_min=2,
-        announce=see,
     )
     chat = DirectChannel(loop.bus)
     async with anyio.create_task_group() as group:
@@ -45,4 +44,5 @@ async def main() -> None:
         loop.bus.close()
 
 
-anyio.run(main)
+with hearing(see):
+    anyio.run(main)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nanoloop.context import build_messages
     from nanoloop.directory import SessionDirectory
     from nanoloop.errors import SessionExists, SessionNotFound
+    from nanoloop.events import hearing
     from nanoloop.loop import AgentLoop
     from nanoloop.memory.summarizer import Summarizer
     from nanoloop.messages import Attachment, Inbound, Outbound
@@ -50,6 +51,7 @@ _HOME = {
     "Store": "nanoloop.protocols",
     "Summarizer": "nanoloop.memory.summarizer",
     "build_messages": "nanoloop.context",
+    "hearing": "nanoloop.events",
     "tool": "nanoloop.tools.function",
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "Store",
     "Summarizer",
     "build_messages",
+    "hearing",
     "tool",
 ]
 

@@ -21,7 +21,7 @@ from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 from nanoloop import defaults
 from nanoloop.context import Views
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
-from nanoloop.events import AgentUnknown, Announce, ResizeFailed, silent
+from nanoloop.events import AgentUnknown, ResizeFailed, announce
 from nanoloop.protocols import (
     OnText,
     Provider,
@@ -166,7 +166,6 @@ class Agent(AgentHistory):
         limits: AgentLimits | None = None,
         recording: Recording | None = None,
         hooks: Hooks | None = None,
-        announce: Announce = silent,
     ) -> None:
         super().__init__(name=name, provider=provider, settings=settings)
         self.prompt = prompt
@@ -175,8 +174,7 @@ class Agent(AgentHistory):
         self.toolbox = Toolbox(tuple(tools), timeout_seconds=self.limits.tool_seconds)
         self.recording = recording or Recording()
         self.hooks = hooks or Hooks()
-        self.announce = announce
-        self._sessions = Sessions(store, announce=announce) if store is not None else None
+        self._sessions = Sessions(store) if store is not None else None
         self._serial = Serial()
         self._views = Views()
 
@@ -238,7 +236,6 @@ class Agent(AgentHistory):
                 keep=self.limits.kept or BUFFER_MIN,
             ),
             on_text=on_text,
-            announce=self.announce,
         )
 
     def _able(self) -> Provider:
@@ -296,7 +293,6 @@ class Agents(Mapping[str, Agent]):
         *,
         wanted: str | None = None,
         channel: str = "",
-        announce: Announce = silent,
     ) -> Agent:
         """The agent for the next prompt here, whose name the session keeps.
 
@@ -379,7 +375,7 @@ class AgentRequest:
             await self._turn.resize()
         except ProviderError as error:  # the memo stays as it was; the answer is there all the same
             name = type(error).__name__
-            self._agent.announce(ResizeFailed(session_id=self._session.id, error=name))
+            announce(ResizeFailed(session_id=self._session.id, error=name))
 
     async def _fail(self, error: BaseException) -> None:
         if isinstance(error, EmptyAnswer):

@@ -10,7 +10,7 @@ import anyio
 
 from nanoloop.amending import asked_anew, change
 from nanoloop.errors import StoreConflict
-from nanoloop.events import Announce, TurnFailed
+from nanoloop.events import TurnFailed, announce
 from nanoloop.holds import Held, Holds, Left
 from nanoloop.intake import amended_by
 from nanoloop.lanes import Lanes
@@ -60,7 +60,6 @@ class Answering:
         lane_limit: int,
         answer_unanswered: bool,
         sentences: Sentences,
-        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._bus = bus
@@ -68,7 +67,6 @@ class Answering:
         self._limiter = limiter
         self._lane_limit = lane_limit
         self._sentences = sentences
-        self._announce = announce
         self._leftovers = Leftovers(
             sessions,
             bus=bus,
@@ -76,7 +74,6 @@ class Answering:
             answers=answer_unanswered,
             interrupted=sentences.text("interrupted"),
             failed=self.apology,
-            announce=announce,
         )
         self.lanes: Lanes[str, Item] = Lanes(self._handle, limit=lane_limit)
         self.holds = Holds(
@@ -85,7 +82,6 @@ class Answering:
             amend=self._amend,
             failed=self.apology,
             limit=lane_limit,
-            announce=announce,
         )
         self._hearing: dict[str, anyio.Event] = {}
         """Set once the message whose turn begins has been heard."""
@@ -152,7 +148,7 @@ class Answering:
     ) -> Apology:
         """What the chat is told; what the operator is told of it goes to the log."""
         incident = incident_of(error)
-        self._announce(TurnFailed(session_id=session_id, turn_id=turn_id, **incident.facts))
+        announce(TurnFailed(session_id=session_id, turn_id=turn_id, **incident.facts))
         if isinstance(error, StoreConflict):  # that object is of no more use
             self._sessions.forget(error.session_id)
         return self._sentences.apology(error, incident.incident, is_kept=is_kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -11,7 +12,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from nanoloop.errors import place_of
-from nanoloop.events import ChannelFailed, ChannelStarted
+from nanoloop.events import ChannelFailed, ChannelStarted, Observer, announce, hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.parts import make_loop, make_provider, make_store, with_pictures
 from nanoloop.protocols import Channel, Provider, Store
@@ -43,6 +44,8 @@ class App:
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
         """The signal that ended it, if one did."""
+        self.observers: list[Observer] = [telemetry]
+        """Who hears what happens, from before its store is opened until that is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What else runs as long as the loop does."""
         self.on_hangup: Callable[[], None] | None = None
@@ -65,10 +68,10 @@ class App:
         settings = suited(settings)
         log = settings.log
         telemetry = telemetry or Telemetry(level=log.level, format=log.format)
-        store = make_store(settings, telemetry)
-        models = provider or make_provider(settings, telemetry)
-        provider = with_pictures(settings, models, telemetry)
-        loop = make_loop(settings, provider, store, telemetry)
+        store = make_store(settings)
+        models = provider or make_provider(settings)
+        provider = with_pictures(settings, models)
+        loop = make_loop(settings, provider, store)
         app = cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
         if isinstance(models, Models):
             app.beside.append(models.load)  # while the rest starts
@@ -81,12 +84,18 @@ class App:
 
     async def run(self) -> None:
         """Serve until told to stop; what was durable stays so, however it ends."""
+        with ExitStack() as stack:
+            for observer in self.observers:
+                stack.enter_context(hearing(observer))
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             # First of all: it takes the store's lock, and fails where another process has it.
             expired = await self._store.delete_expired()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")
-                watch = partial(sweep, expired=expired, announce=self.telemetry)
+                watch = partial(sweep, expired=expired)
                 group.start_soon(watch, self._store, name="sweep")
                 await group.start(self._run_loop, group.cancel_scope.cancel, name="loop")
                 group.start_soon(self._serve, group, name="serve")
@@ -140,12 +149,12 @@ class App:
         self.stop()
 
     async def _run_channel(self, channel: Channel) -> None:
-        self.telemetry(ChannelStarted(channel=channel.name))
+        announce(ChannelStarted(channel=channel.name))
         try:
             await channel.run(self.loop.bus)
         except Exception as error:
             about = f"{type(error).__name__} at {place_of(error)}"
-            self.telemetry(ChannelFailed(channel=channel.name, error=about))
+            announce(ChannelFailed(channel=channel.name, error=about))
             if self._chat is not None:
                 raise  # there is nothing else to serve
 

@@ -12,7 +12,7 @@ from typing import Self
 import anyio
 
 from nanoloop.errors import BusFull, LaneFull, SendLater, reason_of
-from nanoloop.events import Announce, SendFailed, SendPostponed, TextStreamed, silent
+from nanoloop.events import SendFailed, SendPostponed, TextStreamed, announce
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound, Outbound
 from nanoloop.protocols import Channel
@@ -56,14 +56,12 @@ class InProcessBus:
         inbound_limit: int = 1000,
         outbound_limit: int = 100,
         busy: str = ENGLISH["full"],
-        announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self._sleep = sleep
         self._inbound_limit = inbound_limit
         self._outbound_limit = outbound_limit
         self._busy = busy
-        self._announce = announce
         self._unacknowledged: dict[int, Inbound] = {}
         self._untaken: deque[int] = deque()
         self._settled: dict[int, _Settled] = {}
@@ -118,7 +116,7 @@ class InProcessBus:
             self._chats.put_nowait((message.channel, message.chat), _QueuedItem(busy))
         except (LaneFull, RuntimeError) as why:  # or nothing is carried any more
             error = type(why).__name__
-            self._announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
+            announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
 
     async def put(self, message: Inbound) -> None:
         """Take a message in as soon as there is room."""
@@ -222,7 +220,7 @@ class InProcessBus:
             tries += 1
         if error is not None:
             why = "no such channel" if isinstance(error, LookupError) else reason_of(error)
-            self._announce(SendFailed(channel=chat[0], chat=chat[1], error=why))
+            announce(SendFailed(channel=chat[0], chat=chat[1], error=why))
         if item.arrived is not None:
             await item.arrived()
 
@@ -241,7 +239,7 @@ class InProcessBus:
         backoff = min(LONGEST_REST_SECONDS, 2.0 ** min(tries - 1, 10)) * uniform(0.5, 1)  # noqa: S311
         seconds = backoff if known is None else max(SHORTEST_REST_SECONDS, known)
         reason = error.reason if isinstance(error, SendLater) else "it took too long"
-        self._announce(
+        announce(
             SendPostponed(
                 channel=chat[0], chat=chat[1], reason=reason, seconds=round(seconds, 3), tries=tries
             )

@@ -12,7 +12,7 @@ import anyio
 
 from nanoloop.agents import Agents
 from nanoloop.errors import IndexUnusable, NotPossible
-from nanoloop.events import Announce, RecallFailed, WindowTrimmed, silent
+from nanoloop.events import RecallFailed, WindowTrimmed, announce
 from nanoloop.memory.summarizer import WAITS, Summarizer, state_text
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
@@ -31,6 +31,9 @@ BUSY = "An answer is going on here: wait for it, or /stop it first."
 
 class Runner(Protocol):
     """What commands need of the loop."""
+
+    is_serving: bool
+    """Whether it takes messages."""
 
     @property
     def channels(self) -> Mapping[str, str]:
@@ -99,7 +102,6 @@ class Commands:
         runner: Runner,
         buffer_limit: int,
         buffer_min: int,
-        announce: Announce = silent,
     ) -> None:
         self._sessions = sessions
         self._agents = agents
@@ -111,14 +113,12 @@ class Commands:
             summarizer=summarizer,
             recall=recall,
             buffer_min=buffer_min,
-            announce=announce,
         )
         erasing = ErasingCommands(
             sessions=sessions,
             summarizer=summarizer,
             recall=recall,
             runner=runner,
-            announce=announce,
         )
         shelf = SessionCommands(sessions=sessions, runner=runner)
         known = (
@@ -235,13 +235,11 @@ class ErasingCommands:
         summarizer: Summarizer,
         recall: Recall | None,
         runner: Runner,
-        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._summarizer = summarizer
         self._found_by = recall
         self._runner = runner
-        self._announce = announce
         self.commands = (
             Command(
                 name="forget",
@@ -286,7 +284,7 @@ class ErasingCommands:
             if self._found_by is not None:
                 await self._found_by.forget(session.id, seqs)
         except IndexUnusable as failure:
-            self._announce(RecallFailed(session_id=session.id, reason=str(failure)))
+            announce(RecallFailed(session_id=session.id, reason=str(failure)))
             return ["But /recall may still find it: say /forget once more later."]
         return []
 
@@ -314,13 +312,11 @@ class MemoryCommands:
         summarizer: Summarizer,
         recall: Recall | None,
         buffer_min: int,
-        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._summarizer = summarizer
         self._found_by = recall
         self._keep = buffer_min
-        self._announce = announce
         self.commands = (
             Command(
                 name="summary",
@@ -381,7 +377,7 @@ class MemoryCommands:
 
     def _announce_trim(self, session: Session, evicted: int) -> None:
         kept = message_count(session.window)
-        self._announce(WindowTrimmed(session_id=session.id, evicted=evicted, kept=kept))
+        announce(WindowTrimmed(session_id=session.id, evicted=evicted, kept=kept))
         if self._found_by is not None:
             self._found_by.follow(session.id)
 

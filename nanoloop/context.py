@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nanoloop.events import Announce, ContextNearLimit, silent
+from nanoloop.events import ContextNearLimit, announce
 from nanoloop.protocols import Store, ToolSpec
 from nanoloop.session.chat import entries_of, model_messages, result_text
 from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
@@ -207,9 +207,8 @@ class Bounds:
 class Views:
     """The views of all sessions, and what was learnt of the models."""
 
-    def __init__(self, bounds: Bounds | None = None, announce: Announce = silent) -> None:
+    def __init__(self, bounds: Bounds | None = None) -> None:
         self.bounds = bounds or Bounds()
-        self.announce = announce
         self.ratios = Ratios()
         self._abridged: WeakKeyDictionary[Session, Abridged] = WeakKeyDictionary()
 
@@ -253,7 +252,6 @@ class View:
         self._bounds = views.bounds
         self._abridged = abridged
         self._ratios = views.ratios
-        self._announce = views.announce
         self._prompt = prompt
         self._model = model
         self._tools = 0 if views.bounds.context_tokens is None else tools_tokens(tools)
@@ -310,9 +308,7 @@ class View:
         tokens = tokens or self._session.context_size()
         was_near, self._abridged.is_near = self._abridged.is_near, tokens >= NEAR * limit
         if self._abridged.is_near and not was_near:
-            self._announce(
-                ContextNearLimit(session_id=self._session.id, tokens=tokens, limit=limit)
-            )
+            announce(ContextNearLimit(session_id=self._session.id, tokens=tokens, limit=limit))
 
     # What is shown
 

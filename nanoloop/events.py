@@ -6,8 +6,9 @@ A fact carries ids and numbers, never message text; the one that carries text is
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,28 +30,34 @@ class Event:
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
-Announce = Callable[[Event], None]
-"""Whoever hears of facts; it never waits and never raises."""
+Observer = Callable[[Event], None]
+"""Who hears of facts; it must not wait. What it raises costs nothing but its own hearing."""
+
+_OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 
-def silent(_: Event) -> None:
-    """Hear nothing."""
+def announce(event: Event) -> None:
+    """Tell everyone who hears in this context, tasks and threads begun there among it.
 
-
-def contained(observer: Announce) -> Announce:
-    """Hears as this observer does, but never raises: instead it hears that it failed."""
-
-    def hear(event: Event) -> None:
+    It never waits and never raises: whoever watches must not break what is watched.
+    """
+    for hear in _OBSERVERS.get():
         try:
-            observer(event)
-        except Exception as error:  # noqa: BLE001 - whoever watches must not break what is watched
-            failed = ObserverFailed(
-                heard=event.name(), error=type(error).__name__, where=place_of(error)
-            )
-            with suppress(Exception):
-                observer(failed)
+            hear(event)
+        except Exception as error:  # noqa: BLE001 - as above
+            if not isinstance(event, ObserverFailed):  # it fails at that too
+                about_it = {"error": type(error).__name__, "where": place_of(error)}
+                announce(ObserverFailed(heard=event.name(), **about_it))
 
-    return hear
+
+@contextmanager
+def hearing(observer: Observer) -> Iterator[None]:
+    """Let it hear what is told meanwhile, here and in tasks begun here; those hear on behind it."""
+    before = _OBSERVERS.set((*_OBSERVERS.get(), observer))
+    try:
+        yield
+    finally:
+        _OBSERVERS.reset(before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,13 +12,13 @@ from nanoloop.agents import Agent
 from nanoloop.context import Views
 from nanoloop.errors import NanoloopError, place_of
 from nanoloop.events import (
-    Announce,
     HookFailed,
     ResizeFailed,
     TextStreamed,
     TurnFinished,
     TurnStarted,
     TurnStopped,
+    announce,
 )
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
@@ -49,7 +49,6 @@ class ExchangeParts:
     buffer_min: int
     follow: Callable[[str], object]
     """Told of each session whose window was cut."""
-    announce: Announce
 
 
 class Exchange:
@@ -71,7 +70,6 @@ class Exchange:
         self._store = parts.sessions.store
         self._bus = parts.bus
         self._summarizer = parts.summarizer
-        self._announce = parts.announce
         self._started = time.monotonic()
         provider = agent.provider or parts.provider
         agent.equip(session, provider, defaults=UNLIMITED)
@@ -96,7 +94,6 @@ class Exchange:
                 follow=parts.follow,
             ),
             on_text=_stream_to(parts.bus, message, session.id),
-            announce=parts.announce,
         )
 
     @property
@@ -129,9 +126,7 @@ class Exchange:
 
     async def think(self, *, resumed: bool = False) -> Answer:
         """Ask the model until there is an answer; raises `ProviderError`."""
-        self._announce(
-            TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed)
-        )
+        announce(TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed))
         try:
             return await self._turn.run()
         except Exception as error:
@@ -159,7 +154,7 @@ class Exchange:
             session=self.session,
             seq=said.seq,
         )
-        self._announce(self._receipt(answer))
+        announce(self._receipt(answer))
         self._view.learn(answer.usage.tokens_in, steps=answer.steps)
         if self.session.has_resize_rules:
             self._summarizer.work_beside(self.session, self._resize)
@@ -171,7 +166,7 @@ class Exchange:
             await self._turn.resize()
         except Exception as error:  # noqa: BLE001 - no handler's bug may stop every conversation
             name = type(error).__name__
-            self._announce(ResizeFailed(session_id=self.session.id, error=name))
+            announce(ResizeFailed(session_id=self.session.id, error=name))
         else:
             self.session.release()
             self._summarise()
@@ -181,7 +176,7 @@ class Exchange:
             await self._agent.hooks.after(outcome, self._agent)
         except Exception as error:  # noqa: BLE001 - a hook's bug must not cost the answer
             name, where = type(error).__name__, place_of(error)
-            self._announce(HookFailed(session_id=self.session.id, error=name, where=where))
+            announce(HookFailed(session_id=self.session.id, error=name, where=where))
 
     def _receipt(self, answer: Answer) -> TurnFinished:
         return TurnFinished(
@@ -200,9 +195,7 @@ class Exchange:
         self._turn.keep_half_said()
         self.session.awaiting = 0
         await self._store.save(self.session)
-        self._announce(
-            TurnStopped(session_id=self.session.id, turn_id=self.turn_id, waiting=waiting)
-        )
+        announce(TurnStopped(session_id=self.session.id, turn_id=self.turn_id, waiting=waiting))
         await self.say(STOPPED, kind="notice")
 
     async def interrupt(self, told: Entry, *, goes_on: bool) -> None:

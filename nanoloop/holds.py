@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from nanoloop.errors import NanoloopError, SessionNotFound
-from nanoloop.events import Announce, MessageRepeated
+from nanoloop.events import MessageRepeated, announce
 from nanoloop.intake import amended_by, inbound_of, user_entry
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound
@@ -44,13 +44,11 @@ class Holds:
         amend: Callable[[str, Session, Inbound], Awaitable[None]],
         failed: Callable[[str, Exception], object],
         limit: int,
-        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._into = into
         self._amend = amend
         self._failed = failed
-        self._announce = announce
         self._lanes: Lanes[str, Delivery] = Lanes(self._hold, limit=limit, name="hold")
         self.put_nowait = self._lanes.put_nowait
         self.is_busy = self._lanes.is_busy
@@ -109,7 +107,7 @@ class Holds:
         # A change may come under the name of what it changes.
         if name is None or name == amended_by(message) or not session.has_seen(name):
             return False
-        self._announce(MessageRepeated(key=key, message_id=name))
+        announce(MessageRepeated(key=key, message_id=name))
         # The first one may be on its way to the store still.
         await self._sessions.store.save(session)
         return True

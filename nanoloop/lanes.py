@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
+from contextvars import copy_context
+from functools import partial
 from typing import Generic, Self, TypeVar
 
 import anyio
@@ -32,9 +34,11 @@ class Lanes(Generic[K, T]):
         self._idle = anyio.Event()
         self._idle.set()
         self._group: TaskGroup | None = None
+        self._context = copy_context()
 
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
+        self._context = copy_context()
         await self._group.__aenter__()
         return self
 
@@ -81,7 +85,9 @@ class Lanes(Generic[K, T]):
         self._waiting[key] = deque((item,))
         if self._idle.is_set():
             self._idle = anyio.Event()
-        self._group.start_soon(self._work, key, name=f"{self._name} {key}")
+        # A lane works for whoever runs the lanes, not for whoever was first to put something in.
+        name = f"{self._name} {key}"
+        self._context.run(partial(self._group.start_soon, self._work, key, name=name))
 
     async def _work(self, key: K) -> None:
         waiting = self._waiting[key]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nanoloop.errors import NanoloopError
-from nanoloop.events import Announce, UnansweredFound
+from nanoloop.events import UnansweredFound, announce
 from nanoloop.holds import Left
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound
@@ -33,7 +33,6 @@ class Leftovers:
         answers: bool,
         interrupted: str,
         failed: Callable[[str, Exception], object],
-        announce: Announce,
     ) -> None:
         self._sessions = sessions
         self._bus = bus
@@ -41,7 +40,6 @@ class Leftovers:
         self._answers = answers
         self._interrupted = interrupted
         self._failed = failed
-        self._announce = announce
 
     async def taken_up(self, item: Left) -> Exchange | None:
         """Send what is owed; the exchange for a question that still wants its answer, or None."""
@@ -54,7 +52,7 @@ class Leftovers:
         if message.channel not in self._bus.channels:
             return None
         action = "answer" if self._answers else "report"
-        self._announce(UnansweredFound(session_id=session.id, action=action))
+        announce(UnansweredFound(session_id=session.id, action=action))
         exchange = self._exchange(session, message)
         if not self._answers:
             await exchange.fail(self._interrupted)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,7 @@ from nanoloop.bus import InProcessBus
 from nanoloop.commands import Commands, is_command, is_stop
 from nanoloop.context import Bounds, Views
 from nanoloop.errors import LaneFull, NanoloopError
-from nanoloop.events import (
-    Announce,
-    LoopStarted,
-    LoopStopped,
-    MessageAccepted,
-    MessageRefused,
-    contained,
-    silent,
-)
+from nanoloop.events import LoopStarted, LoopStopped, MessageAccepted, MessageRefused, announce
 from nanoloop.exchange import Exchange, ExchangeParts
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
@@ -74,15 +66,13 @@ class AgentLoop:
         sentences: Sentences | None = None,
         shutdown_turns_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS,
         shutdown_summaries_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS / 2,
-        announce: Announce = silent,
     ) -> None:
-        announce = contained(announce)
         default = agent or Agent(tools=tools)
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.sentences = sentences or Sentences()
-        self.bus = bus or InProcessBus(busy=self.sentences.text("full"), announce=announce)
-        self.sessions = Sessions(store or InMemoryStore(), limit=open_sessions, announce=announce)
-        self.summarizer = summarizer or Summarizer(provider, summary_model, announce=announce)
+        self.bus = bus or InProcessBus(busy=self.sentences.text("full"))
+        self.sessions = Sessions(store or InMemoryStore(), limit=open_sessions)
+        self.summarizer = summarizer or Summarizer(provider, summary_model)
         self.summarizer.keep_in(self.sessions.store)
         self._recall = recall
         self.message_buffer_limit = message_buffer_limit
@@ -100,22 +90,19 @@ class AgentLoop:
             bus=self.bus,
             summarizer=self.summarizer,
             follow=_nobody if recall is None else recall.follow,
-            views=Views(bounds, announce),
-            announce=announce,
+            views=Views(bounds),
             **self._buffer,
         )
         self._max_concurrent_turns = max_concurrent_turns
         self._lane_limit = lane_limit
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
-        self._announce = announce
         self._commands = Commands(
             sessions=self.sessions,
             agents=self.agents,
             summarizer=self.summarizer,
             recall=recall,
             runner=self,
-            announce=announce,
             **self._buffer,
         )
         self._answering = Answering(
@@ -126,8 +113,9 @@ class AgentLoop:
             lane_limit=lane_limit,
             answer_unanswered=answer_unanswered,
             sentences=self.sentences,
-            announce=announce,
         )
+        self.is_serving = False
+        """Whether it takes messages."""
         self._lanes, self._holds = self._answering.lanes, self._answering.holds
         self._recovery = Recovery(
             sessions=self.sessions,
@@ -158,6 +146,7 @@ class AgentLoop:
             for part in (self.bus, self.summarizer, self._recall, self._asides, self._holds):
                 if part is not None:
                     await stack.enter_async_context(part)
+            stack.enter_context(self._serving())
             async with self._lanes:
                 self._announce_start()
                 task_status.started()
@@ -177,7 +166,15 @@ class AgentLoop:
         summaries = await self.summarizer.drain(self._shutdown_summaries_seconds)
         with anyio.move_on_after(FLUSH_SECONDS):
             await self.bus.flush()
-        self._announce(LoopStopped(unfinished_turns=unfinished, unfinished_summaries=summaries))
+        announce(LoopStopped(unfinished_turns=unfinished, unfinished_summaries=summaries))
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        self.is_serving = True
+        try:
+            yield
+        finally:
+            self.is_serving = False
 
     async def _keep(self, waiting: Iterable[Item]) -> None:
         """Make durable what no turn came to: it is answered after the next start."""
@@ -187,7 +184,7 @@ class AgentLoop:
                     await self._holds.keep(item.message.session_key, item)
 
     def _announce_start(self) -> None:
-        self._announce(
+        announce(
             LoopStarted(channels=self.bus.channels, max_concurrent_turns=self._max_concurrent_turns)
         )
 
@@ -201,7 +198,7 @@ class AgentLoop:
             await self._refuse(key, delivery)
         else:
             waiting = self.waiting(key)
-            self._announce(MessageAccepted(key=key, message_id=message.message_id, waiting=waiting))
+            announce(MessageAccepted(key=key, message_id=message.message_id, waiting=waiting))
 
     def _put(self, key: str, delivery: Delivery) -> None:
         message = delivery.message
@@ -219,7 +216,7 @@ class AgentLoop:
 
     async def _refuse(self, key: str, delivery: Delivery) -> None:
         message_id = delivery.message.message_id
-        self._announce(MessageRefused(key=key, message_id=message_id, reason="lane full"))
+        announce(MessageRefused(key=key, message_id=message_id, reason="lane full"))
         try:
             self._asides.put_nowait(key, delivery)
         except LaneFull:  # it has been told often enough
@@ -237,9 +234,7 @@ class AgentLoop:
             await self._answering.tell(delivery, text, "notice")
 
     def _exchange(self, session: Session, message: Inbound) -> Exchange:
-        agent = self.agents.choose(
-            session, wanted=message.agent, channel=message.channel, announce=self._announce
-        )
+        agent = self.agents.choose(session, wanted=message.agent, channel=message.channel)
         steering = partial(self._answering.steering, message.session_key)
         return Exchange(session, message, agent=agent, parts=self._exchanges, steering=steering)
 

@@ -17,7 +17,6 @@ from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.bus import InProcessBus
 from nanoloop.errors import SettingsError, how_to_install, place_of
-from nanoloop.events import Announce, silent
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
 from nanoloop.memory.index import Index
@@ -45,7 +44,6 @@ from nanoloop.settings.vendors import (
 )
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
-from nanoloop.telemetry import Telemetry
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 
 if TYPE_CHECKING:
@@ -61,15 +59,13 @@ ATTACHMENTS = "attachments"
 """The folder of uploaded files in that of the data."""
 
 
-def make_store(settings: Settings, telemetry: Telemetry, *, read_only: bool = False) -> Store:
+def make_store(settings: Settings, *, read_only: bool = False) -> Store:
     """The store that these settings name; what was uploaded goes with what is erased there."""
-    store = open_store(settings, telemetry, read_only=read_only)
+    store = open_store(settings, read_only=read_only)
     return cast("Store", Forgetting(store, settings.data / ATTACHMENTS))
 
 
-def open_store(
-    settings: Settings, telemetry: Telemetry, *, url: str | None = None, read_only: bool = False
-) -> Store:
+def open_store(settings: Settings, *, url: str | None = None, read_only: bool = False) -> Store:
     """The store that these settings name, or one at another URL with all else as they say."""
     opening = Opening(
         data=settings.data,
@@ -77,7 +73,6 @@ def open_store(
         seal=make_seal(settings),
         timeout_seconds=settings.store.timeout_seconds,
         read_only=read_only,
-        announce=telemetry,
     )
     return opening.open(url or settings.store.url or default_url(settings.data))
 
@@ -108,13 +103,13 @@ def spent_file(settings: Settings) -> Path | None:
     return settings.data / "spent.json" if is_kept else None
 
 
-def make_provider(settings: Settings, announce: Announce = silent) -> Models:
+def make_provider(settings: Settings) -> Models:
     """The provider of all models that these settings name.
 
     Raises `SettingsError` where one of them can't be asked: before anything is said to it.
     """
     check_models(settings)
-    models = make_models(settings, announce)
+    models = make_models(settings)
     problems = []
     for key, model in models_of(settings):
         try:
@@ -132,19 +127,19 @@ def check_models(settings: Settings) -> None:
         raise InvalidSettings(problems)
 
 
-def make_models(settings: Settings, announce: Announce = silent) -> Models:
+def make_models(settings: Settings) -> Models:
     """The same, each made when it is first asked, and not before."""
-    return Models(settings.model, partial(_made, settings, announce))
+    return Models(settings.model, partial(_made, settings))
 
 
-def with_pictures(settings: Settings, provider: Provider, announce: Announce) -> Provider:
+def with_pictures(settings: Settings, provider: Provider) -> Provider:
     """The provider, shown the images that came in chats, wherever a chat goes on."""
-    return Pictures(provider, make_attachments(settings), announce=announce)
+    return Pictures(provider, make_attachments(settings))
 
 
-def _made(settings: Settings, announce: Announce, word: str, model: str) -> Provider:
+def _made(settings: Settings, word: str, model: str) -> Provider:
     if word == "local":
-        return _local(settings, announce, model)
+        return _local(settings, model)
     if word and word not in VENDORS:
         return cast("Provider", plugins.load("providers", word).make(own_of(settings, word), model))
     server = server_of(settings, word)
@@ -181,7 +176,7 @@ def _asked(settings: Settings, server: ServerSettings, model: str) -> dict[str, 
     }
 
 
-def _local(settings: Settings, announce: Announce, model: str) -> Provider:
+def _local(settings: Settings, model: str) -> Provider:
     from nanoloop.providers.local.provider import LocalProvider  # noqa: PLC0415 - an extra
 
     return LocalProvider(
@@ -192,7 +187,6 @@ def _local(settings: Settings, announce: Announce, model: str) -> Provider:
         threads=settings.local.threads,
         options=settings.provider.options,
         call_timeout_seconds=call_timeout_seconds(settings),
-        announce=announce,
     )
 
 
@@ -297,11 +291,9 @@ def _installed(name: str, own: BaseModel) -> Tool:
     return made
 
 
-def make_loop(
-    settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
-) -> AgentLoop:
+def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop:
     """The loop with its bus, its summariser, its recall and its agents."""
-    recall = make_recall(settings, store, telemetry)
+    recall = make_recall(settings, store)
     sentences = Sentences(settings.sentences.model_dump())
     return AgentLoop(
         provider=provider,
@@ -310,9 +302,8 @@ def make_loop(
         sentences=sentences,
         bus=InProcessBus(
             busy=sentences.text("full"),
-            announce=telemetry,
         ),
-        summarizer=make_summarizer(settings, in_background(provider), store, telemetry),
+        summarizer=make_summarizer(settings, in_background(provider), store),
         recall=recall,
         message_buffer_limit=settings.message_buffer_limit,
         message_buffer_min=settings.message_buffer_min,
@@ -324,13 +315,10 @@ def make_loop(
         answer_unanswered=settings.loop.on_unanswered == "answer",
         shutdown_turns_seconds=settings.loop.shutdown_turns_seconds,
         shutdown_summaries_seconds=settings.loop.shutdown_turns_seconds / 2,
-        announce=telemetry,
     )
 
 
-def make_summarizer(
-    settings: Settings, provider: Provider, store: Store, telemetry: Telemetry
-) -> Summarizer:
+def make_summarizer(settings: Settings, provider: Provider, store: Store) -> Summarizer:
     """The summariser that these settings describe."""
     return Summarizer(
         provider,
@@ -342,18 +330,17 @@ def make_summarizer(
         daily_tokens=settings.summary.daily_tokens,
         spent_file=spent_file(settings),
         idle_seconds=summarizer.IDLE_SECONDS,
-        announce=telemetry,
     )
 
 
-def make_recall(settings: Settings, store: Store, telemetry: Telemetry) -> Recall | None:
+def make_recall(settings: Settings, store: Store) -> Recall | None:
     """What finds again what was said, where these settings want it."""
     if not settings.recall.enabled:
         return None
     # Sealed files say nothing without their key, and an index of all words would say it for them.
     is_kept = settings.store.url != "memory:" and settings.store.encryption_key is None
     index = Index(recall_file(settings) if is_kept else None)
-    return Recall(store, index, announce=telemetry)
+    return Recall(store, index)
 
 
 TOKEN_LENGTH = 16
@@ -383,7 +370,6 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             keep=settings.message_buffer_min,
             model=settings.model,
             snapshot=app.telemetry.snapshot,
-            announce=app.telemetry,
             sentences=loop.sentences,
             provider=app.provider,
         ),
@@ -401,13 +387,11 @@ def make_web(settings: Settings, app: App) -> WebChannel:
             upload_bytes=web.upload_bytes,
         ),
     )
-    app.telemetry.listeners.append(channel.hear)
+    app.observers.append(channel.hear)
     return channel
 
 
-def make_channels(
-    settings: Settings, app: App, *, transcriber: Transcriber | None = None
-) -> list[Channel]:
+def make_channels(settings: Settings, *, transcriber: Transcriber | None = None) -> list[Channel]:
     """The chat platforms that these settings want, for `app.add`; raises `SettingsError`.
 
     `transcriber` tells what voice messages say, in place of what the settings name.
@@ -424,7 +408,6 @@ def make_channels(
             folder=settings.data,
             attachments=attachments,
             transcriber=transcriber,
-            announce=app.telemetry,
         )
         for name, own in wanted(settings)
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from nanoloop.attachments import SCHEME, Attachments
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import BadImage, ImagesRefused
-from nanoloop.events import Announce, PictureLeftOut, silent
+from nanoloop.events import PictureLeftOut, announce
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
 from nanoloop.providers.models import UNSEEN, WithOptions, joined
 
@@ -29,12 +29,10 @@ class Pictures:
         provider: Provider,
         attachments: Attachments,
         *,
-        announce: Announce = silent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._provider = provider
         self._attachments = attachments
-        self._announce = announce
         self._known = _Known(clock)
 
     async def chat(
@@ -80,7 +78,7 @@ class Pictures:
         return None if apart is None else lambda options: self._around(apart(options))
 
     def _around(self, provider: Provider) -> Pictures:
-        other = Pictures(provider, self._attachments, announce=self._announce)
+        other = Pictures(provider, self._attachments)
         other._known = self._known  # what one learns, the other knows
         return other
 
@@ -108,7 +106,7 @@ class Pictures:
             self._tell(model, "unreadable", 1)
 
     def _tell(self, model: str | None, reason: Any, count: int) -> None:
-        self._announce(PictureLeftOut(model=model or "", reason=reason, count=count))
+        announce(PictureLeftOut(model=model or "", reason=reason, count=count))
 
     async def _shown(
         self,

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreConflict, StoreError
-from nanoloop.events import Announce, SessionReset, SessionStarted, silent
+from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import MESSAGE, Entry, rfc3339
 from nanoloop.session.head import id_for_key
@@ -30,10 +30,9 @@ class Sessions:
     As long as anyone holds a session, a summary say, opening it again gives the same object.
     """
 
-    def __init__(self, store: Store, *, limit: int = 1000, announce: Announce = silent) -> None:
+    def __init__(self, store: Store, *, limit: int = 1000) -> None:
         self.store = store
         self._limit = limit
-        self._announce = announce
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: OrderedDict[str, Session] = OrderedDict()
         self._id_by_key: OrderedDict[str, str] = OrderedDict()
@@ -83,7 +82,7 @@ class Sessions:
             return await self.open(session_id)
         session = self._alive.setdefault(session_id, created)
         self._keep(session)
-        self._announce(SessionStarted(session_id=session_id, key=key))
+        announce(SessionStarted(session_id=session_id, key=key))
         return session
 
     async def start_new(self, key: str, *, agent: str | None = None) -> Session:
@@ -94,7 +93,7 @@ class Sessions:
         )
         self._hold(created)
         await self.switch(key, created.id)
-        self._announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
+        announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
         return created
 
     async def _hand_on(self, old_id: str, session: Session) -> None:

@@ -10,8 +10,7 @@ from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
-from nanoloop.errors import place_of
-from nanoloop.events import Announce, Event, Level, ObserverFailed
+from nanoloop.events import Event, Level
 
 if TYPE_CHECKING:
     from nanoloop.log_lines import Lines, Style
@@ -38,8 +37,6 @@ class Telemetry:
         self.counts: Counter[str] = Counter()
         self.sums: Counter[str] = Counter()
         self.latest: dict[str, int] = {}
-        self.listeners: list[Announce] = []
-        """Who else hears every event."""
         self._format, self._stream = format, stream or sys.stderr
         self.set_level(level)
 
@@ -54,17 +51,6 @@ class Telemetry:
         self._count(name, values)
         if self._stream is not None and event.logged and event.level in self._written:
             self._write(event.level, name, values)
-        for hear in self.listeners:
-            try:
-                hear(event)
-            except Exception as error:  # noqa: BLE001 - the others have to hear it, and work goes on
-                self._tell_failed(event, error)
-
-    def _tell_failed(self, event: Event, error: Exception) -> None:
-        if isinstance(event, ObserverFailed):
-            return  # it fails at that too
-        about = {"error": type(error).__name__, "where": place_of(error)}
-        self(ObserverFailed(heard=event.name(), **about))
 
     def snapshot(self) -> dict[str, dict[str, float]]:
         """How often each event happened, sums such as `turn_finished.tokens_in`, latest values."""

@@ -19,7 +19,6 @@ import anyio
 from nanoloop.context import View
 from nanoloop.errors import ContextTooLong, EmptyAnswer
 from nanoloop.events import (
-    Announce,
     AnswerCut,
     ContextShrunk,
     ModelAnswered,
@@ -27,7 +26,7 @@ from nanoloop.events import (
     ToolFinished,
     ToolStarted,
     WindowTrimmed,
-    silent,
+    announce,
 )
 from nanoloop.protocols import (
     ChatMessage,
@@ -120,7 +119,6 @@ class Turn:
         cutting: Cutting | None,
         theirs: Collection[ToolSpec] = (),
         on_text: OnText | None = None,
-        announce: Announce = silent,
     ) -> None:
         """Without `cutting` nothing is ever left out; `theirs` are tools that the client runs."""
         self.session = session
@@ -132,7 +130,6 @@ class Turn:
         self._theirs = {spec.name for spec in theirs}
         self._tools = (*agent.toolbox.specs, *theirs) or None
         self._on_text = on_text
-        self._announce = announce
         self.id = fresh_id()[8:20]  # of time, and of chance
         self._about: dict[str, Any] = {"session_id": session.id, "turn_id": self.id}
         self.said = ""
@@ -181,7 +178,7 @@ class Turn:
 
     def _tell_trimmed(self, evicted: int) -> None:
         kept = len(self.session.window)
-        self._announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
+        announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
         if self._cutting is not None:
             self._cutting.follow(self.session.id)
 
@@ -242,7 +239,7 @@ class Turn:
     def _tell_shrunk(self) -> None:
         self._hear_of_cut()
         kept = len(self.session.window)
-        self._announce(ContextShrunk(**self._about, kept=kept))
+        announce(ContextShrunk(**self._about, kept=kept))
 
     def _hear_of_cut(self) -> None:
         if self._cutting is not None:
@@ -259,14 +256,14 @@ class Turn:
     async def _ask_once(self, step: int) -> Reply:
         messages = self._request()
         self.said = ""
-        self._announce(ModelAsked(**self._about, step=step, messages=len(messages)))
+        announce(ModelAsked(**self._about, step=step, messages=len(messages)))
         listening: dict[str, Any] = {"on_text": self._hear} if self._on_text else {}
         started = time.monotonic()
         reply = await self._provider.chat(
             messages=messages, tools=self._tools, model=self._agent.model, **listening
         )
         self._usage += reply.usage
-        self._announce(self._receipt(reply, step, time.monotonic() - started))
+        announce(self._receipt(reply, step, time.monotonic() - started))
         return reply
 
     def _hear(self, piece: str) -> None:
@@ -292,7 +289,7 @@ class Turn:
         if not reply.text.strip():
             raise EmptyAnswer(_empty_because(reply.finish_reason))
         if reply.finish_reason == "length":
-            self._announce(AnswerCut(**self._about))
+            announce(AnswerCut(**self._about))
         return self._ended(reply.text, reply.finish_reason, step, entries=tuple(_words(reply)))
 
     def _handed_over(self, reply: Reply, calls: Sequence[Entry], step: int) -> Answer:
@@ -344,7 +341,7 @@ class Turn:
 
     async def _run_tool(self, call: ToolCall, results: dict[str, Entry]) -> None:
         about = {**self._about, "tool": call.name, "call_id": call.id}
-        self._announce(ToolStarted(**about))
+        announce(ToolStarted(**about))
         outcome = await self._agent.toolbox.run(call)
         results[call.id] = Entry.tool_result(
             call.name,
@@ -353,9 +350,7 @@ class Turn:
             call_id=call.id,
         )
         self._finished.append(results[call.id])
-        self._announce(
-            ToolFinished(**about, success=outcome.success, seconds=round(outcome.seconds, 3))
-        )
+        announce(ToolFinished(**about, success=outcome.success, seconds=round(outcome.seconds, 3)))
 
     # What there is without an answer
 

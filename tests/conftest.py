@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 from hypothesis import HealthCheck, settings
 
+from nanoloop.events import hearing
 from nanoloop.memory.index import Index
 from tests.servers.postgres import Postgres
 from tests.servers.redis import Redis
@@ -71,6 +72,14 @@ class Tiers:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # of several processes the one that hears of all tests
         config.pluginmanager.register(Tiers(), "tiers")
+
+
+@pytest.fixture
+async def heard():
+    """What is told in the test and in the tasks that it begins; for tests that are awaited."""
+    events = []
+    with hearing(events.append):
+        yield events
 
 
 @pytest.fixture

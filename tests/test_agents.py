@@ -272,14 +272,13 @@ async def test_the_history_is_resized_after_each_exchange():
     assert len(agent.session.full_chat_history) == 6
 
 
-async def test_a_full_window_is_cut_where_a_user_speaks_before_the_model_is_asked():
-    events = []
-    agent = agent_of(limits=AgentLimits(messages=6, kept=2), announce=events.append)
+async def test_a_full_window_is_cut_where_a_user_speaks_before_the_model_is_asked(heard):
+    agent = agent_of(limits=AgentLimits(messages=6, kept=2))
     agent.attach_session()
     for number in range(4):
         await agent.ask(f"m{number}")
     assert [m["content"] for m in asked(agent)] == ["m2", "You said: m2", "m3"]
-    assert [(e.evicted, e.kept) for e in events if isinstance(e, WindowTrimmed)] == [(4, 3)]
+    assert [(e.evicted, e.kept) for e in heard if isinstance(e, WindowTrimmed)] == [(4, 3)]
     assert len(agent.session.full_chat_history) == 8
 
 
@@ -318,12 +317,11 @@ async def test_in_memo_mode_the_agents_model_updates_the_memo():
     assert any('"name": "Ada"' in c.messages[0]["content"] for c in agent.provider.calls)
 
 
-async def test_a_memo_that_fails_costs_no_answer():
-    events = []
+async def test_a_memo_that_fails_costs_no_answer(heard):
     options = {"session.limit": {"messages": 1}, "session.mode": "memo"}
-    agent = agent_of("one", DOWN, settings=options, announce=events.append).attach_session()
+    agent = agent_of("one", DOWN, settings=options).attach_session()
     assert await agent.ask("a") == "one"
-    failed = [event for event in events if isinstance(event, ResizeFailed)]
+    failed = [event for event in heard if isinstance(event, ResizeFailed)]
     assert [event.error for event in failed] == ["NoConnection"]
     assert len(agent.chat_history) == 2
 

@@ -7,7 +7,7 @@ from nanoloop import Agent, AgentLoop, Session
 from nanoloop.agents import AgentLimits, Agents
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import AgentUnknown, HookFailed
+from nanoloop.events import AgentUnknown, HookFailed, hearing
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.session.head import Identity
@@ -25,12 +25,13 @@ async def running(**options):
     """A loop with one chat, and what it was told and asked."""
     events = []
     provider = ScriptedProvider()
-    loop = AgentLoop(provider=provider, announce=events.append, **options)
+    loop = AgentLoop(provider=provider, **options)
     loop.provider, loop.direct, loop.events = provider, DirectChannel(loop.bus), events
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        yield loop
-        loop.bus.close()
+    with hearing(events.append):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            yield loop
+            loop.bus.close()
 
 
 async def said(loop, text):
@@ -73,13 +74,14 @@ def test_r3_11_the_choice_is_kept_and_can_be_changed():
 
 
 def test_c30_an_agent_that_there_is_not_counts_as_none_and_is_told():
-    events = []
+    heard = []
     session = Session(about=Identity(agent="gone"))
     session.add_message("user", "hi")
-    chosen = agents().choose(session, announce=events.append)
+    with hearing(heard.append):
+        chosen = agents().choose(session)
     assert chosen.name == "assistant"
     assert session.agent is None
-    assert events == [AgentUnknown(session_id=session.id, agent="gone")]
+    assert heard == [AgentUnknown(session_id=session.id, agent="gone")]
 
 
 def test_an_agent_named_like_the_default_takes_its_place():

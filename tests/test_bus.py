@@ -140,16 +140,16 @@ async def test_pieces_that_had_no_room_go_out_with_the_next_one():
     assert "".join(text for _, text in channel.sent) == "0123456789"
 
 
-async def test_a_failed_send_is_an_event_and_the_next_one_goes_out():
-    channel, events = Chats(), []
-    async with InProcessBus(announce=events.append) as bus:
+async def test_a_failed_send_is_an_event_and_the_next_one_goes_out(heard):
+    channel = Chats()
+    async with InProcessBus() as bus:
         bus.attach(channel)
         await bus.publish(answer("fail"))
         await bus.publish(answer("fine"))
         await bus.publish(answer("lost", channel="nowhere"))
         await bus.flush()
     assert channel.sent == [("a", "fine")]
-    assert events == [
+    assert heard == [
         SendFailed(channel="test", chat="a", error="OSError"),
         SendFailed(channel="nowhere", chat="a", error="no such channel"),
     ]

@@ -13,7 +13,6 @@ from nanoloop.session.entry import Entry
 from nanoloop.settings import Settings
 from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.jsonl.store import JsonlStore
-from nanoloop.telemetry import Telemetry
 
 OLD, NEW = (Fernet.generate_key().decode() for _ in range(2))
 
@@ -137,7 +136,7 @@ async def test_b2_7_the_key_comes_from_the_settings(tmp_path):
     env = {"NANOLOOP_STORE__ENCRYPTION_KEY": OLD, "NANOLOOP_DATA": str(tmp_path)}
     settings = Settings.load(env=env, cwd=tmp_path)
     assert OLD not in repr(settings)
-    store = make_store(settings, Telemetry(level="error"))
+    store = make_store(settings)
     await confide(store)
     assert b"secret" not in everything(tmp_path)
     await store.close()

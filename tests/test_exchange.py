@@ -8,7 +8,7 @@ import pytest
 from nanoloop import Agent, AgentLoop, Entry
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import ResizeFailed, SummaryStarted, WindowTrimmed
+from nanoloop.events import ResizeFailed, SummaryStarted, WindowTrimmed, hearing
 from nanoloop.parts import make_agents
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
@@ -36,15 +36,15 @@ async def running(model=None, *, settings=None, **options):
     loop = AgentLoop(
         provider=model or Model(),
         agent=Agent(settings=settings),
-        announce=(events := []).append,
         shutdown_summaries_seconds=0,
         **options,
     )
-    loop.events, loop.direct = events, DirectChannel(loop.bus)
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        yield loop
-        loop.bus.close()
+    loop.events, loop.direct = [], DirectChannel(loop.bus)
+    with hearing(loop.events.append):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            yield loop
+            loop.bus.close()
 
 
 async def session_of(loop):

@@ -9,7 +9,6 @@ from nanoloop.messages import Attachment, Inbound
 from nanoloop.parts import make_attachments, make_store
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
-from nanoloop.telemetry import Telemetry
 
 
 class Place:
@@ -18,7 +17,7 @@ class Place:
     def __init__(self, folder, url):
         self.folder = folder
         settings = Settings(data=folder, store={"url": url})
-        self.store = make_store(settings, Telemetry(level="error"))
+        self.store = make_store(settings)
         self.sessions = Sessions(self.store)
         self.files = make_attachments(settings)
 

@@ -8,7 +8,7 @@ import pytest
 from nanoloop import Agent, AgentLoop, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong
-from nanoloop.events import ContextShrunk, WindowTrimmed
+from nanoloop.events import ContextShrunk, WindowTrimmed, hearing
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
@@ -40,15 +40,13 @@ class Split:
 
 @asynccontextmanager
 async def running(provider, **options):
-    events = []
-    loop = AgentLoop(
-        provider=provider, announce=events.append, shutdown_summaries_seconds=0, **options
-    )
-    loop.events, loop.direct = events, DirectChannel(loop.bus)
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        yield loop
-        loop.bus.close()
+    loop = AgentLoop(provider=provider, shutdown_summaries_seconds=0, **options)
+    loop.events, loop.direct = [], DirectChannel(loop.bus)
+    with hearing(loop.events.append):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            yield loop
+            loop.bus.close()
 
 
 async def talk(loop, first, last):

@@ -5,23 +5,20 @@ import pytest
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.context import Bounds, Views
-from nanoloop.events import ContextNearLimit
+from nanoloop.events import ContextNearLimit, hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 
 
-def views_of(limit, heard):
-    return Views(Bounds(context_limit=limit), heard.append)
-
-
 def measured(*tokens, limit=100):
     """What is told of one session that takes so many tokens, turn by turn."""
     heard, session = [], Session(id="s")
-    views = views_of(limit, heard)
-    for count in tokens:
-        views.of(session, prompt="P").learn(count)
+    views = Views(Bounds(context_limit=limit))
+    with hearing(heard.append):
+        for count in tokens:
+            views.of(session, prompt="P").learn(count)
     return [event.tokens for event in heard]
 
 
@@ -43,27 +40,28 @@ def test_b3_8_without_a_limit_nothing_is_told():
 def test_b3_8_where_nobody_counts_the_window_is_estimated():
     heard, session = [], Session(id="s")
     session.add_message("user", "x" * 400)
-    views_of(100, heard).of(session, prompt="P").learn(0)
+    with hearing(heard.append):
+        Views(Bounds(context_limit=100)).of(session, prompt="P").learn(0)
     assert heard == [ContextNearLimit(session_id="s", tokens=100, limit=100)]
 
 
 def test_b3_8_sessions_are_told_apart():
     heard = []
-    views = views_of(100, heard)
-    for session in (Session(id="a"), Session(id="b")):
-        views.of(session, prompt="P").learn(90)
+    views = Views(Bounds(context_limit=100))
+    with hearing(heard.append):
+        for session in (Session(id="a"), Session(id="b")):
+            views.of(session, prompt="P").learn(90)
     assert [event.session_id for event in heard] == ["a", "b"]
 
 
-async def test_b3_8_the_loop_measures_each_answer():
+async def test_b3_8_the_loop_measures_each_answer(heard):
     replies = [Reply(text="ok", usage=Usage(tokens_in=count)) for count in (500, 900, 950)]
-    events = []
-    loop = AgentLoop(provider=ScriptedProvider(replies), context_limit=1000, announce=events.append)
+    loop = AgentLoop(provider=ScriptedProvider(replies), context_limit=1000)
     chat = DirectChannel(loop.bus)
     async with anyio.create_task_group() as group:
         await group.start(loop.run)
         for _ in replies:
             await chat.ask("hi")
         loop.bus.close()
-    near = [event for event in events if isinstance(event, ContextNearLimit)]
+    near = [event for event in heard if isinstance(event, ContextNearLimit)]
     assert [(event.tokens, event.limit) for event in near] == [(900, 1000)]

@@ -9,6 +9,7 @@ from nanoloop import AgentLoop, Inbound, tool
 from nanoloop.agents import Agent
 from nanoloop.bus import InProcessBus
 from nanoloop.errors import SendLater
+from nanoloop.events import hearing
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
@@ -49,18 +50,19 @@ class Chat:
 @asynccontextmanager
 async def running(provider, store, *, chat=None, recover=False, sleep=anyio.sleep, **options):
     heard = []
-    bus = InProcessBus(announce=heard.append, sleep=sleep)
-    loop = AgentLoop(provider=provider, store=store, bus=bus, announce=heard.append, **options)
+    bus = InProcessBus(sleep=sleep)
+    loop = AgentLoop(provider=provider, store=store, bus=bus, **options)
     loop.chat, loop.heard = chat or Chat(), heard
     bus.attach(loop.chat)
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        if recover:
-            await loop.recover()
-        try:
-            yield loop
-        finally:
-            group.cancel_scope.cancel()
+    with hearing(heard.append):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            if recover:
+                await loop.recover()
+            try:
+                yield loop
+            finally:
+                group.cancel_scope.cancel()
 
 
 def said(text, message_id=None, **options):

@@ -16,13 +16,8 @@ from nanoloop.stores.sqlite import SqliteStore
 
 
 @pytest.fixture
-def heard():
-    return []
-
-
-@pytest.fixture
 async def store(tmp_path, heard):
-    opened = JsonlStore(tmp_path, announce=heard.append)
+    opened = JsonlStore(tmp_path)
     yield opened
     await opened.close()
 
@@ -41,7 +36,7 @@ async def later(request, store, tmp_path, heard):
         if not request.param:
             return store
         await store.close()
-        opened.append(JsonlStore(tmp_path, announce=heard.append))
+        opened.append(JsonlStore(tmp_path))
         return opened[0]
 
     yield now
@@ -165,7 +160,7 @@ async def test_a_corrupt_line_is_told_once_over_restarts_too(store, file, heard,
     file.write_bytes(file.read_bytes().replace(b'"text":"one"', b'"text":one"'))
     await store.get("s")
     await store.close()
-    again = JsonlStore(tmp_path, announce=heard.append)
+    again = JsonlStore(tmp_path)
     await again.get("s")
     await again.close()
     assert len(heard) == 1
@@ -176,7 +171,7 @@ async def test_a_corrupt_line_is_told_once_where_nothing_may_be_written(
 ):
     await said(store, "one")
     file.write_bytes(file.read_bytes().replace(b'"text":"one"', b'"text":one"'))
-    reader = JsonlStore(tmp_path, announce=heard.append, read_only=True)
+    reader = JsonlStore(tmp_path, read_only=True)
     for _ in range(3):
         await reader.load("s")
     assert len(heard) == 1

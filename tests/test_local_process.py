@@ -34,15 +34,14 @@ def is_alive(pid):
 
 
 @pytest.mark.slow
-async def test_after_its_process_was_killed_the_next_turn_is_answered():
-    events = []
-    async with opened(announce=events.append) as provider:
+async def test_after_its_process_was_killed_the_next_turn_is_answered(heard):
+    async with opened() as provider:
         await provider.ready()
         before = provider.pid
         os.kill(before, signal.SIGKILL)
         assert (await provider.chat(messages=said("Are you there?"))).text
         assert provider.pid not in (None, before)
-    assert [event.name() for event in events] == ["model_loaded", "model_lost", "model_loaded"]
+    assert [event.name() for event in heard] == ["model_loaded", "model_lost", "model_loaded"]
 
 
 async def test_killed_in_the_middle_of_an_answer_it_says_so():

@@ -6,7 +6,7 @@ import pytest
 from nanoloop import AgentLoop, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import ContextTooLong, UnknownModel
-from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed
+from nanoloop.events import ContextShrunk, ModelAnswered, SummaryCommitted, SummaryFailed, hearing
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.parts import make_provider
 from nanoloop.providers.local import provider as process_module
@@ -35,12 +35,13 @@ def _model_is_here():
 @asynccontextmanager
 async def talking(provider, **options):
     events = []
-    loop = AgentLoop(provider=provider, announce=events.append, **options)
+    loop = AgentLoop(provider=provider, **options)
     loop.direct, loop.events = DirectChannel(loop.bus), events
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        yield loop
-        loop.bus.close()
+    with hearing(events.append):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            yield loop
+            loop.bus.close()
 
 
 def seen(events, kind):
@@ -142,16 +143,15 @@ async def test_work_in_the_background_steps_aside_for_a_turn_and_is_done_after_i
 
 
 @pytest.mark.slow
-async def test_a_summary_is_made_beside_the_conversation():
+async def test_a_summary_is_made_beside_the_conversation(heard):
     async with opened(options={"max_tokens": 40, "temperature": 0}) as provider:
-        events = []
-        summarizer = Summarizer(provider.in_background(), announce=events.append)
+        summarizer = Summarizer(provider.in_background())
         many = {"message_buffer_limit": 4, "message_buffer_min": 2}
         async with talking(provider, summarizer=summarizer, **many) as loop:
             for number in range(4):
                 answer = await loop.direct.ask(f"I have {number} cats and a dog named Rex.")
                 assert answer.kind == "answer"
-            await until(lambda: seen(events, SummaryCommitted | SummaryFailed))
+            await until(lambda: seen(heard, SummaryCommitted | SummaryFailed))
 
 
 @pytest.mark.slow

@@ -37,14 +37,13 @@ async def test_facts_told_early_are_still_known_after_two_summaries(provider):
     assert len(known) >= len(FACTS) / 3
 
 
-async def test_a_tool_is_called_and_its_result_is_told(provider):
-    events = []
-    loop = AgentLoop(provider=provider, tools=[clock, calculator], announce=events.append)
+async def test_a_tool_is_called_and_its_result_is_told(provider, heard):
+    loop = AgentLoop(provider=provider, tools=[clock, calculator])
     direct = DirectChannel(loop.bus)
     async with anyio.create_task_group() as group:
         await group.start(loop.run)
         answer = await direct.ask("What is 1234 * 567? Use the calculator.")
         loop.bus.close()
-    called = [event.tool for event in events if isinstance(event, ToolFinished) and event.success]
+    called = [event.tool for event in heard if isinstance(event, ToolFinished) and event.success]
     assert called == ["calculator"]
     assert "699678" in answer.text.replace(",", "")

@@ -6,7 +6,7 @@ import pytest
 from nanoloop import AgentLoop, Inbound, Summarizer, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import LoopStopped, MessageRepeated, TurnFailed, WindowTrimmed
+from nanoloop.events import LoopStopped, MessageRepeated, TurnFailed, WindowTrimmed, hearing
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
@@ -43,14 +43,15 @@ class Chats:
 @asynccontextmanager
 async def running(provider, **options):
     events = []
-    loop = AgentLoop(provider=provider, **{"announce": events.append, **options})
+    loop = AgentLoop(provider=provider, **options)
     loop.chats = Chats(loop.bus)
     loop.direct = DirectChannel(loop.bus)
     loop.events = events
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        yield loop
-        loop.bus.close()
+    with hearing(events.append):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            yield loop
+            loop.bus.close()
 
 
 def put(loop, text, chat="a", **more):
@@ -263,17 +264,16 @@ async def test_a_crash_is_an_apology_to_that_chat_and_nothing_else():
 
 
 async def test_whoever_hears_of_events_and_raises_costs_no_answer():
-    heard = []
+    def observer(_):
+        raise ValueError("no")
 
-    def observer(event):
-        heard.append(event.name())
-        if event.name() != "observer_failed":
-            raise ValueError("no")
-
-    async with running(ScriptedProvider(["hello"]), announce=observer) as loop:
-        put(loop, "hi")
-        assert await loop.chats.until("a", 1) == ["hello"]
-    assert heard[:2] == ["loop_started", "observer_failed"]
+    with hearing(observer):
+        async with running(ScriptedProvider(["hello"])) as loop:
+            put(loop, "hi")
+            assert await loop.chats.until("a", 1) == ["hello"]
+    names = [event.name() for event in loop.events]
+    assert names[:2] == ["observer_failed", "loop_started"]
+    assert "turn_finished" in names
 
 
 async def test_the_same_message_twice_is_answered_once_and_equal_texts_are_two_messages():

@@ -272,13 +272,13 @@ async def test_an_accepted_invitation_outlasts_a_restart(stage):
         assert [one.text for one in await ears.comes()] == ["hello"]
 
 
-async def test_a_stranger_cannot_invite_the_bot(stage):
-    events, platform = [], stage.platform()
-    platform.meet(Host(channel="matrix", announce=events.append))
+async def test_a_stranger_cannot_invite_the_bot(stage, heard):
+    platform = stage.platform()
+    platform.meet(Host(channel="matrix"))
     async with listening(platform):
         room = await stage.ann.create_room(stage.bot.id)
         await comes_to(lambda: membership(stage, room), "leave")
-    assert [(event.chat, event.sender) for event in events] == [(room, stage.ann.id)]
+    assert [(event.chat, event.sender) for event in heard] == [(room, stage.ann.id)]
 
 
 async def test_the_bot_follows_a_room_that_moves(stage):

@@ -302,11 +302,11 @@ async def test_case_15_a_summary_with_an_end_mark_or_ignore_previous_instruction
     assert provider.calls[1].messages[0]["content"] == provider.calls[0].messages[0]["content"]
 
 
-async def test_case_16_the_breaker_opens_after_three_failures_half_opens_and_can_be_seen():
-    now, events = [0.0], []
+async def test_case_16_the_breaker_opens_after_three_failures_half_opens_and_can_be_seen(heard):
+    now = [0.0]
     provider = ScriptedProvider([NoConnection("x")] * 3 + ["S"] * 9)
     sessions = [talk(Session(), 8) for _ in range(5)]
-    async with Summarizer(provider, clock=lambda: now[0], announce=events.append) as summarizer:
+    async with Summarizer(provider, clock=lambda: now[0]) as summarizer:
         for session in sessions:
             session.trim_if_needed(6, 2)
             summarizer.fire_and_forget(session)
@@ -318,7 +318,7 @@ async def test_case_16_the_breaker_opens_after_three_failures_half_opens_and_can
         summarizer.fire_and_forget(sessions[-1])
         await drained(summarizer)
         assert set(summarizer.models.values()) == {"closed"}
-    assert [e.name() for e in events].count("breaker_opened") == 1
+    assert [e.name() for e in heard].count("breaker_opened") == 1
     assert sessions[-1].summary == "S"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nanoloop.attachments import SCHEME, Attachments
 from nanoloop.errors import BadImage, ImagesRefused, NoConnection, ProviderError
-from nanoloop.events import PictureLeftOut
+from nanoloop.events import PictureLeftOut, hearing
 from nanoloop.pictures import UNREAD, Pictures
 from nanoloop.providers.models import UNSEEN
 from tests.images import png
@@ -31,9 +31,7 @@ class Bench:
         self.server = server
         self.events = []
         self.attachments = Attachments(folder, limit_bytes=10**6)
-        self.pictures = Pictures(
-            provider, self.attachments, announce=self.events.append, clock=lambda: self.now
-        )
+        self.pictures = Pictures(provider, self.attachments, clock=lambda: self.now)
 
     async def message(self, *pictures, text="look"):
         """What a person says with these pictures."""
@@ -85,7 +83,9 @@ def at_most(count):
 @asynccontextmanager
 async def bench(folder, *answers, otherwise="I see.", **settings):
     async with connected(*answers, otherwise=otherwise, **settings) as (provider, server):
-        yield Bench(provider, server, folder)
+        made = Bench(provider, server, folder)
+        with hearing(made.events.append):
+            yield made
 
 
 async def test_one_chats_broken_picture_leaves_those_of_other_chats_alone(tmp_path):

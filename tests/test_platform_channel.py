@@ -78,7 +78,7 @@ async def kept_of(folder, data, **about):
         return data
 
     attachments = Attachments(folder, limit_bytes=1000)
-    files = Files(channel="fake", limit_bytes=1000, attachments=attachments, announce=pytest.fail)
+    files = Files(channel="fake", limit_bytes=1000, attachments=attachments)
     return await files.attachment(File(kind="image", fetch=fetch, **about))
 
 

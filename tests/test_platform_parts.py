@@ -20,7 +20,7 @@ from nanoloop.channels.kit.connection import LONGEST_REST_SECONDS, Connection
 from nanoloop.channels.kit.intake import CHARS, MESSAGES, Files, Overheard, Typist
 from nanoloop.channels.kit.platform import File, Heard, Limits, Place, Refused
 from nanoloop.errors import SendLater
-from nanoloop.events import ChannelLost, ChannelRefused
+from nanoloop.events import ChannelLost, ChannelRefused, hearing
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.faults import Gate
 
@@ -66,11 +66,12 @@ def kept(platform, clock):
         rests.append(seconds)
 
     async def keep():
-        connection = Connection(platform, announce=events.append, sleep=sleep, clock=clock)
+        connection = Connection(platform, sleep=sleep, clock=clock)
         await connection.keep(None)
         return connection
 
-    return anyio.run(keep), events, rests
+    with hearing(events.append):
+        return anyio.run(keep), events, rests
 
 
 def test_rests_grow_with_each_failure_up_to_a_limit(clock):
@@ -118,7 +119,7 @@ def test_a_library_s_words_are_not_told_as_they_may_hold_a_token(clock):
 
 
 async def test_what_is_sent_while_nothing_is_connected_is_put_off():
-    connection = Connection(Failing(Refused("x")), announce=lambda _: None)
+    connection = Connection(Failing(Refused("x")))
     await connection.keep(None)
     with pytest.raises(SendLater):
         await connection.ready()
@@ -256,13 +257,12 @@ async def test_typing_goes_on_until_the_answer_and_its_failure_costs_nothing():
     pytest.fail("it types on")
 
 
-async def test_a_file_that_is_said_to_be_too_large_is_not_fetched(tmp_path):
+async def test_a_file_that_is_said_to_be_too_large_is_not_fetched(tmp_path, heard):
     async def fetch():
         pytest.fail("it is fetched")
 
-    heard = []
     kept = Attachments(tmp_path, limit_bytes=10)
-    files = Files(channel="fake", limit_bytes=10, attachments=kept, announce=heard.append)
+    files = Files(channel="fake", limit_bytes=10, attachments=kept)
     attachment = await files.attachment(File(kind="image", name="big.png", size=11, fetch=fetch))
     assert attachment.text == "(it could not be kept)"
     assert [event.reason for event in heard] == ["too large"]
@@ -272,7 +272,7 @@ async def test_a_file_that_is_said_to_be_too_large_is_not_fetched(tmp_path):
 def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pairing):
     people, rules = Pairing(), PlatformSettings(users=("ann",), pairing=pairing)
     people.approve(people.code_for(person("bob")))
-    door = AccessControl("fake", rules=rules, pairing=people, announce=lambda _: None)
+    door = AccessControl("fake", rules=rules, pairing=people)
 
     def is_welcome(sender, private):
         return door.welcomes(Heard(chat="c", id="", sender=sender, private=private))
@@ -285,6 +285,6 @@ def test_who_may_talk_is_welcome_and_so_is_in_private_who_may_ask_for_a_code(pai
 
 def test_a_role_lets_its_holders_in():
     rules = PlatformSettings(roles=("staff",))
-    door = AccessControl("fake", rules=rules, pairing=Pairing(), announce=lambda _: None)
+    door = AccessControl("fake", rules=rules, pairing=Pairing())
     assert door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all", "staff")))
     assert not door.may_talk(Heard(chat="c", id="1", sender="ann", roles=("all",)))

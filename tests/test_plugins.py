@@ -14,7 +14,6 @@ from nanoloop.errors import SettingsError
 from nanoloop.parts import make_agents, make_provider, open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
-from nanoloop.telemetry import Telemetry
 from tests.packages import make_package
 
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -340,7 +339,7 @@ PLUGIN = Plugin(name="shelf", settings=None, make=lambda how, url: Shelf((how.da
 def test_a_store_is_opened_by_its_url(install, load, tmp_path):
     install(SHELF, "stores", "shelf")
     settings = load("store.url = 'shelf://top'")
-    store = open_store(settings, Telemetry())
+    store = open_store(settings)
     assert store.place == (settings.data, "shelf://top")
 
 

@@ -163,12 +163,11 @@ async def test_a_session_made_again_under_its_name_has_none_of_the_old(store, re
 
 @pytest.mark.parametrize("content", [b"", b"this is no database at all" * 200])
 async def test_an_index_that_is_missing_or_damaged_is_made_anew(
-    store, tmp_path, content, make_index
+    store, tmp_path, content, make_index, heard
 ):
     file = tmp_path / "recall.sqlite"
     file.write_bytes(content)
-    heard = []
-    recall = Recall(store, make_index(file), announce=heard.append)
+    recall = Recall(store, make_index(file))
     await told(store, "a walrus sang")
     assert texts(await recall.search("s", "walrus")) == ["a walrus sang"]
     assert [type(event) for event in heard] == ([IndexSetAside] if content else [])
@@ -176,10 +175,10 @@ async def test_an_index_that_is_missing_or_damaged_is_made_anew(
 
 
 async def test_damage_while_it_runs_is_put_aside_and_the_next_search_is_whole(
-    store, tmp_path, make_index
+    store, tmp_path, make_index, heard
 ):
-    index, heard = make_index(tmp_path / "recall.sqlite"), []
-    recall = Recall(store, index, announce=heard.append)
+    index = make_index(tmp_path / "recall.sqlite")
+    recall = Recall(store, index)
     await told(store, *(f"walrus number {n}" for n in range(300)))
     await recall.search("s", "walrus")
     index.close()
@@ -242,10 +241,9 @@ async def test_the_loop_has_it_take_in_what_left_a_window_though_nobody_hears_of
         loop.bus.close()
 
 
-async def test_an_index_that_fails_is_an_event_and_then_left_alone(store, make_index):
-    heard = []
+async def test_an_index_that_fails_is_an_event_and_then_left_alone(store, make_index, heard):
     session = await told(store, "line 1")
-    async with Recall(store, make_index(kind=Unusable), announce=heard.append) as recall:
+    async with Recall(store, make_index(kind=Unusable)) as recall:
         assert recall.follow("s")
         await settled(recall)
         assert heard == [RecallFailed(session_id="s", reason="OperationalError")]

@@ -15,7 +15,6 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings import RecallSettings, Settings, StoreSettings
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.telemetry import Telemetry
 from nanoloop.tools.ready import make_recall_tool
 
 
@@ -102,7 +101,7 @@ async def test_an_index_that_can_not_be_used_fails_no_turn():
 async def test_words_are_only_kept_where_the_talk_is_kept_and_unsealed(tmp_path, settings, file):
     store = InMemoryStore()
     (await store.create(id="s")).add_message("user", "walrus")
-    recall = make_recall(Settings(data=tmp_path, **settings), store, Telemetry())
+    recall = make_recall(Settings(data=tmp_path, **settings), store)
     await recall.search("s", "walrus")
     async with recall:
         assert [Path(path).name for path in tmp_path.glob("*.sqlite")] == ([file] if file else [])
@@ -110,4 +109,4 @@ async def test_words_are_only_kept_where_the_talk_is_kept_and_unsealed(tmp_path,
 
 def test_recall_can_be_switched_off(tmp_path):
     settings = Settings(data=tmp_path, recall=RecallSettings(enabled=False))
-    assert make_recall(settings, InMemoryStore(), Telemetry()) is None
+    assert make_recall(settings, InMemoryStore()) is None

@@ -8,7 +8,7 @@ from nanoloop import AgentLoop, Inbound, InMemoryStore, Session, Summarizer
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import SummaryDropped, SummaryFailed, TurnFailed
+from nanoloop.events import SummaryDropped, SummaryFailed, TurnFailed, hearing
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 
@@ -34,8 +34,7 @@ class Running:
         self.loop = AgentLoop(
             provider=chat,
             store=self.store,
-            summarizer=Summarizer(summaries, announce=self.events.append),
-            announce=self.events.append,
+            summarizer=Summarizer(summaries),
             **options,
         )
         self._direct = DirectChannel(self.loop.bus)
@@ -57,12 +56,13 @@ class Running:
 @asynccontextmanager
 async def running(chat=None, summaries=None, **options):
     made = Running(chat or ScriptedProvider(), summaries or ScriptedProvider(["new"]), **options)
-    async with anyio.create_task_group() as group:
-        await group.start(made.loop.run)
-        yield made
-        made.summaries.release()
-        made.chat.release()
-        made.loop.bus.close()
+    with hearing(made.events.append):
+        async with anyio.create_task_group() as group:
+            await group.start(made.loop.run)
+            yield made
+            made.summaries.release()
+            made.chat.release()
+            made.loop.bus.close()
 
 
 async def summarised(session, model, **options):
@@ -240,15 +240,15 @@ async def test_c21_the_loop_saves_after_each_exchange_and_each_summary():
     assert stored.summary == "new"
 
 
-async def test_c23_a_summary_that_comes_after_a_delete_is_let_go():
-    store, told, model = InMemoryStore(), [], ScriptedProvider(["late"], held=True)
+async def test_c23_a_summary_that_comes_after_a_delete_is_let_go(heard):
+    store, model = InMemoryStore(), ScriptedProvider(["late"], held=True)
     session = trimmed(await store.create(id="s"))
     await store.save(session)
-    async with Summarizer(model, store=store, announce=told.append) as summarizer:
+    async with Summarizer(model, store=store) as summarizer:
         summarizer.fire_and_forget(session)
         await model.asked()
         await store.delete("s")
         model.release()
         assert await summarizer.drain(5) == 0
-    assert isinstance(told[-1], SummaryDropped)
+    assert isinstance(heard[-1], SummaryDropped)
     assert [info async for info in store.list()] == []

@@ -3,7 +3,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from nanoloop import Session
-from nanoloop.events import BreakerClosed, BreakerOpened
+from nanoloop.events import BreakerClosed, BreakerOpened, hearing
 from nanoloop.memory.schedule import FAILURES_LIMIT, Breaker, Budget, Schedule, Spent
 from nanoloop.protocols import Usage
 
@@ -21,9 +21,8 @@ def clock():
     return Clock()
 
 
-def opened(clock, heard=None):
-    heard = [] if heard is None else heard
-    breaker = Breaker("m", clock=clock, announce=heard.append)
+def opened(clock):
+    breaker = Breaker("m", clock=clock)
     for _ in range(3):
         assert breaker.admit()
         breaker.failed()
@@ -71,12 +70,13 @@ def test_a_call_that_is_never_heard_of_again_does_not_keep_it_shut_for_ever(cloc
 
 def test_that_it_opens_and_closes_is_told_once(clock):
     heard = []
-    breaker = opened(clock, heard)
-    breaker.failed()
-    clock.time = 200
-    breaker.admit()
-    breaker.succeeded()
-    breaker.succeeded()
+    with hearing(heard.append):
+        breaker = opened(clock)
+        breaker.failed()
+        clock.time = 200
+        breaker.admit()
+        breaker.succeeded()
+        breaker.succeeded()
     assert heard == [BreakerOpened(model="m", failures=3, seconds=60), BreakerClosed(model="m")]
 
 

@@ -22,6 +22,7 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
+from nanoloop.events import hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH, SAID_CHARS, Sentences, incident_of, name_of
@@ -54,12 +55,13 @@ def made(kind, *, text=CANARY):
 @asynccontextmanager
 async def running(provider, **options):
     log = io.StringIO()
-    loop = AgentLoop(provider=provider, announce=Telemetry(format="json", stream=log), **options)
+    loop = AgentLoop(provider=provider, **options)
     loop.chats, loop.log = Chats(loop.bus), log
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        yield loop
-        loop.bus.close()
+    with hearing(Telemetry(format="json", stream=log)):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            yield loop
+            loop.bus.close()
 
 
 def failures(loop):

@@ -21,13 +21,8 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def heard():
-    return []
-
-
-@pytest.fixture
 async def store(file, heard):
-    store = SqliteStore(file, busy_seconds=0.05, announce=heard.append)
+    store = SqliteStore(file, busy_seconds=0.05)
     yield store
     await store.close()
 
@@ -148,7 +143,7 @@ class TestDamage:
             file.with_name("sessions.sqlite-wal").write_bytes(b"%d" % number)
             await store.bind("k", "s")
             await store.close()
-            store = SqliteStore(file, announce=heard.append)
+            store = SqliteStore(file)
         names = {event.file for event in heard}
         logs = {file.with_name(f"{name}-wal").read_bytes() for name in names}
         assert logs == {b"0", b"1"}
@@ -165,11 +160,11 @@ class TestDamage:
 
     async def test_a_damaged_page_says_which_file_and_spares_the_other_sessions(self, file, heard):
         await self.broken(file, texts=[f"{number} " + "x" * 2_000 for number in range(200)])
-        store = SqliteStore(file, announce=heard.append)
+        store = SqliteStore(file)
         await said(store, "whole", name="t")
         await store.close()
         damage(file, at=4096 * 60)
-        store = SqliteStore(file, announce=heard.append)
+        store = SqliteStore(file)
         with pytest.raises(StoreError, match=r"sessions.sqlite failed: .*`nanoloop store copy`"):
             await store.get("s")
         assert await texts_of(store, "t") == ["whole"]

@@ -246,12 +246,11 @@ def test_a_damaged_session_is_named_and_the_others_are_copied(how, tmp_path, cap
 
 
 @pytest.mark.parametrize("how", HURTS)
-async def test_a_damaged_session_stops_no_list_and_is_a_store_error(how, tmp_path):
-    heard = []
+async def test_a_damaged_session_stops_no_list_and_is_a_store_error(how, tmp_path, heard):
     file = tmp_path / "sessions.sqlite"
     await filled(file)
     hurt(file, HURTS[how])
-    store = SqliteStore(file, announce=heard.append)
+    store = SqliteStore(file)
     assert {"a", "c"} <= {info.id async for info in store.list()}
     assert {event.session_id for event in heard} <= {"b"}
     with pytest.raises(SessionDamaged, match="'b'"):

@@ -662,24 +662,23 @@ class TestExpiry:
             await sweep(store, every_seconds=300, sleep=sleep)
         assert naps[:3] == [300, 300, 300]
 
-    async def test_b2_8_a_sweep_tells_what_there_is_and_what_expired(self, store, clock):
+    async def test_b2_8_a_sweep_tells_what_there_is_and_what_expired(self, store, clock, heard):
         session = await store.create(id="lasting")
         say(session, 6)
         session.trim_if_needed(1, 2)
         await store.save(session)
         await store.create(id="gone", ttl=100)
-        told = []
 
         async def sleep(seconds):
             clock.advance(seconds)
-            if len(told) > 1:
+            if len(heard) > 1:
                 await store.close()
             await anyio.lowlevel.checkpoint()
 
         with anyio.fail_after(5):
-            await sweep(store, expired=7, sleep=sleep, announce=told.append)
+            await sweep(store, expired=7, sleep=sleep)
         counts = {"entries": 6, "pending": 4}
-        assert told[:2] == [
+        assert heard[:2] == [
             SessionsCounted(sessions=2, expired=7, **counts),
             SessionsCounted(sessions=1, expired=1, **counts),
         ]

@@ -129,19 +129,16 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_a_summary_that_went_wrong_leaves_everything_as_it_was(failure):
-    events = []
+async def test_a_summary_that_went_wrong_leaves_everything_as_it_was(failure, heard):
     session = trimmed()
     session.update_summary("old")
     pending = session.pending
-    async with Summarizer(
-        ScriptedProvider([FAILURES[failure]]), announce=events.append
-    ) as summarizer:
+    async with Summarizer(ScriptedProvider([FAILURES[failure]])) as summarizer:
         summarizer.fire_and_forget(session)
         await settled(summarizer)
     assert (session.summary, session.pending) == ("old", pending)
     assert not session.summary_in_progress
-    assert [type(event) for event in events if isinstance(event, SummaryFailed)] == [SummaryFailed]
+    assert [type(event) for event in heard if isinstance(event, SummaryFailed)] == [SummaryFailed]
 
 
 async def test_b4_3_after_a_failure_it_rests_and_then_tries_again():
@@ -165,40 +162,37 @@ async def test_b4_3_after_a_failure_it_rests_and_then_tries_again():
     assert 5 <= rests[1] <= 11
 
 
-async def test_a_hung_summary_is_timed_out():
+async def test_a_hung_summary_is_timed_out(heard):
     session = trimmed()
-    events = []
     provider = ScriptedProvider(["late"], held=True)
-    async with Summarizer(provider, timeout_seconds=0.02, announce=events.append) as summarizer:
+    async with Summarizer(provider, timeout_seconds=0.02) as summarizer:
         summarizer.fire_and_forget(session)
         await settled(summarizer)
     assert session.summary == ""
     assert session.has_pending
-    assert any(isinstance(event, SummaryFailed) for event in events)
+    assert any(isinstance(event, SummaryFailed) for event in heard)
 
 
-async def test_a_summary_that_returns_after_a_reset_is_dropped():
-    events = []
+async def test_a_summary_that_returns_after_a_reset_is_dropped(heard):
     session = trimmed()
     provider = ScriptedProvider(["ghost"], held=True)
-    async with Summarizer(provider, announce=events.append) as summarizer:
+    async with Summarizer(provider) as summarizer:
         summarizer.fire_and_forget(session)
         await provider.asked()
         session.clear()
         provider.release()
         await settled(summarizer)
     assert session.summary == ""
-    assert [e.reason for e in events if isinstance(e, SummaryDropped)] == ["reset"]
+    assert [e.reason for e in heard if isinstance(e, SummaryDropped)] == ["reset"]
 
 
-async def test_the_receipt_says_what_was_folded_and_what_it_cost():
-    events = []
+async def test_the_receipt_says_what_was_folded_and_what_it_cost(heard):
     usage = Usage(tokens_in=100, tokens_out=20, tokens_cached=50)
     provider = ScriptedProvider([Reply(text="S", model="m", usage=usage)])
-    async with Summarizer(provider, announce=events.append) as summarizer:
+    async with Summarizer(provider) as summarizer:
         summarizer.fire_and_forget(trimmed())
         await settled(summarizer)
-    receipt = next(event for event in events if isinstance(event, SummaryCommitted))
+    receipt = next(event for event in heard if isinstance(event, SummaryCommitted))
     assert (receipt.first_seq, receipt.last_seq, receipt.messages) == (1, 42, 42)
     assert (receipt.tokens_in, receipt.tokens_out, receipt.tokens_cached) == (100, 20, 50)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nanoloop import Entry, Session, Summarizer
 from nanoloop.context import build_messages
 from nanoloop.errors import AnswerRefused, BadAnswer, ContextTooLong
-from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed
+from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed, hearing
 from nanoloop.memory.writer import PROMPT, accepted, calls_of, lines_of, summary_request
 from nanoloop.protocols import Reply
 from nanoloop.providers.scripted import ScriptedProvider
@@ -32,9 +32,10 @@ def left(*texts, session=None):
 
 async def fold(session, provider, **settings):
     heard = []
-    async with Summarizer(provider, announce=heard.append, **settings) as summarizer:
-        summarizer.fire_and_forget(session)
-        assert await summarizer.drain(5) == 0
+    with hearing(heard.append):
+        async with Summarizer(provider, **settings) as summarizer:
+            summarizer.fire_and_forget(session)
+            assert await summarizer.drain(5) == 0
     return heard
 
 
@@ -190,10 +191,9 @@ async def test_case_17_error_text_never_enters_summary_or_ledger():
     assert (session.summary, session.ledger) == ("", ())
 
 
-async def test_a_summary_that_someone_edited_meanwhile_wins_over_the_late_result():
+async def test_a_summary_that_someone_edited_meanwhile_wins_over_the_late_result(heard):
     session, provider = left("hi", "ho"), ScriptedProvider(["late", "anew"], held=True)
-    heard = []
-    async with Summarizer(provider, announce=heard.append) as summarizer:
+    async with Summarizer(provider) as summarizer:
         summarizer.fire_and_forget(session)
         await provider.asked()
         session.update_summary("edited")

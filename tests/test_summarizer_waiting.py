@@ -82,10 +82,10 @@ async def test_case_3_what_failed_last_thing_in_the_evening_is_made_by_the_timer
 
 
 async def test_case_16_after_three_failures_of_any_sessions_no_call_is_made_and_all_stay_pending(
-    times,
+    times, heard
 ):
-    heard, provider = [], ScriptedProvider([DOWN] * 3)
-    async with times.summarizer(provider, announce=heard.append) as summarizer:
+    provider = ScriptedProvider([DOWN] * 3)
+    async with times.summarizer(provider) as summarizer:
         await fold(summarizer, *(trimmed() for _ in range(3)))
         late = trimmed()
         assert not summarizer.fire_and_forget(late)
@@ -99,9 +99,9 @@ async def test_case_16_after_three_failures_of_any_sessions_no_call_is_made_and_
     ]
 
 
-async def test_case_16_half_open_lets_one_through_and_with_it_all_that_waited(times):
-    heard, provider = [], ScriptedProvider([DOWN] * 3, otherwise="S")
-    async with times.summarizer(provider, announce=heard.append) as summarizer:
+async def test_case_16_half_open_lets_one_through_and_with_it_all_that_waited(times, heard):
+    provider = ScriptedProvider([DOWN] * 3, otherwise="S")
+    async with times.summarizer(provider) as summarizer:
         await fold(summarizer, *(trimmed() for _ in range(3)))
         late = [trimmed() for _ in range(5)]
         await fold(summarizer, *late)
@@ -124,12 +124,10 @@ async def test_a_refusal_of_one_text_opens_no_breaker(times):
         assert summarizer.models == {"": "closed"}
 
 
-async def test_where_one_model_fails_the_other_is_asked_and_the_receipt_says_so(times):
-    heard, provider = [], ScriptedProvider([DOWN, "S"])
+async def test_where_one_model_fails_the_other_is_asked_and_the_receipt_says_so(times, heard):
+    provider = ScriptedProvider([DOWN, "S"])
     session = trimmed()
-    async with times.summarizer(
-        provider, model="small", fallback_model="big", announce=heard.append
-    ) as summarizer:
+    async with times.summarizer(provider, model="small", fallback_model="big") as summarizer:
         await fold(summarizer, session)
     assert [call.model for call in provider.calls] == ["small", "big"]
     receipt = next(event for event in heard if isinstance(event, SummaryCommitted))
@@ -159,11 +157,11 @@ async def test_force_asks_in_spite_of_a_rest(times):
 # Budget
 
 
-async def test_above_its_budget_it_waits_for_the_next_day(times):
+async def test_above_its_budget_it_waits_for_the_next_day(times, heard):
     usage = Usage(tokens_in=90, tokens_out=10)
-    heard, provider = [], ScriptedProvider(otherwise=Reply(text="S", usage=usage))
+    provider = ScriptedProvider(otherwise=Reply(text="S", usage=usage))
     first, second = trimmed(), trimmed()
-    async with times.summarizer(provider, daily_tokens=100, announce=heard.append) as summarizer:
+    async with times.summarizer(provider, daily_tokens=100) as summarizer:
         await fold(summarizer, first, second)
         assert (first.summary, second.summary, provider.count) == ("S", "", 1)
         assert summarizer.waits_for(second.id) == "budget"

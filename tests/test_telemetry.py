@@ -13,6 +13,8 @@ from nanoloop.events import (
     TurnFailed,
     TurnFinished,
     TurnStarted,
+    announce,
+    hearing,
 )
 from nanoloop.sentences import incident_of
 from nanoloop.telemetry import Telemetry
@@ -133,15 +135,15 @@ def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
     assert SECRET not in stream.getvalue()
 
 
-def test_a_listener_that_raises_is_logged_and_the_others_hear_all_the_same():
+def test_an_observer_that_raises_is_logged_and_the_others_hear_all_the_same():
     stream, heard = io.StringIO(), []
 
     def fails(_):
         raise ValueError(SECRET)
 
     telemetry = Telemetry(format="json", stream=stream)
-    telemetry.listeners = [fails, heard.append]
-    telemetry(finished())
+    with hearing(telemetry), hearing(fails), hearing(heard.append):
+        announce(finished())
     assert [event.name() for event in heard] == ["observer_failed", "turn_finished"]
     line = json.loads(stream.getvalue().splitlines()[-1])
     assert (line["event"], line["error"]) == ("observer_failed", "ValueError")

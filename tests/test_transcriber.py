@@ -8,14 +8,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from nanoloop.app import App
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit import intake
 from nanoloop.channels.kit.intake import NOT_READ, Files, Transcriber
 from nanoloop.channels.kit.platform import File
 from nanoloop.errors import SettingsError
+from nanoloop.events import hearing
 from nanoloop.parts import make_channels, make_transcriber
-from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from tests.packages import make_package
 from tests.stages.command_line import CommandLine
@@ -41,9 +40,9 @@ def read(tmp_path):
             limit_bytes=9,
             attachments=Attachments(tmp_path, limit_bytes=limit_bytes),
             transcriber=Transcriber(function, seconds=seconds),
-            announce=heard.append,
         )
-        said = await files.attachment(NOTE)
+        with hearing(heard.append):
+            said = await files.attachment(NOTE)
         return said.text, said.ref.startswith("attachment:"), [event.reason for event in heard]
 
     return read
@@ -109,9 +108,7 @@ async def test_a_recording_that_comes_again_is_not_asked_for_again(monkeypatch):
 
 
 async def test_other_files_are_not_given_to_it():
-    files = Files(
-        channel="fake", limit_bytes=9, transcriber=Transcriber(broken), announce=pytest.fail
-    )
+    files = Files(channel="fake", limit_bytes=9, transcriber=Transcriber(broken))
     attachment = await files.attachment(File(kind="video", fetch=fetch))
     assert attachment.text is None
 
@@ -145,10 +142,9 @@ async def test_each_platform_is_given_it(speech, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     channels = {"transcribe": "nl_voices:Ear.words_of", "quiet": {"token": "1:a"}}
     settings = Settings(data=tmp_path, channels=channels)
-    app = App.of(settings, provider=ScriptedProvider())
-    [channel] = make_channels(settings, app)
+    [channel] = make_channels(settings)
     assert channel._files._transcriber._function is len
-    [channel] = make_channels(settings, app, transcriber=Transcriber(broken))
+    [channel] = make_channels(settings, transcriber=Transcriber(broken))
     assert channel._files._transcriber._function is broken
 
 

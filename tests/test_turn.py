@@ -7,7 +7,7 @@ from nanoloop import Agent, Entry, Session, tool
 from nanoloop.agents import AgentLimits
 from nanoloop.context import Views, build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
-from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished, silent
+from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished
 from nanoloop.protocols import Reasoning, Reply, ToolCall, ToolSpec, Usage
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.turn import Cutting, Keeping, Recording, Turn
@@ -39,7 +39,6 @@ def turn(
     theirs=(),
     keeping=None,
     cutting=CUTTING,
-    announce=silent,
     **options,
 ):
     """A turn that hears "hi", its session and its provider."""
@@ -53,18 +52,16 @@ def turn(
         keeping=keeping or Keeping(),
         cutting=cutting,
         theirs=theirs,
-        announce=announce,
     )
     one.take(Entry.message("user", "hi"))
     return one, agent.provider
 
 
 @pytest.mark.parametrize(("reason", "cuts"), [("stop", 0), ("length", 1)])
-async def test_an_answer_that_was_cut_off_is_told(reason, cuts):
-    events = []
-    one, _ = turn(Reply(text="and so", finish_reason=reason), announce=events.append)
+async def test_an_answer_that_was_cut_off_is_told(reason, cuts, heard):
+    one, _ = turn(Reply(text="and so", finish_reason=reason))
     assert (await one.run()).text == "and so"
-    told = [event for event in events if isinstance(event, AnswerCut)]
+    told = [event for event in heard if isinstance(event, AnswerCut)]
     assert [(event.turn_id, event.level) for event in told] == [(one.id, "warning")] * cuts
 
 
@@ -97,13 +94,12 @@ async def test_tools_run_side_by_side_and_their_results_stand_in_call_order():
     assert results == ["first", "second"]
 
 
-async def test_a_failing_tool_is_text_for_the_model_and_the_turn_goes_on():
-    events = []
+async def test_a_failing_tool_is_text_for_the_model_and_the_turn_goes_on(heard):
     bad = Reply(tool_calls=(ToolCall(id="1", name="triple", arguments="{}"),))
-    one, provider = turn(bad, "sorry", announce=events.append)
+    one, provider = turn(bad, "sorry")
     assert (await one.run()).text == "sorry"
     assert "there is no tool 'triple'" in provider.calls[1].messages[-1]["content"]
-    assert [e.success for e in events if isinstance(e, ToolFinished)] == [False]
+    assert [e.success for e in heard if isinstance(e, ToolFinished)] == [False]
 
 
 async def test_calls_without_ids_or_with_the_same_id_twice_are_told_apart():
@@ -143,16 +139,15 @@ async def test_a_call_that_comes_again_after_another_one_is_no_circle():
     assert (await one.run()).text == "done"
 
 
-async def test_a_context_that_is_too_long_is_cut_harder_once():
-    events = []
-    one, provider = turn(ContextTooLong("too long"), "short", announce=events.append)
+async def test_a_context_that_is_too_long_is_cut_harder_once(heard):
+    one, provider = turn(ContextTooLong("too long"), "short")
     for number in range(8):
         one.session.add_message("assistant", f"a{number}")
         one.session.add_message("user", f"q{number}")
     assert (await one.run()).text == "short"
     first, second = (len(call.messages) for call in provider.calls)
     assert second < first
-    assert sum(isinstance(e, ContextShrunk) for e in events) == 1
+    assert sum(isinstance(e, ContextShrunk) for e in heard) == 1
 
 
 async def test_a_context_that_stays_too_long_is_an_error_and_no_loop():

@@ -310,12 +310,12 @@ RELOADED = [
 
 
 @pytest.mark.parametrize(("text", "told"), RELOADED)
-async def test_a_reload_takes_no_agent_whose_model_lacks_what_a_restart_brings(load, text, told):
+async def test_a_reload_takes_no_agent_whose_model_lacks_what_a_restart_brings(
+    load, text, told, heard
+):
     usual = 'model = "xai:a"\nproviders.xai.api_key = "k"\nstore.url = "memory:"\n'
-    heard = []
     settings = load(usual)
     app = App.of(settings)
-    app.telemetry.listeners.append(heard.append)
     Reload(app, settings, channels=[], load=lambda: load(usual + text))()
     assert type(heard[-1]).__name__ == told
     assert told == "SettingsReloaded" or "taken over by a restart" in heard[-1].reason

@@ -25,7 +25,6 @@ from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.first_run import no_model
 from nanoloop.cli.transcript import opened
 from nanoloop.errors import NanoloopError, ProviderError, how_to_install, place_of
-from nanoloop.events import silent
 from nanoloop.files import refusal
 from nanoloop.models.catalogue import file_of, is_local
 from nanoloop.parts import make_attachments, make_models, make_transcriber
@@ -36,7 +35,6 @@ from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.vendors import lacking, models_of
 from nanoloop.stores.place import default_url, path_of, shown
-from nanoloop.telemetry import Telemetry
 
 CONNECT_SECONDS = 30.0
 _SHOWN = 40
@@ -102,7 +100,7 @@ async def _models(settings: Settings) -> list[Check]:
         is_well, says = await _model(model, settings, models)
         found[model] = Check(", ".join(keys[model]), is_well=is_well, says=says)
 
-    models = make_models(settings, Telemetry(level="error"))
+    models = make_models(settings)
     try:
         async with anyio.create_task_group() as group:
             for model in keys:
@@ -221,9 +219,7 @@ async def _connected(name: str, settings: Settings) -> Check:
     attachments = make_attachments(settings)
     try:
         make_transcriber(settings)  # or the daemon won't start
-        channel = make_channel(
-            name, own, folder=settings.data, attachments=attachments, announce=silent
-        )
+        channel = make_channel(name, own, folder=settings.data, attachments=attachments)
     except (NanoloopError, OSError) as error:
         return Check(name, is_well=False, says=str(error))
     if not isinstance(channel, PlatformChannel):

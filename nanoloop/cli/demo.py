@@ -18,7 +18,7 @@ import anyio
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import Exit
-from nanoloop.events import Event, SummaryCommitted, SummaryStarted, WindowTrimmed
+from nanoloop.events import Event, SummaryCommitted, SummaryStarted, WindowTrimmed, hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import ChatMessage
@@ -132,9 +132,10 @@ async def _play(folder: Path, stage: DemoScreen) -> None:
     stage.line("nanoloop demo: the models are played, everything else is real, nothing goes out")
     stage.line(f"a window of at most {LIMIT} messages, cut to about {KEEP}", "90")
     stage.line()
-    await _first_start(folder, stage)
-    await stage.pause(1)
-    await _second_start(folder, stage)
+    with hearing(stage.hear):
+        await _first_start(folder, stage)
+        await stage.pause(1)
+        await _second_start(folder, stage)
     await _end(folder, stage)
 
 
@@ -143,7 +144,7 @@ async def _first_start(folder: Path, stage: DemoScreen) -> None:
     bot = _bot(said, stage)
     # Held until we let it go: a summary that takes its time is what there is to see.
     writer = ScriptedProvider([SUMMARY], held=True)
-    async with _talking(folder, stage, bot, writer) as chat:
+    async with _talking(folder, bot, writer) as chat:
         for question, _ in BEFORE:
             await _exchange(stage, chat, question)
         for question, _ in MEANWHILE:
@@ -162,7 +163,7 @@ async def _second_start(folder: Path, stage: DemoScreen) -> None:
     stage.line("(the program ends here, and starts again from what is on disk)", "90")
     stage.line()
     bot = _bot([_from_the_request], stage)
-    async with _talking(folder, stage, bot, ScriptedProvider()) as chat:
+    async with _talking(folder, bot, ScriptedProvider()) as chat:
         await stage.pause(0.5)
         await _exchange(stage, chat, AT_LAST)
     stage.beside("said in message 1, long out of the window: the answer is from the summary")
@@ -170,16 +171,15 @@ async def _second_start(folder: Path, stage: DemoScreen) -> None:
 
 @asynccontextmanager
 async def _talking(
-    folder: Path, stage: DemoScreen, bot: ScriptedProvider, writer: ScriptedProvider
+    folder: Path, bot: ScriptedProvider, writer: ScriptedProvider
 ) -> AsyncIterator[DirectChannel]:
     store = JsonlStore(folder / "sessions")
     loop = AgentLoop(
         provider=bot,
         store=store,
-        summarizer=Summarizer(writer, store=store, announce=stage.hear),
+        summarizer=Summarizer(writer, store=store),
         message_buffer_limit=LIMIT,
         message_buffer_min=KEEP,
-        announce=stage.hear,
     )
     async with anyio.create_task_group() as group:
         await group.start(loop.run)

@@ -22,7 +22,7 @@ from nanoloop.cli import Exit, collect_garbage_seldom, load_settings, loop_optio
 from nanoloop.cli.config import values
 from nanoloop.cli.first_run import add_local, settings_with_model
 from nanoloop.errors import SettingsError
-from nanoloop.events import SettingsRefused, SettingsReloaded
+from nanoloop.events import SettingsRefused, SettingsReloaded, announce
 from nanoloop.parts import check_models, make_agents, make_channels, make_web
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
@@ -62,7 +62,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     stream = cast("TextIO", _StandardError())
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format, stream=stream))
-    found = (_standard_input(app, settings), _web(app, settings), *make_channels(settings, app))
+    found = (_standard_input(app, settings), _web(app, settings), *make_channels(settings))
     channels = [channel for channel in found if channel is not None]
     for channel in channels:
         app.add(channel)
@@ -72,7 +72,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     if not _is_in_foreground():  # there a hangup is the terminal's end
         app.on_hangup = Reload(app, settings, channels=channels, load=load)
     states = States(settings.data)
-    app.telemetry.listeners.append(states.hear)
+    app.observers.append(states.hear)
     app.beside.append(states.keep)
     collect_garbage_seldom()
     try:
@@ -165,7 +165,7 @@ class Reload:
             check_models(fresh)
             self._check_agents(fresh)
         except SettingsError as error:
-            self._app.telemetry(SettingsRefused(reason=str(error)))
+            announce(SettingsRefused(reason=str(error)))
             return
         self._app.loop.agents.renew(agents)
         self._app.telemetry.set_level(fresh.log.level)
@@ -194,4 +194,4 @@ class Reload:
         taken = tuple(key for key in changed if LIVE.fullmatch(key))
         left = tuple(key for key in changed if key not in taken)
         self._values = {**fresh, **{key: known.get(key) for key in left}}
-        self._app.telemetry(SettingsReloaded(taken=taken, left=left))
+        announce(SettingsReloaded(taken=taken, left=left))

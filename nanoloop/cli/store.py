@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from nanoloop.cli import Exit, add_actions
 from nanoloop.errors import SettingsError
+from nanoloop.events import hearing
 from nanoloop.parts import open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
@@ -157,13 +158,13 @@ async def _opened(
     settings: Settings, url: str | None, *, read_only: bool = False
 ) -> AsyncIterator[Any]:
     """The store at this URL, else that of the settings; raises `SettingsError`."""
-    telemetry = Telemetry(level="warning", format=settings.log.format)
     try:
         place = None if url is None else store_url(url)
     except ValueError as error:
         raise SettingsError(f"{shown(url)} is {error}") from error
-    store = open_store(settings, telemetry, url=place, read_only=read_only)
-    try:
-        yield store
-    finally:
-        await store.close()
+    store = open_store(settings, url=place, read_only=read_only)
+    with hearing(Telemetry(level="warning", format=settings.log.format)):
+        try:
+            yield store
+        finally:
+            await store.close()

@@ -13,6 +13,7 @@ from textwrap import indent
 from nanoloop.channels.screen import printable
 from nanoloop.cli.amounts import age
 from nanoloop.errors import SessionNotFound
+from nanoloop.events import hearing
 from nanoloop.parts import make_store
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.session.chat import result_text
@@ -31,12 +32,12 @@ TERMINAL = "terminal"
 @asynccontextmanager
 async def opened(settings: Settings, *, read_only: bool = True) -> AsyncIterator[Store]:
     """The store of these settings, closed at the end."""
-    telemetry = Telemetry(level="warning", format=settings.log.format)
-    store = make_store(settings, telemetry, read_only=read_only)
-    try:
-        yield store
-    finally:
-        await store.close()
+    store = make_store(settings, read_only=read_only)
+    with hearing(Telemetry(level="warning", format=settings.log.format)):
+        try:
+            yield store
+        finally:
+            await store.close()
 
 
 class _NoSuchName(SessionNotFound):

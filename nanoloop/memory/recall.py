@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 
 from nanoloop.context import as_data
 from nanoloop.errors import IndexUnusable, SessionNotFound
-from nanoloop.events import Announce, IndexSetAside, RecallFailed, silent
+from nanoloop.events import IndexSetAside, RecallFailed, announce
 from nanoloop.memory.index import Index, IndexReader, said_in
 from nanoloop.memory.ranking import ranked
 from nanoloop.memory.terms import Query, plain
@@ -49,13 +49,11 @@ class Recall:
         index: Index,
         *,
         patience_seconds: float = 2,
-        announce: Announce = silent,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._index = index
         self._patience_seconds = patience_seconds
-        self._announce = announce
         self._clock = clock
         self._rests_until = float("-inf")
         self._group: TaskGroup | None = None
@@ -107,7 +105,7 @@ class Recall:
 
     def _note_failure(self, session_id: str, failure: Exception) -> None:
         self._rests_until = self._clock() + REST_SECONDS
-        self._announce(RecallFailed(session_id=session_id, reason=_reason(failure)))
+        announce(RecallFailed(session_id=session_id, reason=_reason(failure)))
 
     async def _keep_tidy(self) -> None:
         while True:
@@ -246,7 +244,7 @@ class Recall:
         file, self._index.set_aside = self._index.set_aside, None
         if file is not None:
             self._reach.clear()
-            self._announce(IndexSetAside(file=file.name))
+            announce(IndexSetAside(file=file.name))
 
 
 def _born(session: Session) -> str:

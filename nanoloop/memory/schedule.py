@@ -14,7 +14,7 @@ from typing import Literal
 
 import anyio
 
-from nanoloop.events import Announce, BreakerClosed, BreakerOpened, SummaryPostponed, silent
+from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, announce
 from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
@@ -65,10 +65,8 @@ class Schedule:
         self,
         *,
         clock: Callable[[], float],
-        announce: Announce = silent,
     ) -> None:
         self._clock = clock
-        self._announce = announce
         self._waiting: OrderedDict[str, Waiting] = OrderedDict()
         self._failures: OrderedDict[str, Failures] = OrderedDict()
         self._changed = anyio.Event()
@@ -116,7 +114,7 @@ class Schedule:
         is_new = before is None or before.why != why
         if is_new and why != "failure":  # that was told when it failed
             seconds = round(due - now, 3)
-            self._announce(SummaryPostponed(session_id=session.id, reason=why, seconds=seconds))
+            announce(SummaryPostponed(session_id=session.id, reason=why, seconds=seconds))
 
     def remove(self, session_id: str) -> None:
         """It waits no more; one that did not is fine."""
@@ -258,11 +256,9 @@ class Breaker:
         self,
         model: str,
         *,
-        announce: Announce = silent,
         clock: Callable[[], float],
     ) -> None:
         self.model = model
-        self._announce = announce
         self._clock = clock
         self._failures = 0
         self._open_until: float | None = None
@@ -292,7 +288,7 @@ class Breaker:
         """Hear that a call went well; returns whether that closed it."""
         was_open, self._open_until, self._failures = self._open_until is not None, None, 0
         if was_open:
-            self._announce(BreakerClosed(model=self.model))
+            announce(BreakerClosed(model=self.model))
         return was_open
 
     def failed(self) -> None:
@@ -302,6 +298,6 @@ class Breaker:
             return
         was_closed, self._open_until = self._open_until is None, self._clock() + BREAKER_SECONDS
         if was_closed:
-            self._announce(
+            announce(
                 BreakerOpened(model=self.model, failures=self._failures, seconds=BREAKER_SECONDS)
             )

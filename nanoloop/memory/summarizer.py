@@ -18,13 +18,11 @@ from anyio.lowlevel import checkpoint
 from nanoloop import defaults
 from nanoloop.errors import ModelResting, SessionNotFound, StoreConflict
 from nanoloop.events import (
-    Announce,
     SummaryCommitted,
     SummaryDropped,
     SummaryFailed,
     SummaryStarted,
-    contained,
-    silent,
+    announce,
 )
 from nanoloop.memory.facts import Item, found_in, merged
 from nanoloop.memory.schedule import (
@@ -76,12 +74,10 @@ class Summarizer:
     idle_seconds: float | None = None
     """Less talk than a summary is long waits so long for more."""
     max_concurrent: int = 16
-    announce: Announce = silent
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = local_now
 
     def __post_init__(self) -> None:
-        self.announce = contained(self.announce)
         self._budget = Budget(self.daily_tokens, kept_in=self.spent_file, now=self.now)
         models = [self.model] if self.fallback_model is None else [self.model, self.fallback_model]
         self._writer = SummaryWriter(
@@ -90,12 +86,10 @@ class Summarizer:
             timeout_seconds=self.timeout_seconds,
             chars=self.batch_chars,
             budget=self._budget,
-            announce=self.announce,
             clock=self.clock,
         )
         self._schedule = Schedule(
             clock=self.clock,
-            announce=self.announce,
         )
         self._limiter = anyio.Semaphore(self.max_concurrent)
         self._group: TaskGroup | None = None
@@ -325,7 +319,7 @@ class Summarizer:
                 return False
             return await self._folded(session, batch, epoch=epoch, focus=focus)
         except (SessionNotFound, StoreConflict) as gone:
-            self.announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
+            announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
         except ModelResting:
             self._has_to_wait(session)
         except Exception as failure:  # noqa: BLE001 - a bug in here must not stop every conversation
@@ -334,7 +328,7 @@ class Summarizer:
 
     def _note_failure(self, session: Session, reason: str, started: float) -> None:
         seconds = round(self.clock() - started, 3)
-        self.announce(SummaryFailed(session_id=session.id, reason=reason, seconds=seconds))
+        announce(SummaryFailed(session_id=session.id, reason=reason, seconds=seconds))
         self._schedule.failed(session)
 
     # One batch: whatever it raises, everything is as it was before
@@ -364,11 +358,11 @@ class Summarizer:
         found = await _exact_in(batch)
         if session.epoch == epoch and session.summary != before:
             # Someone wrote it anew meanwhile: theirs stands, and the batch goes into that one.
-            self.announce(SummaryDropped(session_id=session.id, reason="edited"))
+            announce(SummaryDropped(session_id=session.id, reason="edited"))
             return True
         if not await self._commit(session, epoch, batch, written, found):
             return False
-        self.announce(self._receipt(session, batch, written, started))
+        announce(self._receipt(session, batch, written, started))
         return True
 
     async def _commit(
@@ -387,7 +381,7 @@ class Summarizer:
             spent=_spent(written),
         )
         if not is_in_time:
-            self.announce(SummaryDropped(session_id=session.id, reason="reset"))
+            announce(SummaryDropped(session_id=session.id, reason="reset"))
             return False
         session.summary_in_progress = True  # until this task ends, so that it stays the only one
         if self.store is not None:
@@ -396,7 +390,7 @@ class Summarizer:
         return True
 
     def _announce_start(self, session: Session, batch: Sequence[Entry]) -> None:
-        self.announce(
+        announce(
             SummaryStarted(
                 session_id=session.id,
                 first_seq=batch[0].seq,

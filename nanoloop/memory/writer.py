@@ -19,7 +19,6 @@ from nanoloop.errors import (
     ProviderError,
     ProviderTimeout,
 )
-from nanoloop.events import Announce, silent
 from nanoloop.memory.schedule import Breaker, BreakerState, Budget, Why
 from nanoloop.protocols import Provider, Reply, Usage
 from nanoloop.session.chat import entries_of, result_text, rough_tokens
@@ -200,7 +199,6 @@ class SummaryWriter:
         timeout_seconds: float,
         chars: int,
         budget: Budget,
-        announce: Announce = silent,
         clock: Callable[[], float],
     ) -> None:
         self._provider = provider
@@ -209,9 +207,7 @@ class SummaryWriter:
         self._clock = clock
         self.chars = chars
         """Characters of talk that go into one call; less once the model said it was too much."""
-        self._breakers = {
-            model: Breaker(model or "", announce=announce, clock=clock) for model in models
-        }
+        self._breakers = {model: Breaker(model or "", clock=clock) for model in models}
 
     @property
     def models(self) -> dict[str, BreakerState]:

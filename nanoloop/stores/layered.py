@@ -22,7 +22,6 @@ class LayeredStore(DatabaseStore):
             _Layered(behind.database, limit=sessions),
             clock=behind.clock,
             sealing=behind.sealing,
-            announce=behind.announce,
         )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from nanoloop import defaults, plugins
-from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal, Store
 from nanoloop.stores.place import parts, path_of
 
@@ -23,7 +22,6 @@ class Opening:
     timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS
     """How long a server that does not answer is tried."""
     read_only: bool = False
-    announce: Announce = field(default=silent)
 
     def open(self, url: str) -> Store:
         """The store that this URL names; nothing is touched before it is used."""
@@ -44,7 +42,6 @@ class Opening:
         return {
             "seal": self.seal,
             "timeout_seconds": self.timeout_seconds,
-            "announce": self.announce,
         }
 
 
@@ -61,7 +58,6 @@ def _jsonl(how: Opening, url: str) -> Store:
         how.at(url),
         durability=how.durability,
         read_only=how.read_only,
-        announce=how.announce,
         seal=how.seal,
     )
 
@@ -74,7 +70,6 @@ def _sqlite(how: Opening, url: str) -> Store:
         durability=how.durability,
         exclusive=not how.read_only,
         read_only=how.read_only,
-        announce=how.announce,
         seal=how.seal,
     )
 

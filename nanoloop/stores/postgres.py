@@ -17,7 +17,6 @@ from anyio.to_thread import run_sync
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
-from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
@@ -48,7 +47,6 @@ class PostgresStore(DatabaseStore):
         schema: str = "nanoloop",
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
-        announce: Announce = silent,
         pool_size: int = 10,
         timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
     ) -> None:
@@ -59,7 +57,7 @@ class PostgresStore(DatabaseStore):
             pool_size=pool_size,
             timeout_seconds=timeout_seconds,
         )
-        super().__init__(self._tables, clock=clock, seal=seal, announce=announce)
+        super().__init__(self._tables, clock=clock, seal=seal)
 
     async def migrate(self) -> str:
         """Make the tables, or bring older ones up to date; says what was done."""

@@ -20,7 +20,6 @@ import anyio
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged, StoreError
-from nanoloop.events import Announce, silent
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
@@ -64,16 +63,13 @@ class RedisStore(DatabaseStore):
         timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
-        announce: Announce = silent,
     ) -> None:
         """Nothing is asked before the first call.
 
         A call is tried again while the server is away, and fails after `timeout_seconds` in all.
         """
         server = RedisServer(url, timeout_seconds=timeout_seconds)
-        super().__init__(
-            _Rows(server, RedisKeys(prefix)), clock=clock, seal=seal, announce=announce
-        )
+        super().__init__(_Rows(server, RedisKeys(prefix)), clock=clock, seal=seal)
 
 
 class _Rows:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from aiofiles.os import wrap
 
 from nanoloop.errors import SessionDamaged, StoreError
-from nanoloop.events import Announce, silent
+from nanoloop.events import announce
 from nanoloop.files import ProcessLock, refusal
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
@@ -61,7 +61,6 @@ class SqliteStore(DatabaseStore):
         durability: Durability = "flush",
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
-        announce: Announce = silent,
         exclusive: bool = False,
         read_only: bool = False,
         busy_seconds: float = 5,
@@ -76,16 +75,15 @@ class SqliteStore(DatabaseStore):
         )
         lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
         file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
-        database = _Sqlite(file, announce=announce)
-        super().__init__(database, clock=clock, seal=seal, announce=announce)
+        database = _Sqlite(file)
+        super().__init__(database, clock=clock, seal=seal)
 
 
 class _Sqlite:
     """One file; other processes may have it open too."""
 
-    def __init__(self, file: SessionFile, *, announce: Announce) -> None:
+    def __init__(self, file: SessionFile) -> None:
         self._file = file
-        self._announce = announce
         # A thread of its own: no number of long reads keeps a save waiting for one.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
         self._queue = WriteQueue(file)
@@ -184,7 +182,7 @@ class _Sqlite:
         finally:
             heard = self._file.opening.heard
             while heard:
-                self._announce(heard.pop(0))
+                announce(heard.pop(0))
         return result
 
     def _refused(self, what: str) -> StoreError:

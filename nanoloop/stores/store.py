@@ -23,7 +23,7 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
-from nanoloop.events import Announce, SessionsCounted, SessionUnreadable, silent
+from nanoloop.events import SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Seal, SessionInfo
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT, Changes, Identity, new_id, seconds_of
@@ -52,12 +52,10 @@ class DatabaseStore:
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
         sealing: Sealing | None = None,
-        announce: Announce = silent,
     ) -> None:
         self.database = database
         """What it keeps them in."""
         self.clock = clock
-        self.announce = announce
         self.sealing = sealing or Sealing(seal)
         self._order = WriteOrder()
         self._tried = TriedCommits()
@@ -289,7 +287,7 @@ class DatabaseStore:
             try:
                 info = self._info(stored)
             except SessionDamaged as damaged:
-                self.announce(SessionUnreadable(session_id=damaged.session_id))
+                announce(SessionUnreadable(session_id=damaged.session_id))
             else:
                 yield info
 
@@ -472,7 +470,6 @@ async def sweep(
     every_seconds: float = 300,
     expired: int = 0,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
-    announce: Announce = silent,
 ) -> None:
     """Remove what expired every few minutes, and tell what is left, at once for the first time.
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from nanoloop.context import build_messages
-from nanoloop.events import Event, SummaryCommitted, SummaryFailed
+from nanoloop.events import Event, SummaryCommitted, SummaryFailed, hearing
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, Store, ToolSpec
 from nanoloop.session.entry import Entry, plain_text
@@ -56,14 +56,15 @@ async def trial(
     """
     facts = facts or PlantedFacts()
     ledger, session, heard = HandedOver(provider), Session(), list[Event]()
-    summarizer = Summarizer(ledger, announce=heard.append, **settings)  # type: ignore[arg-type]
-    async with summarizer:
-        for said, answered in facts.conversation() if conversation is None else conversation:
-            session.add_message("user", said)
-            session.trim_if_needed(limit, keep)
-            summarizer.fire_and_forget(session)
-            await summarizer.drain(seconds)
-            session.add_message("assistant", answered)
+    summarizer = Summarizer(ledger, **settings)  # type: ignore[arg-type]
+    with hearing(heard.append):
+        async with summarizer:
+            for said, answered in facts.conversation() if conversation is None else conversation:
+                session.add_message("user", said)
+                session.trim_if_needed(limit, keep)
+                summarizer.fire_and_forget(session)
+                await summarizer.drain(seconds)
+                session.add_message("assistant", answered)
     request = build_messages(system, session.window, summary=session.summary)
     prompt = "\n".join(plain_text(message["content"]) for message in request)
     return Trial(

@@ -20,7 +20,7 @@ import anyio
 
 from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.events import Event, SummaryCommitted, SummaryFailed, WindowTrimmed
+from nanoloop.events import Event, SummaryCommitted, SummaryFailed, WindowTrimmed, hearing
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.local.provider import LocalProvider
 from nanoloop.providers.scripted import ScriptedProvider
@@ -150,23 +150,21 @@ class Talk:
 
     async def run(self) -> list[dict[str, Any]]:
         """The last request of the talk, as the loop makes it."""
-        summarizer = Summarizer(
-            self._model.in_background(), timeout_seconds=900, announce=self.events.append
-        )
+        summarizer = Summarizer(self._model.in_background(), timeout_seconds=900)
         loop = AgentLoop(
             provider=self.script,
             summarizer=summarizer,
             message_buffer_limit=LIMIT,
             message_buffer_min=KEPT,
-            announce=self.events.append,
         )
         direct = DirectChannel(loop.bus)
-        async with anyio.create_task_group() as group:
-            await group.start(loop.run)
-            for text, _ in talk():
-                await direct.ask(text)
-                await self._summarised(loop)
-            loop.bus.close()
+        with hearing(self.events.append):
+            async with anyio.create_task_group() as group:
+                await group.start(loop.run)
+                for text, _ in talk():
+                    await direct.ask(text)
+                    await self._summarised(loop)
+                loop.bus.close()
         return [dict(message) for message in self.script.calls[-1].messages]
 
     async def _summarised(self, loop: AgentLoop) -> None:

@@ -69,9 +69,8 @@ def test_a_result_belongs_to_the_newest_call_with_its_id():
     assert result["content"] == "two"
 
 
-async def test_compact_announces_that_it_cut_the_window():
-    events = []
-    loop = AgentLoop(provider=ScriptedProvider(), announce=events.append, message_buffer_min=2)
+async def test_compact_announces_that_it_cut_the_window(heard):
+    loop = AgentLoop(provider=ScriptedProvider(), message_buffer_min=2)
     direct = DirectChannel(loop.bus)
     async with anyio.create_task_group() as group:
         await group.start(loop.run)
@@ -79,7 +78,7 @@ async def test_compact_announces_that_it_cut_the_window():
             await direct.ask(f"m{number}")
         await direct.ask("/compact")
         loop.bus.close()
-    assert any(isinstance(event, WindowTrimmed) for event in events)
+    assert any(isinstance(event, WindowTrimmed) for event in heard)
 
 
 async def after_a_tear(folder, session_id="s"):

@@ -15,6 +15,7 @@ import anyio
 from nanoloop import Agent, AgentLoop, Inbound, Summarizer, tool
 from nanoloop.bus import InProcessBus
 from nanoloop.errors import SessionNotFound
+from nanoloop.events import hearing
 from nanoloop.messages import Delivery
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.session.head import SUMMARY
@@ -212,9 +213,7 @@ async def live(job):
 
     provider = OpenAIProvider(model="talker", api_key="k", base_url=job["url"], max_retries=0)
     store = store_at(job["store"], death)
-    summarizer = Summarizer(
-        Digester(provider, death), DIGESTER, store=store, batch_chars=300, announce=death.hear
-    )
+    summarizer = Summarizer(Digester(provider, death), DIGESTER, store=store, batch_chars=300)
     loop = AgentLoop(
         provider=provider,
         agent=Agent(prompt="Be brief.", tools=[look]),
@@ -224,11 +223,10 @@ async def live(job):
         message_buffer_limit=LIMIT,
         message_buffer_min=KEEP,
         lane_limit=1000,  # none is refused: what waited for a life that was cut short waits still
-        announce=death.hear,
     )
     chats = Chats(death)
     loop.bus.attach(chats)
-    with anyio.fail_after(SECONDS):
+    with anyio.fail_after(SECONDS), hearing(death.hear):
         async with anyio.create_task_group() as group:
             await group.start(loop.run)
             await loop.recover()

@@ -17,6 +17,7 @@ from nanoloop.events import (
     SummaryCommitted,
     SummaryFailed,
     WindowTrimmed,
+    hearing,
 )
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
@@ -86,14 +87,12 @@ class World:
                 self.digester,
                 store=self.store,
                 batch_chars=400,
-                announce=self._hear,
                 clock=lambda: self.now,
             ),
             message_buffer_limit=LIMIT,
             message_buffer_min=KEEP,
             shutdown_turns_seconds=0,
             shutdown_summaries_seconds=0,
-            announce=self._hear,
         )
         self.loop.bus.attach(self)
         self._ended = anyio.Event()
@@ -102,7 +101,7 @@ class World:
         await self.quiet()
 
     async def _live(self, *, task_status):
-        with anyio.CancelScope() as self._life:
+        with anyio.CancelScope() as self._life, hearing(self._hear):
             await self.loop.run(task_status=task_status)
         self._ended.set()
 

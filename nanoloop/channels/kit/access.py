@@ -15,7 +15,7 @@ from pathlib import Path
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.backlog import Notebook
 from nanoloop.channels.kit.platform import Heard
-from nanoloop.events import Announce, NobodyMayTalk, PairingApproved, PairingAsked, SenderRefused
+from nanoloop.events import NobodyMayTalk, PairingApproved, PairingAsked, SenderRefused, announce
 from nanoloop.settings.channels import PlatformSettings
 
 EVERYONE = "*"
@@ -43,13 +43,11 @@ class AccessControl:
         *,
         rules: PlatformSettings,
         pairing: Pairing,
-        announce: Announce,
     ) -> None:
         self._channel = channel
         self.rules = rules
         """May be set anew while the channel runs."""
         self._pairing = pairing
-        self._announce = announce
         self._senders = Rate(MINUTE)
         self._chats = Rate(DAY)
         self._strangers = Rate(HOUR)
@@ -68,7 +66,7 @@ class AccessControl:
     def announce_closed(self) -> None:
         """Say at the start if nobody may talk, and what to do about it."""
         if (advice := self.closed) is not None:
-            self._announce(NobodyMayTalk(channel=self._channel, advice=advice))
+            announce(NobodyMayTalk(channel=self._channel, advice=advice))
 
     def may_talk(self, heard: Heard) -> bool:
         """Whether the sender is known here."""
@@ -121,7 +119,7 @@ class AccessControl:
         """Let the person in who has this code here."""
         person = self._pairing.approve(code, channel=self._channel)
         if person is not None:
-            self._announce(PairingApproved(channel=self._channel, sender=person.id))
+            announce(PairingApproved(channel=self._channel, sender=person.id))
         return person
 
     def _code(self, heard: Heard) -> str | None:
@@ -131,11 +129,11 @@ class AccessControl:
         code = self._pairing.code_for(person)
         if code is None:
             return None
-        self._announce(PairingAsked(channel=self._channel, sender=heard.sender))
+        announce(PairingAsked(channel=self._channel, sender=heard.sender))
         return PAIR.format(code=code)
 
     def _refused(self, heard: Heard, reason: str) -> None:
-        self._announce(
+        announce(
             SenderRefused(
                 channel=self._channel, chat=heard.chat, sender=heard.sender, reason=reason
             )

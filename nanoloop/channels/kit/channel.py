@@ -16,7 +16,7 @@ from nanoloop.channels.kit.drafts import Drafts, Progress
 from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
 from nanoloop.channels.kit.platform import Guest, Host, Platform
 from nanoloop.errors import SettingsError
-from nanoloop.events import Announce, TextStreamed, silent
+from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus, Channel
 from nanoloop.settings.channels import PlatformSettings
@@ -41,7 +41,6 @@ class PlatformChannel:
         folder: Path | None = None,
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
-        announce: Announce = silent,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """With a `folder`, the data folder, pairings and half-sent answers outlast the process.
@@ -51,7 +50,7 @@ class PlatformChannel:
         """
         self.platform = platform
         self.name = platform.name
-        self._connection = Connection(platform, announce=announce, sleep=sleep)
+        self._connection = Connection(platform, sleep=sleep)
         file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
             platform, connection=self._connection, progress=Progress(file), attachments=attachments
@@ -59,7 +58,7 @@ class PlatformChannel:
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
         self.access = AccessControl(
-            self.name, rules=rules or PlatformSettings(), pairing=self._pairing, announce=announce
+            self.name, rules=rules or PlatformSettings(), pairing=self._pairing
         )
         """Who may talk; without rules nobody may."""
         self._files = Files(
@@ -67,11 +66,9 @@ class PlatformChannel:
             limit_bytes=platform.limits.file_bytes,
             attachments=attachments,
             transcriber=transcriber,
-            announce=announce,
         )
-        self._announce = announce
         if isinstance(platform, Guest):
-            platform.meet(Host(channel=self.name, welcomes=self.access.welcomes, announce=announce))
+            platform.meet(Host(channel=self.name, welcomes=self.access.welcomes))
         self._taking: Intake | None = None
 
     @property
@@ -118,7 +115,6 @@ class PlatformChannel:
             drafts=self._drafts,
             files=self._files,
             typist=self._typist,
-            announce=self._announce,
         )
 
 
@@ -136,7 +132,6 @@ def make_channel(
     folder: Path,
     attachments: Attachments,
     transcriber: Transcriber | None = None,
-    announce: Announce,
 ) -> Channel:
     """The channel of that name; its library is loaded only now. Raises `SettingsError`."""
     made: Platform | Channel = plugins.load("channels", name).make(own, folder)
@@ -150,5 +145,4 @@ def make_channel(
         folder=folder,
         attachments=attachments,
         transcriber=transcriber,
-        announce=announce,
     )

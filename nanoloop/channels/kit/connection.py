@@ -13,11 +13,11 @@ import anyio
 from nanoloop.channels.kit.platform import Hear, Platform, Refused
 from nanoloop.errors import SendLater, reason_of
 from nanoloop.events import (
-    Announce,
     ChannelConnected,
     ChannelConnecting,
     ChannelLost,
     ChannelRefused,
+    announce,
 )
 
 LONGEST_REST_SECONDS = 300.0
@@ -45,12 +45,10 @@ class Connection:
         self,
         platform: Platform,
         *,
-        announce: Announce,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._platform = platform
-        self._announce = announce
         self._sleep = sleep
         self._clock = clock
         self._is_up = anyio.Event()
@@ -95,7 +93,7 @@ class Connection:
 
     def _begin(self) -> None:
         self.state = State(name="connecting")
-        self._announce(ChannelConnecting(channel=self._platform.name))
+        announce(ChannelConnecting(channel=self._platform.name))
 
     def _connected(self) -> None:
         if self._is_up.is_set():
@@ -103,11 +101,11 @@ class Connection:
         self._since = self._clock()
         self._is_up.set()
         self.state = State(name="connected")
-        self._announce(ChannelConnected(channel=self._platform.name))
+        announce(ChannelConnected(channel=self._platform.name))
 
     def _refuse(self, reason: str) -> None:
         self.state = State(name="refused", reason=reason)
-        self._announce(ChannelRefused(channel=self._platform.name, reason=reason))
+        announce(ChannelRefused(channel=self._platform.name, reason=reason))
 
     async def _rest(self, failure: Exception, tries: int) -> None:
         known = failure.seconds if isinstance(failure, SendLater) else None
@@ -115,7 +113,7 @@ class Connection:
         seconds = max(known or 0, backoff)
         reason = reason_of(failure)
         self.state = State(name="waiting", reason=reason)
-        self._announce(
+        announce(
             ChannelLost(
                 channel=self._platform.name, reason=reason, seconds=round(seconds, 3), tries=tries
             )

@@ -20,7 +20,7 @@ from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessCon
 from nanoloop.channels.kit.drafts import Drafts
 from nanoloop.channels.kit.platform import File, Heard, Place, Platform
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
-from nanoloop.events import Announce, FileLeftOut, HearingFailed, MessageRepeated
+from nanoloop.events import FileLeftOut, HearingFailed, MessageRepeated, announce
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.protocols import Bus
@@ -53,7 +53,6 @@ class Intake:
         drafts: Drafts,
         files: Files,
         typist: Typist,
-        announce: Announce,
     ) -> None:
         self._name = name
         self._bus = bus
@@ -61,7 +60,6 @@ class Intake:
         self._drafts = drafts
         self._files = files
         self._typist = typist
-        self._announce = announce
         self._overheard = Overheard()
         self._is_deaf = False
         self._recent: BoundedDict[tuple[str, str], str] = BoundedDict(REMEMBERED)
@@ -91,7 +89,7 @@ class Intake:
             await self._receive(item.heard)
         except Exception as error:  # noqa: BLE001 - one message's bug must not end the channel
             about = f"{type(error).__name__} at {place_of(error)}"
-            self._announce(HearingFailed(channel=self._name, chat=item.heard.chat, error=about))
+            announce(HearingFailed(channel=self._name, chat=item.heard.chat, error=about))
         item.taken.set()
 
     async def _receive(self, heard: Heard) -> None:
@@ -118,7 +116,7 @@ class Intake:
         is_known = self._is_known(heard)
         is_command = command(heard.text) is not None
         if is_known and is_command:  # the session remembers messages, but no commands
-            self._announce(MessageRepeated(key=self._key(heard), message_id=heard.id))
+            announce(MessageRepeated(key=self._key(heard), message_id=heard.id))
             return
         if not is_known:
             is_too_much, words = self._access.excess(heard)
@@ -307,14 +305,12 @@ class Files:
         limit_bytes: int,
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
-        announce: Announce,
     ) -> None:
         """With `attachments` they are kept there: the model sees images, and reads texts."""
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._attachments = attachments
         self._transcriber = transcriber
-        self._announce = announce
 
     async def attachment(self, file: File) -> Attachment:
         """What stands for this file in the conversation."""
@@ -381,7 +377,7 @@ class Files:
     def _left_out(self, error: Exception, words: str) -> str:
         """What the model reads instead of it."""
         reason = reason_of(error)
-        self._announce(FileLeftOut(channel=self._channel, reason=reason))
+        announce(FileLeftOut(channel=self._channel, reason=reason))
         return words
 
 

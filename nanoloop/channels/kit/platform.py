@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Literal, Protocol, runtime_checkable
 
 from nanoloop.errors import NanoloopError
-from nanoloop.events import Announce, SenderRefused, silent
+from nanoloop.events import SenderRefused, announce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,12 +224,11 @@ class Host:
     """Its name."""
     welcomes: Callable[[Heard], bool] = nobody
     """Whether who says this may talk, by the rules of this moment, or may ask to."""
-    announce: Announce = silent
     """Takes the platform's own events, for log and counts; never message text."""
 
     def refuse(self, heard: Heard, reason: str) -> None:
         """Tell that this sender was refused something."""
-        self.announce(
+        announce(
             SenderRefused(channel=self.channel, chat=heard.chat, sender=heard.sender, reason=reason)
         )
 

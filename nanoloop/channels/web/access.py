@@ -15,7 +15,7 @@ from typing import NoReturn
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from nanoloop.events import Announce, RequestFailed
+from nanoloop.events import RequestFailed, announce
 from nanoloop.sentences import Sentences, incident_of
 
 ASKED_BY_SCRIPT = "x-nanoloop"
@@ -250,7 +250,7 @@ def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
     return Refusal(status, sentence, headers={"Retry-After": str(max(1, ceil(seconds)))})
 
 
-def sentence_of(error: Exception, sentences: Sentences, announce: Announce, *, path: str) -> str:
+def sentence_of(error: Exception, sentences: Sentences, *, path: str) -> str:
     """What a client is told of a failure; what the operator is told of it goes to the log."""
     incident = incident_of(error)
     announce(RequestFailed(path=path, **incident.facts))

@@ -41,7 +41,6 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
-from nanoloop.events import Announce
 from nanoloop.protocols import Bus, Provider
 from nanoloop.sentences import Sentences
 from nanoloop.session.head import checked_id
@@ -177,7 +176,7 @@ class Operation:
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:
         """The response to an error of ours; any other is raised again."""
         parts = backend.parts
-        tell = partial(sentence_of, error, parts.sentences, parts.announce, path=self.path)
+        tell = partial(sentence_of, error, parts.sentences, path=self.path)
         match error:
             case Refusal():
                 refusal = error
@@ -253,7 +252,6 @@ class WebParts:
     """The model that answers where an agent names none."""
     snapshot: Snapshot
     """What telemetry has counted."""
-    announce: Announce
     sentences: Sentences
     """What is told of a failure."""
     provider: Provider
@@ -271,8 +269,6 @@ class Backend:
     feeds: Feeds
     streams: OpenStreams
     receipts: Receipts
-    is_serving: Callable[[], bool]
-    """Whether the loop takes messages."""
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

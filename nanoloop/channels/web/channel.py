@@ -57,7 +57,7 @@ from nanoloop.channels.web.openai import completions
 from nanoloop.channels.web.openai.completions import HEADER, IGNORED
 from nanoloop.channels.web.server import LOOPBACK_NAMES, WebServer, is_loopback, listening_socket
 from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
-from nanoloop.events import Announce, Event, RequestFailed, RequestServed, TextStreamed
+from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, announce
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import incident_of
@@ -117,7 +117,6 @@ class WebChannel:
             feeds=self._news.feeds,
             receipts=self._news.receipts,
             streams=OpenStreams(),
-            is_serving=self._news.is_serving,
         )
 
     def bind(self) -> str:
@@ -143,9 +142,7 @@ class WebChannel:
 
     def app(self) -> ASGIApp:
         """The ASGI application, with all that protects it."""
-        return Guard(
-            make_site(self.backend), hosts=self._hosts(), announce=self.backend.parts.announce
-        )
+        return Guard(make_site(self.backend), hosts=self._hosts())
 
     def _hosts(self) -> Collection[str] | None:
         """The names that requests may be for; None where only who has a token gets anything."""
@@ -177,7 +174,10 @@ async def alive(_: ApiCall) -> Response:
 @serve("GET", "/readyz", is_public=True, is_counted=False)
 async def ready(call: ApiCall) -> Response:
     """Whether it takes messages."""
-    checks = {"loop": call.backend.is_serving(), "store": await _reaches_store(call.backend)}
+    checks = {
+        "loop": call.backend.parts.runner.is_serving,
+        "store": await _reaches_store(call.backend),
+    }
     status = 200 if all(checks.values()) else 503
     return JSONResponse({"status": "ok" if status == 200 else "not ready", **checks}, status)  # noqa: PLR2004 - HTTP's own
 
@@ -405,7 +405,7 @@ async def _failed(backend: Backend, request: Request, error: Exception) -> Respo
     """A bug, which says nothing of itself to the client."""
     parts, path = backend.parts, path_of(request.scope)
     request.scope[TOLD] = True
-    return error_response(500, sentence_of(error, parts.sentences, parts.announce, path=path))
+    return error_response(500, sentence_of(error, parts.sentences, path=path))
 
 
 POLICY = (
@@ -427,11 +427,10 @@ _SAFE = (
 class Guard:
     """Lets requests for this host through, and tells of each without what was said."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, announce: Announce) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Container[str] | None) -> None:
         """Without `hosts` any name is the right one."""
         self._app = app
         self._hosts = hosts
-        self._announce = announce
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -443,9 +442,9 @@ class Guard:
             await self._serve(scope, receive, served)
         except Exception as error:  # noqa: BLE001 - a bug in one request must not stop the others
             if not scope.get(TOLD):
-                self._announce(RequestFailed(path=path_of(scope), **incident_of(error).facts))
+                announce(RequestFailed(path=path_of(scope), **incident_of(error).facts))
         finally:
-            self._announce(
+            announce(
                 RequestServed(
                     method=scope["method"],
                     path=path_of(scope),

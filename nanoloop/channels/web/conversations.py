@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from nanoloop.channels.web.access import Refusal, number_in
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.feed import EventStream, Feed, FeedCursor, FeedEvent
-from nanoloop.events import WindowTrimmed
+from nanoloop.events import WindowTrimmed, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import Entry, rfc3339
 from nanoloop.session.head import new_id
@@ -299,7 +299,7 @@ async def summarise(call: ApiCall) -> Response:
         await parts.sessions.store.save(session)
         session.release()
         kept = message_count(session.window)
-        parts.announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+        announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
         if parts.recall is not None:
             parts.recall.follow(session.id)
     if parts.summarizer.fire_and_forget(session, force=True) or did_trim:

@@ -18,8 +18,6 @@ from starlette.types import Receive, Scope, Send
 from nanoloop.channels.web.access import try_later
 from nanoloop.events import (
     Event,
-    LoopStarted,
-    LoopStopped,
     SessionReset,
     SessionStarted,
     SummaryCommitted,
@@ -217,11 +215,6 @@ class FeedWriter:
     def __init__(self) -> None:
         self.feeds = Feeds()
         self.receipts = Receipts()
-        self._is_serving = False
-
-    def is_serving(self) -> bool:
-        """Whether the loop takes messages."""
-        return self._is_serving
 
     def take(self, item: Outbound | TextStreamed) -> None:
         """Tell of an answer, or of a piece of one."""
@@ -245,8 +238,6 @@ class FeedWriter:
             self._tell(event.session_id, "tool", _tool(event))
         elif isinstance(event, (SessionStarted, SessionReset)):
             self._hear_session(event)
-        elif isinstance(event, (LoopStarted, LoopStopped)):
-            self._is_serving = isinstance(event, LoopStarted)
 
     def _hear_turn(self, event: Any, state: str) -> None:
         facts = {name: getattr(event, name) for name in _FACTS if hasattr(event, name)}

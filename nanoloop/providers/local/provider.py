@@ -32,7 +32,7 @@ from nanoloop.errors import (
     UnknownModel,
     how_to_install,
 )
-from nanoloop.events import Announce, ModelLoaded, ModelLost, silent
+from nanoloop.events import ModelLoaded, ModelLost, announce
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
 from nanoloop.providers.local.launch import Launch, Report
 from nanoloop.providers.openai import OpenAIProvider
@@ -60,7 +60,6 @@ class LocalProvider:
         options: Mapping[str, Any] | None = None,
         start_timeout_seconds: float = 120,
         call_timeout_seconds: float = defaults.LOCAL_CALL_TIMEOUT_SECONDS,
-        announce: Announce = silent,
     ) -> None:
         """`context_tokens` is for each of `parallel` conversations that are answered at once.
 
@@ -88,9 +87,7 @@ class LocalProvider:
             order,
             start_timeout_seconds=start_timeout_seconds,
             client=client,
-            announce=announce,
         )
-        self._announce = announce
         self._line = WaitingLine(parallel)
         self._guard = threading.Lock()
         self._server: ModelServer | None = None
@@ -179,7 +176,7 @@ class LocalProvider:
                 self._server = None
                 self._ends += 1
                 self._rests_until = time.monotonic() + REST_SECONDS
-                self._announce(ModelLost(model=self._model, reason=server.process.end))
+                announce(ModelLost(model=self._model, reason=server.process.end))
 
     def _running(self) -> ModelServer:
         with self._guard:
@@ -348,12 +345,10 @@ class ModelServer:
         *,
         start_timeout_seconds: float,
         client: Mapping[str, Any],
-        announce: Announce = silent,
     ) -> None:
         """`client` is what the client is made with."""
         self._order = order
         self._start_timeout_seconds = start_timeout_seconds
-        self._announce = announce
         self._started = time.monotonic()
         self.process = ModelProcess(order)
         self._make_client = partial(
@@ -408,7 +403,7 @@ class ModelServer:
     def _tell_loaded(self, report: Report) -> None:
         if not self._is_loaded:
             self._is_loaded = True
-            self._announce(
+            announce(
                 ModelLoaded(
                     model=self._order.model,
                     context_tokens=report.context_tokens,

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from aiofiles.os import wrap
 
 from nanoloop.errors import SessionDamaged, StoreError
-from nanoloop.events import Announce, Event, FileUnreadable, silent
+from nanoloop.events import Event, FileUnreadable, announce
 from nanoloop.files import (
     ProcessLock,
     file_name,
@@ -58,7 +58,6 @@ class JsonlStore(DatabaseStore):
         *,
         durability: Durability = "flush",
         clock: Callable[[], datetime] = utc_now,
-        announce: Announce = silent,
         open_files: int = 256,
         read_only: bool = False,
         seal: Seal | None = None,
@@ -69,11 +68,10 @@ class JsonlStore(DatabaseStore):
         database = _Folder(
             where,
             durability=durability,
-            announce=announce,
             open_files=open_files,
             lock=None if read_only else lock,
         )
-        super().__init__(database, clock=clock, seal=seal, announce=announce)
+        super().__init__(database, clock=clock, seal=seal)
 
 
 class _Folder:
@@ -84,13 +82,11 @@ class _Folder:
         path: Path,
         *,
         durability: Durability,
-        announce: Announce,
         open_files: int,
         lock: ProcessLock | None,
     ) -> None:
         self._path = path
         self._is_durable = durability == "fsync"
-        self._announce = announce
         self._lock = lock
         self._bindings = Bindings(path / KEYS, durable=self._is_durable)
         self.files = OpenFiles(self._journal, limit=open_files)
@@ -159,7 +155,7 @@ class _Folder:
             for stored in await self._in_thread(listing.glances, paths):
                 yield stored
             for event in listing.take_heard():
-                self._announce(event)
+                announce(event)
 
     async def names(self) -> AsyncIterator[str]:
         listing = FolderListing(self._path)
@@ -211,7 +207,7 @@ class _Folder:
         finally:
             self.files.used(journal)
             for event in journal.take_heard():
-                self._announce(event)
+                announce(event)
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await self._told(wrap(work)(*args))

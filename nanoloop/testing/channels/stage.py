@@ -16,7 +16,7 @@ from nanoloop.bus import InProcessBus
 from nanoloop.channels.kit.channel import PlatformChannel
 from nanoloop.channels.kit.intake import Transcriber
 from nanoloop.channels.kit.platform import Platform
-from nanoloop.events import Event
+from nanoloop.events import Event, hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.protocols import Provider
 from nanoloop.providers.scripted import ScriptedProvider
@@ -212,12 +212,10 @@ class Bot:
         self.events: list[Event] = []
         """What happened."""
         self.provider = provider or ScriptedProvider()
-        announce = self.events.append
         self.channel = PlatformChannel(
             platform,
             rules=rules or open_to_all(),
             folder=folder,
-            announce=announce,
             attachments=attachments,
             transcriber=transcriber,
             sleep=sleep,
@@ -227,8 +225,7 @@ class Bot:
             provider=self.provider,
             agent=Agent(),
             store=self._store,
-            bus=InProcessBus(announce=announce, sleep=sleep),
-            announce=announce,
+            bus=InProcessBus(sleep=sleep),
         )
         self.loop.bus.attach(self.channel)
         self._group = anyio.create_task_group()
@@ -236,9 +233,10 @@ class Bot:
     async def __aenter__(self) -> Self:
         await self._store.delete_expired()
         await self._group.__aenter__()
-        await self._group.start(self.loop.run, name="loop")
-        await self.loop.recover()
-        self._group.start_soon(self.channel.run, self.loop.bus, name="channel")
+        with hearing(self.events.append):
+            await self._group.start(self.loop.run, name="loop")
+            await self.loop.recover()
+            self._group.start_soon(self.channel.run, self.loop.bus, name="channel")
         return self
 
     async def __aexit__(self, *exc: object) -> None:

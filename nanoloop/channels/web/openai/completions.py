@@ -36,7 +36,6 @@ from nanoloop.channels.web.openai.request import (
     refusal_of,
 )
 from nanoloop.context import Views
-from nanoloop.events import Announce
 from nanoloop.protocols import OnText, Provider, ToolSpec, vendor_of
 from nanoloop.providers.models import WithOptions
 from nanoloop.session.chat import openai_call
@@ -69,7 +68,6 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
             ClientConversation(id=form.id, messages=messages, tools=tools),
             agent=agent,
             provider=_with_options(provider, fitted, asked),
-            announce=call.backend.parts.announce,
         )
     else:
         question = await _in_session(call, asked, name, messages)
@@ -215,13 +213,10 @@ class ClientConversation:
 class StatelessQuestion:
     """A turn in a session that no store knows; nothing of it is ever left out."""
 
-    def __init__(
-        self, asked: ClientConversation, *, agent: Agent, provider: Provider, announce: Announce
-    ) -> None:
+    def __init__(self, asked: ClientConversation, *, agent: Agent, provider: Provider) -> None:
         self._asked = asked
         self._agent = agent
         self._provider = provider
-        self._announce = announce
 
     async def ask(self, hear: OnText) -> Completion:
         """As `Question`."""
@@ -251,5 +246,4 @@ class StatelessQuestion:
             cutting=None,
             theirs=self._asked.tools,
             on_text=hear,
-            announce=self._announce,
         )

@@ -449,7 +449,7 @@ def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
         case BusFull():
             text = parts.sentences.text("full")
         case _:
-            text = sentence_of(error, parts.sentences, parts.announce, path=path)
+            text = sentence_of(error, parts.sentences, path=path)
     return refusal_of_kind(type(error), text)
 
 
