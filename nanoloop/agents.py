@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache, partial
 from threading import Lock, get_ident
 from typing import Any, Self, TypeVar
@@ -310,10 +309,6 @@ class Agents(Mapping[str, Agent]):
         if chosen != session.agent:
             session.agent = chosen
         return self.of(session)
-
-    def nearest(self, name: str) -> str | None:
-        """The name that was perhaps meant."""
-        return next(iter(get_close_matches(name, self._agents, n=1)), None)
 
 
 class AgentRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from nanoloop.session.log import message_count
 from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions, matching, mentions
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
@@ -145,8 +145,7 @@ class Commands:
         return await self._commands[name].run(message, rest.strip())
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, self._commands, n=1)
-        hint = f"did you mean /{near[0]}?" if near else "/help lists what there is."
+        hint = did_you_mean(name, self._commands, "/help lists what there is.", shown="/{}".format)
         return f"There is no /{name}: {hint}"
 
     async def _help(self, _: Inbound, __: str) -> str:
@@ -211,8 +210,7 @@ class Commands:
             marks = {agent: " (here)" if agent == here else "" for agent in self._agents}
             return "\n".join(f"{agent}{mark}" for agent, mark in marks.items())
         if name not in self._agents:
-            near = self._agents.nearest(name)
-            hint = f"did you mean {near}?" if near else "/agent lists who there is."
+            hint = did_you_mean(name, self._agents, "/agent lists who there is.", shown=str)
             return f"There is no agent {name!r}: {hint}"
         session.agent = name
         await self._sessions.store.save(session)

@@ -222,10 +222,8 @@ class ModelError(NanoloopError):
 class NoSuchModel(ModelError):
     """Neither the catalogue nor the folder has a model of that name."""
 
-    def __init__(self, name: str, near: Sequence[str] = (), *, advice: str = "") -> None:
+    def __init__(self, name: str, advice: str = "") -> None:
         advice = advice or "`nanoloop model list` shows what there is"
-        if near:
-            advice = f"did you mean {' or '.join(map(repr, near))}?"
         super().__init__(f"no model {name!r}: {advice}")
 
 

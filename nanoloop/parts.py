@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from operator import attrgetter
@@ -45,6 +44,7 @@ from nanoloop.settings.vendors import (
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -280,8 +280,7 @@ def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) 
         return _installed(name, empty(f"tools.{name}", ToolSettings.table_for(name)))
     key = f"agents.{agent}.tools"
     known = [*tools, *plugins.names("tools")]
-    near = get_close_matches(name, known, n=1)
-    advice = f"did you mean {near[0]!r}?" if near else f"the tools are {', '.join(known)}"
+    advice = did_you_mean(name, known, f"the tools are {', '.join(known)}")
     raise SettingsError(f"{settings.origin(key)}: {key} names no tool with {name!r}: {advice}")
 
 

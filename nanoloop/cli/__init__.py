@@ -25,6 +25,7 @@ from nanoloop.errors import (
     SettingsError,
     StoreLocked,
 )
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
@@ -324,10 +325,7 @@ def _examples(*lines: str) -> str:
 
 
 def _nearest(name: str) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - only a mistyped command needs it
-
-    near = get_close_matches(name, COMMANDS, n=1)
-    return f"did you mean {near[0]!r}?" if near else "`nanoloop --help` lists them"
+    return did_you_mean(name, COMMANDS, "`nanoloop --help` lists them")
 
 
 def _print_version() -> Exit:

@@ -7,7 +7,6 @@ import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from nanoloop.errors import ModelError, NoSuchModel, SettingsError
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SUFFIX, Model, at, find, known
 from nanoloop.models.download import files_in
 from nanoloop.settings import Settings
+from nanoloop.words import did_you_mean
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -100,11 +100,11 @@ def _files_of(name: str, folder: Path) -> tuple[str, Sequence[Path]]:
         return name, here[name]
     if known(name):
         raise _not_here(name)
-    raise NoSuchModel(name, get_close_matches(name, here, n=2))
+    raise NoSuchModel(name, did_you_mean(name, here, most=2))
 
 
 def _not_here(name: str) -> NoSuchModel:
-    return NoSuchModel(name, advice=f"it is not here yet: `nanoloop model get {name}`")
+    return NoSuchModel(name, f"it is not here yet: `nanoloop model get {name}`")
 
 
 def _facts(model: Model, files: Sequence[Path]) -> dict[str, Any]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from difflib import get_close_matches
 from textwrap import indent
 
 from nanoloop.channels.screen import printable
@@ -24,6 +23,7 @@ from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
+from nanoloop.words import did_you_mean
 
 TERMINAL = "terminal"
 """The channel of `nanoloop chat`."""
@@ -43,14 +43,12 @@ async def opened(settings: Settings, *, read_only: bool = True) -> AsyncIterator
 class _NoSuchName(SessionNotFound):
     """Nothing stored has this name."""
 
-    def __init__(self, name: str, near: Sequence[str]) -> None:
+    def __init__(self, name: str, advice: str) -> None:
         super().__init__(name)
-        self._near = near
+        self._advice = advice
 
     def __str__(self) -> str:
-        near = " or ".join(map(repr, self._near))
-        hint = f"did you mean {near}?" if near else "`nanoloop sessions list` shows what there is"
-        return f"no session {self.session_id!r}: {hint}"
+        return f"no session {self.session_id!r}: {self._advice}"
 
 
 async def find(store: Store, name: str) -> Session:
@@ -59,7 +57,8 @@ async def find(store: Store, name: str) -> Session:
         with suppress(SessionNotFound):
             return await store.load(session_id)
     names = [known async for info in store.list() for known in _names(info)]
-    raise _NoSuchName(name, get_close_matches(name, names, n=3))
+    advice = did_you_mean(name, names, "`nanoloop sessions list` shows what there is", most=3)
+    raise _NoSuchName(name, advice)
 
 
 async def _candidates(store: Store, name: str) -> AsyncIterator[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from nanoloop.errors import ModelError, NoSuchModel
+from nanoloop.words import did_you_mean
 
 PREFIX = "local:"
 SUFFIX = ".gguf"
@@ -143,7 +143,7 @@ def find(name: str) -> Model:
     """The model of that name; raises `NoSuchModel` with what comes nearest."""
     if model := known(name):
         return model
-    raise NoSuchModel(name, get_close_matches(name, _BY_NAME, n=2))
+    raise NoSuchModel(name, did_you_mean(name, _BY_NAME, most=2))
 
 
 def at(url: str, sha256: str | None = None) -> Model:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import (
@@ -21,6 +20,7 @@ from nanoloop import plugins
 from nanoloop.errors import SettingsError
 from nanoloop.settings.keys import ByName, Section
 from nanoloop.settings.problems import NO_SUCH_TABLE, InvalidSettings, lacks
+from nanoloop.words import did_you_mean
 
 
 class NoSettings(Section):
@@ -83,9 +83,9 @@ class PluginTables(Section):
         if name in cls.gone:
             raise SettingsError(f"{cls.kind}.{name} is gone: {cls.gone[name]}")
         known = plugins.names(cls.kind)
-        near = get_close_matches(name, [*known, *cls.model_fields], n=1)
         there = f"there are {', '.join(known) or 'none'}; or install the package that has it"
-        advice = f"did you mean {cls.kind}.{near[0]}?" if near else there
+        mine = f"{cls.kind}.{{}}".format
+        advice = did_you_mean(name, [*known, *cls.model_fields], there, shown=mine)
         what = cls.kind.removesuffix("s")
         raise SettingsError(f"{cls.kind}.{name} names no {what}: {advice}")
 

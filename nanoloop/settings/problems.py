@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from pydantic import BaseModel, SecretStr
 
 from nanoloop.errors import SettingsError
 from nanoloop.settings.keys import is_secret, setting, settings_near, table_of
+from nanoloop.words import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -218,8 +218,8 @@ def _wrong(value: Any, error: ErrorDetails, origin: Origin | None) -> str:
 
 
 def _not_one_of(value: Any, expected: str) -> str:
-    near = get_close_matches(str(value), re.findall(r"'(\w+)'", expected), n=1)
-    return f"not {expected}" + (f": did you mean {near[0]!r}?" if near else "")
+    near = nearest(str(value), re.findall(r"'(\w+)'", expected))
+    return f"not {expected}" + (f": did you mean {near!r}?" if near else "")
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
@@ -227,9 +227,9 @@ def _nearest(key: str, known: Iterable[str]) -> str:
     names = sorted(known, key=lambda name: name.count("."))
     last = {name: name.rpartition(".")[2] for name in names}
     mine = key.rpartition(".")[2]
-    near = [name for name in names if last[name] == mine] or get_close_matches(key, names, n=1)
-    similar = get_close_matches(mine, last.values(), n=1)
-    return next(iter(near or [name for name in names if last[name] in similar]), "")
+    same = next((name for name in names if last[name] == mine), None)
+    similar = nearest(mine, last.values())
+    return same or nearest(key, names) or next((n for n in names if last[n] == similar), "")
 
 
 def _tables(known: Iterable[str]) -> set[str]:
@@ -282,8 +282,7 @@ def _no_agent(settings: Settings) -> Problem | None:
     name = settings.channels.terminal.agent
     if name is None or name == DEFAULT_AGENT or name in settings.agents:
         return None
-    near = get_close_matches(name, settings.agents, n=1)
-    advice = f"did you mean {shown(near[0])}?" if near else f"add [agents.{name}]"
+    advice = did_you_mean(name, settings.agents, f"add [agents.{name}]", shown=shown)
     key = "channels.terminal.agent"
     text = f"{key} is {shown(name)}, but there is no such agent: {advice}"
     return Problem(text=text, keys=(key,))

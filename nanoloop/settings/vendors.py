@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
@@ -17,6 +16,7 @@ from nanoloop.providers.vendors import VENDORS, Vendor, split
 from nanoloop.settings.keys import Section
 from nanoloop.settings.plugins import NoSettings, Unchecked, empty
 from nanoloop.settings.problems import Problem, http_address, shown
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
@@ -73,8 +73,8 @@ def table_for(name: str) -> type[BaseModel]:
     if plugins.is_installed("providers", name):
         return plugins.load("providers", name).settings or NoSettings
     known = [*VENDORS, *plugins.names("providers")]
-    near = get_close_matches(name, known, n=1)
-    advice = f"did you mean providers.{near[0]}?" if near else f"there are {', '.join(known)}"
+    there = f"there are {', '.join(known)}"
+    advice = did_you_mean(name, known, there, shown="providers.{}".format)
     raise SettingsError(f"providers.{name} names no provider: {advice}")
 
 

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property, partial, update_wrapper
 from typing import (
     TYPE_CHECKING,
@@ -23,6 +22,7 @@ from typing import (
 from nanoloop.errors import BadArguments
 from nanoloop.protocols import ToolSpec
 from nanoloop.tools.threads import Threads
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -251,8 +251,7 @@ class Arguments:
     def _no_such(self, name: str) -> str:
         if not self._names:
             return f"there is no argument {name!r}: give none"
-        near = get_close_matches(name, self._names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(self._names)}"
+        hint = did_you_mean(name, self._names, f"there are {', '.join(self._names)}")
         return f"there is no argument {name!r}: {hint}"
 
 

@@ -7,7 +7,6 @@ import math
 import operator
 from collections.abc import Callable
 from datetime import datetime, timezone, tzinfo
-from difflib import get_close_matches
 from typing import Any, Protocol
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -15,6 +14,7 @@ from nanoloop.errors import ToolError
 from nanoloop.session.session import Session
 from nanoloop.tools.function import FunctionTool, tool
 from nanoloop.tools.here import here
+from nanoloop.words import nearest
 
 Number = int | float
 
@@ -182,8 +182,8 @@ def _zone(name: str) -> tzinfo:
 
 def _unknown(name: str) -> str:
     known = {zone.casefold(): zone for zone in sorted(available_timezones())}
-    near = get_close_matches(name.casefold().replace(" ", "_"), known, n=1)
-    hint = f"did you mean {known[near[0]]!r}?" if near else 'use a name such as "Europe/Berlin"'
+    near = nearest(name.casefold().replace(" ", "_"), known)
+    hint = f"did you mean {known[near]!r}?" if near else 'use a name such as "Europe/Berlin"'
     return f"there is no time zone {name!r}: {hint}"
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
 from nanoloop.protocols import Tool, ToolCall, ToolSpec
 from nanoloop.session.chat import MOST_PARTS
 from nanoloop.tools.function import tool as as_tool
+from nanoloop.words import nearest
 
 _NEAR = 20
 """Characters shown on each side of the place where JSON breaks off."""
@@ -76,8 +76,8 @@ class Toolbox:
     def _found(self, name: str) -> Tool:
         if name in self._tools:
             return self._tools[name][1]
-        near = get_close_matches(name, self._tools, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name, self._tools)
+        hint = f"did you mean {near!r}? " if near else ""
         raise UnknownTool(
             f"there is no tool {name!r}: {hint}The tools are: {', '.join(self._tools) or 'none'}."
         )

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from html import escape
 from importlib.metadata import version
@@ -45,6 +44,7 @@ from nanoloop.protocols import Bus, Provider
 from nanoloop.sentences import Sentences
 from nanoloop.session.head import checked_id
 from nanoloop.sessions import Sessions
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -352,8 +352,7 @@ def _wrong(first: ErrorDetails, where: str, model: type[BaseModel]) -> str:
 
 def _unknown(where: str, model: type[BaseModel]) -> str:
     known: Mapping[str, Any] = model.model_fields
-    near = get_close_matches(where, known, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    advice = did_you_mean(where, known, f"there are {', '.join(known)}", shown=str)
     return f"is not known: {advice}"
 
 

@@ -22,6 +22,7 @@ from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
 from nanoloop.sessions import matching, mentions
 from nanoloop.tokens import entry_tokens, text_tokens
+from nanoloop.words import did_you_mean
 
 SESSION = "/api/sessions/{session}"
 SEARCHED = 50
@@ -121,8 +122,7 @@ def _known_agent(backend: Backend, name: str | None) -> str | None:
     agents = backend.parts.agents
     if name is None or name in agents:
         return name
-    near = agents.nearest(name)
-    advice = f"did you mean {near}?" if near else "/api/me lists who there is"
+    advice = did_you_mean(name, agents, "/api/me lists who there is", shown=str)
     raise Refusal(422, f"there is no agent {quoted(name)}: {advice}")
 
 

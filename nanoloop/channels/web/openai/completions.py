@@ -42,6 +42,7 @@ from nanoloop.session.chat import openai_call
 from nanoloop.session.head import checked_id, id_for_key
 from nanoloop.session.session import Session
 from nanoloop.turn import Keeping, Turn
+from nanoloop.words import did_you_mean
 
 PATH = "/v1/chat/completions"
 HEADER = "X-Nanoloop-Session"
@@ -186,8 +187,7 @@ def agent_of(backend: Backend, model: str) -> Agent:
         return agents[model]
     if model == backend.parts.model:
         return agents.default
-    near = agents.nearest(model)
-    advice = f"did you mean {near}?" if near else "/v1/models lists the agents"
+    advice = did_you_mean(model, agents, "/v1/models lists the agents", shown=str)
     raise ClientRefusal(
         404, f"there is no model {quoted(model)}: {advice}", code="model_not_found", param="model"
     )
