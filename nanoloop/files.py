@@ -41,6 +41,12 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) ->
         sync_folder(path.parent)
 
 
+def save_json(path: Path, value: object) -> None:
+    """Put a small value into a file of its own, in a folder that is made where it is missing."""
+    make_folder(path.parent)
+    replace_file(path, json.dumps(value).encode(), durable=False)
+
+
 async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
     """As `replace_file`, while the event loop goes on; any number may put the same file."""
     beside = path.with_name(f".{token_hex(8)}")

@@ -25,7 +25,7 @@ from nanoloop.events import (
     RequestFailed,
     TurnFailed,
 )
-from nanoloop.files import make_folder, replace_file
+from nanoloop.files import save_json
 from nanoloop.session.entry import rfc3339
 
 FILE = "status.json"
@@ -149,10 +149,9 @@ class States:
             self._changed.set()
 
     def _write(self) -> None:
-        with suppress(OSError):
-            make_folder(self._file.parent)
-            said = json.dumps(self._running, default=asdict)
-            replace_file(self._file, said.encode(), durable=False)
+        if self._running is not None:
+            with suppress(OSError):
+                save_json(self._file, asdict(self._running))
 
 
 def running(folder: Path) -> RunningChannel | None:

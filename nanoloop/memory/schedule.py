@@ -15,6 +15,7 @@ from typing import Literal
 import anyio
 
 from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, announce
+from nanoloop.files import save_json
 from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
@@ -226,10 +227,7 @@ class Budget:
         """Let it last; a disk that fails stops no summary."""
         if self._file is not None:
             with suppress(OSError):
-                self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fresh = self._file.with_suffix(".new")
-                fresh.write_text(json.dumps({"day": str(self._day), **asdict(self._spent)}))
-                fresh.replace(self._file)
+                save_json(self._file, {"day": str(self._day), **asdict(self._spent)})
 
     def _kept(self) -> Spent:
         """What an earlier process has spent of this day."""

@@ -32,7 +32,7 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
-from nanoloop.files import make_folder
+from nanoloop.files import make_folder, replace_file
 from nanoloop.messages import Outbound
 
 FIRST_SECONDS = 0.2
@@ -425,7 +425,8 @@ class Progress:
             if self._lines > _LINES:
                 self._rewrite(self._file)
             else:
-                _write(self._file, "a", (fact,))
+                with self._file.open("ab") as lines:
+                    lines.write(_lines((fact,)))
 
     def _learn(self, fact: dict[str, Any]) -> None:
         match fact:
@@ -454,9 +455,7 @@ class Progress:
 
     def _rewrite(self, file: Path) -> None:
         facts = [*self._facts()]
-        beside = file.with_suffix(".new")
-        _write(beside, "w", facts)
-        beside.replace(file)
+        replace_file(file, _lines(facts), durable=False)
         self._lines = len(facts)
 
     def _facts(self) -> Iterable[dict[str, Any]]:
@@ -470,9 +469,8 @@ class Progress:
                 yield {"posted": answer, "message": message, "number": number}
 
 
-def _write(file: Path, mode: str, facts: Iterable[dict[str, Any]]) -> None:
-    with file.open(mode, encoding="utf-8") as lines:
-        lines.writelines(f"{json.dumps(fact)}\n" for fact in facts)
+def _lines(facts: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(fact)}\n" for fact in facts).encode()
 
 
 _ENCLOSED = re.compile(rf"!?\[[^\]\n]*\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)")

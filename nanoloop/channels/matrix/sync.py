@@ -25,7 +25,7 @@ from nanoloop.channels.matrix.homeserver import (
     words,
 )
 from nanoloop.errors import Declined
-from nanoloop.files import make_folder
+from nanoloop.files import save_json
 from nanoloop.lanes import Lanes
 
 WAIT_SECONDS = 30
@@ -237,10 +237,7 @@ class Bookmark:
             "to_join": self.to_join,
             "told": self.told,
         }
-        beside = self._file.with_suffix(".new")
-        make_folder(self._file.parent)
-        beside.write_text(json.dumps(known), encoding="utf-8")
-        beside.replace(self._file)
+        save_json(self._file, known)
 
     def _learn(self, known: dict[str, Any]) -> None:
         self._user, self.since = known["user"], known["since"]

@@ -11,7 +11,7 @@ from telegram import Bot, Message, MessageEntity, Update, User
 
 from nanoloop.channels.kit.platform import File, Heard
 from nanoloop.channels.telegram.api import answered
-from nanoloop.files import make_folder
+from nanoloop.files import save_json
 
 KINDS = ("message", "edited_message")
 """Telegram tells bots nothing of deleted messages."""
@@ -200,10 +200,7 @@ class Moves:
             return
         self._new[old], self._old[new] = new, old
         if self._file is not None:
-            make_folder(self._file.parent)
-            beside = self._file.with_suffix(".new")
-            beside.write_text(json.dumps(self._new), encoding="utf-8")
-            beside.replace(self._file)
+            save_json(self._file, self._new)
 
     def first(self, chat: int) -> str:
         """The id by which a chat is known here."""

@@ -1,0 +1,31 @@
+"""`files.py`: small files are whole, and for their owner only."""
+
+import json
+
+import pytest
+
+from nanoloop.files import save_json
+
+
+def test_a_small_value_has_a_file_that_only_its_owner_reads(tmp_path):
+    file = tmp_path / "data" / "channels" / "place.json"
+    save_json(file, {"since": "s1"})
+    assert json.loads(file.read_text()) == {"since": "s1"}
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_in_the_file_stays_if_the_new_can_not_be_written(tmp_path):
+    file = tmp_path / "place.json"
+    save_json(file, ["old"])
+    (tmp_path / "place.json.new").mkdir()
+    with pytest.raises(IsADirectoryError):
+        save_json(file, ["new"])
+    assert json.loads(file.read_text()) == ["old"]
+
+
+def test_one_that_was_cut_short_by_a_kill_is_in_no_ones_way(tmp_path):
+    file = tmp_path / "place.json"
+    (tmp_path / "place.json.new").write_text('["ha')
+    save_json(file, ["whole"])
+    assert [found.name for found in tmp_path.iterdir()] == ["place.json"]
