@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
@@ -111,7 +111,7 @@ class App:
     def stop(self) -> None:
         """Take nothing more in; what runs is finished, up to its deadlines."""
         for channel in self._channels:
-            if isinstance(channel, _Lasting):
+            if hasattr(channel, "take_no_more"):
                 channel.take_no_more()
         self._channel_scope.cancel()
         self.loop.bus.close()
@@ -142,7 +142,7 @@ class App:
                 await self.loop.recover()
             async with anyio.create_task_group() as group:
                 for channel in self._channels:
-                    where = lasting if isinstance(channel, _Lasting) else group
+                    where = lasting if hasattr(channel, "take_no_more") else group
                     where.start_soon(self._run_channel, channel, name=f"channel {channel.name}")
             if self._chat is None:  # a daemon goes on until it is told to stop
                 await anyio.sleep_forever()
@@ -157,12 +157,3 @@ class App:
             announce(ChannelFailed(channel=channel.name, error=about))
             if self._chat is not None:
                 raise  # there is nothing else to serve
-
-
-@runtime_checkable
-class _Lasting(Protocol):
-    """A channel that goes on sending after it was told to stop, until the loop has ended."""
-
-    def take_no_more(self) -> None:
-        """Acknowledge nothing that comes in from now on."""
-        ...

@@ -251,7 +251,11 @@ class Store(Protocol):
 
 
 class Channel(Protocol):
-    """A way in and out for chats. It knows the bus and nothing else."""
+    """A way in and out for chats. It knows the bus and nothing else.
+
+    One that has a method `take_no_more` is told by it to acknowledge nothing that comes in from
+    now on, and then goes on sending until the loop has ended; any other is cancelled.
+    """
 
     @property
     def name(self) -> str:

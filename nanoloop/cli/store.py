@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import anyio
 from rich.console import Console
@@ -24,15 +24,6 @@ from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 
 _PLACE = f"{FORMS}; left out, it is the store of the settings"
-
-
-@runtime_checkable
-class Migrated(Protocol):
-    """A store whose tables are made and raised on request."""
-
-    async def migrate(self) -> str:
-        """Bring them up to date; says what was done."""
-        ...
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -144,7 +135,7 @@ async def _check(args: Namespace, settings: Settings) -> int:
 
 async def _migrate(args: Namespace, settings: Settings) -> int:
     async with _opened(settings, args.place) as store:
-        if isinstance(store, Migrated):
+        if hasattr(store, "migrate"):
             done = await store.migrate()
         else:  # the others see to it when they are opened to write
             await store.delete_expired()

@@ -1,7 +1,7 @@
 """Which turns answer a query best: rare words, who spoke, what stands beside, what is asked for.
 
-Pure: it sees an index only through `Rows`. No step reads more than a fixed number of rows, however
-long the conversation is.
+Pure: it sees an index only through its reader. No step reads more than a fixed number of rows,
+however long the conversation is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nanoloop.memory.terms import IS_TOOL, ONLY_ASKS, Query
+
+if TYPE_CHECKING:
+    from nanoloop.memory.index import IndexReader
 
 MOST_ROWS = 400
 """Rows read for one word: one that is in more of them only weighs among those the others find."""
@@ -58,38 +61,6 @@ class Traits:
     month: int
 
 
-class Rows(Protocol):
-    """One session's turns in the index, by their place in it."""
-
-    total: int
-    length: float
-    """Words of a turn, on average."""
-
-    def having(self, word: str, limit: int) -> list[int]:
-        """The places of turns with this word, the newest ones, so many at most."""
-        ...
-
-    def count(self, word: str) -> int:
-        """How many turns have this word."""
-        ...
-
-    def having_both(self, word: str, others: Sequence[str], limit: int) -> list[int]:
-        """The places of turns with this word and one of the others."""
-        ...
-
-    def near(self, word: str) -> list[str]:
-        """Words of the index that are spelled much like one that it doesn't have."""
-        ...
-
-    def speakers(self) -> Iterable[str]:
-        """The names of all who spoke."""
-        ...
-
-    def traits(self, places: Iterable[int]) -> dict[int, Traits]:
-        """What is known of these turns; those that are gone are left out."""
-        ...
-
-
 @dataclass(slots=True)
 class Matches:
     """Which of the words each turn has, a bit for each."""
@@ -121,7 +92,7 @@ class Matches:
 
 
 def ranked(
-    query: Query, rows: Rows, *, limit: int, allows: Callable[[int], bool] = lambda _: True
+    query: Query, rows: IndexReader, *, limit: int, allows: Callable[[int], bool] = lambda _: True
 ) -> list[tuple[int, float]]:
     """The places of the best turns with their scores, the best first.
 
@@ -141,7 +112,7 @@ def _parts(names: Iterable[str]) -> set[str]:
     return {part for name in names for part in name.split()}
 
 
-def _speakers_named(query: Query, rows: Rows) -> frozenset[str]:
+def _speakers_named(query: Query, rows: IndexReader) -> frozenset[str]:
     return frozenset(who for who in rows.speakers() if query.names.intersection(who.split()))
 
 
@@ -150,7 +121,7 @@ def _rarity(count: int, total: int) -> float:
 
 
 def _match(
-    words: dict[str, float], rows: Rows, matches: Matches, *, weaker: frozenset[str]
+    words: dict[str, float], rows: IndexReader, matches: Matches, *, weaker: frozenset[str]
 ) -> None:
     rare: list[str] = []
     common: dict[str, tuple[list[int], float]] = {}
@@ -170,7 +141,7 @@ def _match(
         matches.add(sorted({*both, *(() if rare else places)}), weight)
 
 
-def _match_near(word: str, weight: float, rows: Rows, matches: Matches) -> None:
+def _match_near(word: str, weight: float, rows: IndexReader, matches: Matches) -> None:
     """A word that nobody said may be a typing error, or one that only begins like another."""
     found = {place for near in rows.near(word) for place in rows.having(near, MOST_ROWS)}
     if found:
@@ -182,7 +153,7 @@ class _Judge:
     """Scores turns closely."""
 
     query: Query
-    rows: Rows
+    rows: IndexReader
     matches: Matches
     named: frozenset[str]
     needed: float

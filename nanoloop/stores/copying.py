@@ -7,44 +7,15 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.database import COMMIT_ID
 from nanoloop.stores.snapshot import StoredSnapshot, window_start
 
-
-class Movable(Protocol):
-    """A store whose sessions can be taken elsewhere as they are."""
-
-    def names(self) -> AsyncIterator[str]:
-        """The id of every session, expired or not, whatever it looks like inside."""
-        ...
-
-    async def snapshot(self, session_id: str) -> StoredSnapshot:
-        """All there is of one; raises `SessionNotFound`."""
-        ...
-
-    async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
-        """Have one as another store had it; raises `SessionExists` unless `replace`."""
-        ...
-
-    async def delete(self, session_id: str) -> None:
-        """Remove it for good, whatever it looks like inside."""
-        ...
-
-    def bindings(self) -> AsyncIterator[tuple[str, str]]:
-        """Every key and its session."""
-        ...
-
-    async def bind(self, key: str, session_id: str) -> None:
-        """From now on this key means that session."""
-        ...
-
-    async def bound(self, key: str) -> str | None:
-        """The session bound to this key, or None."""
-        ...
+if TYPE_CHECKING:
+    from nanoloop.stores.store import DatabaseStore
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,8 +39,8 @@ Warn = Callable[[str, str], None]
 
 
 async def copy(
-    source: Movable,
-    target: Movable,
+    source: DatabaseStore,
+    target: DatabaseStore,
     *,
     replace: bool = False,
     tell: Tell = lambda *_: None,
@@ -100,7 +71,7 @@ async def copy(
     return done
 
 
-async def taken(source: Movable, name: str) -> StoredSnapshot | str:
+async def taken(source: DatabaseStore, name: str) -> StoredSnapshot | str:
     """All there is of a session, or why it can't be read; raises where nothing can be any more."""
     try:
         return await source.snapshot(name)
@@ -112,7 +83,7 @@ async def taken(source: Movable, name: str) -> StoredSnapshot | str:
 
 
 async def _copy_one(
-    snapshot: StoredSnapshot, target: Movable, done: Copied, *, may_replace: bool, warn: Warn
+    snapshot: StoredSnapshot, target: DatabaseStore, done: Copied, *, may_replace: bool, warn: Warn
 ) -> None:
     name = snapshot.name
     theirs = await _theirs(target, name)
@@ -133,7 +104,7 @@ async def _copy_one(
     done.entries += len(snapshot.entries)
 
 
-async def _theirs(target: Movable, name: str) -> StoredSnapshot | str | None:
+async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | None:
     """What the target has under this name, or why that can't be read."""
     try:
         return await taken(target, name)
@@ -148,7 +119,7 @@ def _damage(theirs: StoredSnapshot | str) -> str:
     return f"{problems[0]}{more}" if problems else ""
 
 
-async def _verify(target: Movable, name: str, snapshot: StoredSnapshot) -> None:
+async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) -> None:
     if digest(await target.snapshot(name)) != digest(snapshot):
         raise StoreError(
             f"session {name!r} is not the same after it was copied: is something else writing to "
@@ -156,7 +127,7 @@ async def _verify(target: Movable, name: str, snapshot: StoredSnapshot) -> None:
         )
 
 
-async def _copy_keys(source: Movable, target: Movable, done: Copied) -> None:
+async def _copy_keys(source: DatabaseStore, target: DatabaseStore, done: Copied) -> None:
     async for key, session_id in source.bindings():
         if await target.bound(key) != session_id:
             await target.bind(key, session_id)
@@ -185,7 +156,7 @@ class Checked:
     problems: tuple[str, ...]
 
 
-async def check(store: Movable) -> AsyncIterator[Checked]:
+async def check(store: DatabaseStore) -> AsyncIterator[Checked]:
     """Look at every session whole; nothing is changed."""
     for name in [name async for name in store.names()]:
         try:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace as changed
 from datetime import datetime, timedelta
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -25,7 +25,7 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.events import SessionsCounted, SessionUnreadable, announce
-from nanoloop.protocols import Seal, SessionInfo
+from nanoloop.protocols import Seal, SessionInfo, Store
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT, Changes, Identity, new_id, seconds_of
 from nanoloop.session.session import Session
@@ -545,20 +545,8 @@ class TriedCommits:
         return session.revision != revision
 
 
-class Sweepable(Protocol):
-    """A store whose sessions may expire."""
-
-    async def delete_expired(self) -> int:
-        """Remove what expired; returns how many."""
-        ...
-
-    def list(self) -> AsyncIterator[SessionInfo]:
-        """Every session that has not expired."""
-        ...
-
-
 async def sweep(
-    store: Sweepable,
+    store: Store,
     *,
     every_seconds: float = 300,
     expired: int = 0,
@@ -587,7 +575,7 @@ async def sweep(
         group.cancel_scope.cancel()
 
 
-async def _counted(store: Sweepable, expired: int) -> SessionsCounted:
+async def _counted(store: Store, expired: int) -> SessionsCounted:
     sessions = entries = pending = 0
     async for info in store.list():
         sessions += 1

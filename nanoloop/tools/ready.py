@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from datetime import datetime, timezone, tzinfo
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, available_timezones
 
 from nanoloop.errors import ToolError
@@ -15,6 +15,9 @@ from nanoloop.session.session import Session
 from nanoloop.tools.function import FunctionTool, tool
 from nanoloop.tools.here import here
 from nanoloop.words import nearest
+
+if TYPE_CHECKING:
+    from nanoloop.memory.recall import Recall
 
 Number = int | float
 
@@ -192,16 +195,8 @@ MOST = 20
 """Hits that one call brings at most."""
 
 
-class Recalls(Protocol):
-    """What finds things that were said."""
-
-    async def told(self, session: Session, words: str, limit: int = 5) -> str:
-        """What fits, in words for a model."""
-        ...
-
-
 def make_recall_tool(
-    recall: Recalls, session: Callable[[], Session] = here.get
+    recall: Recall, session: Callable[[], Session] = here.get
 ) -> FunctionTool[Any, Any]:
     """The tool, which searches the session of the turn that calls it."""
 
