@@ -11,7 +11,7 @@ import anyio
 
 from nanoloop.agents import Agents
 from nanoloop.errors import IndexUnusable, NotPossible
-from nanoloop.events import RecallFailed, WindowTrimmed, announce
+from nanoloop.events import RecallFailed, announce
 from nanoloop.memory.summarizer import WAITS, Summarizer, state_text
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
@@ -352,32 +352,19 @@ class MemoryCommands:
         word, *text = rest.split(maxsplit=1)
         if word != "edit" or not text:
             return "/summary shows it; /summary edit TEXT puts TEXT in its place."
-        is_being_written = session.summary_in_progress
-        session.update_summary(text[0])
-        session.summary_in_progress = (
-            is_being_written  # that one finds it changed, and drops its own
-        )
-        await self._sessions.store.save(session)
+        await self._sessions.correct_summary(session, text[0])
         return "This is the summary now."
 
     async def _compact(self, message: Inbound, focus: str) -> str:
         session = await self._sessions.current(message.session_key)
-        evicted, did_trim = session.trim_if_needed(limit=self._keep, min_keep=self._keep)
-        if did_trim:
-            await self._sessions.store.save(session)
-            session.release()
-            self._announce_trim(session, len(evicted))
-        if self._summarizer.fire_and_forget(session, force=True, focus=focus) or did_trim:
-            return f"{messages(len(evicted))} left the window and go into the summary."
+        evicted = await self._summarizer.compact(session, keep=self._keep, focus=focus)
+        if evicted is not None:
+            if self._found_by is not None:
+                self._found_by.follow(session.id)
+            return f"{messages(evicted)} left the window and go into the summary."
         if session.summary_in_progress:
             return "A summary is being written already."
         return f"Nothing to do: the last {self._keep} messages always stay word for word."
-
-    def _announce_trim(self, session: Session, evicted: int) -> None:
-        kept = message_count(session.window)
-        announce(WindowTrimmed(session_id=session.id, evicted=evicted, kept=kept))
-        if self._found_by is not None:
-            self._found_by.follow(session.id)
 
 
 SHOWN_CHARS = 60

@@ -179,6 +179,14 @@ class Sessions:
             raise
         return session
 
+    async def correct_summary(self, session: Session, text: str) -> None:
+        """Put this text in the place of the summary; durable when this returns."""
+        is_being_written = session.summary_in_progress
+        session.update_summary(text)
+        # The one being written finds it changed, and drops its own.
+        session.summary_in_progress = is_being_written
+        await self.store.save(session)
+
     async def archive(self, session_id: str, *, archived: bool = True) -> None:
         """Put it away, or get it back; when it was last active stays as it is."""
         session = await self.open(session_id)

@@ -22,6 +22,7 @@ from nanoloop.events import (
     SummaryDropped,
     SummaryFailed,
     SummaryStarted,
+    WindowTrimmed,
     announce,
 )
 from nanoloop.memory.facts import Item, found_in, merged
@@ -176,6 +177,21 @@ class Summarizer:
             return False
         self._start(session, even_small=force, focus=focus)
         return True
+
+    async def compact(self, session: Session, *, keep: int, focus: str = "") -> int | None:
+        """Let all but about the last `keep` messages leave the window now, and be folded in.
+
+        Returns how many left; None where none did and nothing is started.
+        """
+        evicted, did_trim = session.trim_if_needed(limit=keep, min_keep=keep)
+        if did_trim:
+            if self.store is not None:
+                await self.store.save(session)
+            session.release()
+            kept = message_count(session.window)
+            announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+        did_start = self.fire_and_forget(session, force=True, focus=focus)
+        return len(evicted) if did_trim or did_start else None
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
         """Fold what waits for more to be said, where nobody spoke so long; returns how many."""

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp
 from nanoloop.channels.web.access import Refusal, number_in
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.feed import EventStream, Feed, FeedCursor, FeedEvent
-from nanoloop.events import WindowTrimmed, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import Entry, rfc3339
 from nanoloop.session.head import new_id
@@ -280,11 +279,7 @@ async def correct(call: ApiCall, given: CorrectedSummary) -> Response:
     """Set the summary right."""
     sessions = call.backend.parts.sessions
     session = await sessions.open(call.session_id)
-    is_being_written = session.summary_in_progress
-    session.update_summary(given.text.strip())
-    # The one being written finds it changed, and drops its own.
-    session.summary_in_progress = is_being_written
-    await sessions.store.save(session)
+    await sessions.correct_summary(session, given.text.strip())
     call.backend.feeds.of(session.id).add("memory", {"reason": "edited"})
     return JSONResponse(await _memory_of(call.backend, session))
 
@@ -294,15 +289,10 @@ async def summarise(call: ApiCall) -> Response:
     """Have older messages summarised now."""
     parts = call.backend.parts
     session = await parts.sessions.open(call.session_id)
-    evicted, did_trim = session.trim_if_needed(limit=parts.keep, min_keep=parts.keep)
-    if did_trim:
-        await parts.sessions.store.save(session)
-        session.release()
-        kept = message_count(session.window)
-        announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+    evicted = await parts.summarizer.compact(session, keep=parts.keep)
+    if evicted is not None:
         if parts.recall is not None:
             parts.recall.follow(session.id)
-    if parts.summarizer.fire_and_forget(session, force=True) or did_trim:
         return Response(status_code=202)
     if session.summary_in_progress:
         raise Refusal(409, "a summary is being written already")
