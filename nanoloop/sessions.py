@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -10,6 +9,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreConflict, StoreError
 from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
@@ -32,10 +32,9 @@ class Sessions:
 
     def __init__(self, store: Store, *, limit: int = 1000) -> None:
         self.store = store
-        self._limit = limit
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        self._recent: OrderedDict[str, Session] = OrderedDict()
-        self._id_by_key: OrderedDict[str, str] = OrderedDict()
+        self._recent: BoundedDict[str, Session] = BoundedDict(limit)
+        self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
         self.on_the_way: set[tuple[str, int]] = set()
         """Answers that this process has sent and that may not have arrived: session and number."""
 
@@ -49,7 +48,7 @@ class Sessions:
         if session.has_expired():
             self.forget(session_id)
             raise SessionNotFound(session_id)
-        self._keep(session)
+        self._recent[session.id] = session
         return session
 
     async def named(self, session_id: str, *, agent: str | None = None) -> Session:
@@ -72,7 +71,7 @@ class Sessions:
         session_id = self._id_by_key.get(key)
         if session_id is None:
             session_id = await self.store.bound(key) or id_for_key(key)
-            self._note(key, session_id)
+            self._id_by_key[key] = session_id
         return session_id
 
     async def _create(self, key: str, session_id: str, agent: str | None) -> Session:
@@ -81,7 +80,7 @@ class Sessions:
         except SessionExists:
             return await self.open(session_id)
         session = self._alive.setdefault(session_id, created)
-        self._keep(session)
+        self._recent[session.id] = session
         announce(SessionStarted(session_id=session_id, key=key))
         return session
 
@@ -110,7 +109,7 @@ class Sessions:
         session = await self.open(session_id)
         await self._hand_on(await self.current_id(key), session)
         await self.store.bind(key, session_id)
-        self._note(key, session_id)
+        self._id_by_key[key] = session_id
         return session
 
     # What people do with them
@@ -202,19 +201,7 @@ class Sessions:
 
     def _hold(self, session: Session) -> None:
         self._alive[session.id] = session
-        self._keep(session)
-
-    def _keep(self, session: Session) -> None:
         self._recent[session.id] = session
-        self._recent.move_to_end(session.id)
-        if len(self._recent) > self._limit:
-            self._recent.popitem(last=False)
-
-    def _note(self, key: str, session_id: str) -> None:
-        self._id_by_key[key] = session_id
-        self._id_by_key.move_to_end(key)
-        if len(self._id_by_key) > self._limit:
-            self._id_by_key.popitem(last=False)
 
 
 async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Session:

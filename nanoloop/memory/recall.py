@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -13,6 +12,7 @@ import anyio
 from anyio.abc import TaskGroup
 from anyio.to_thread import run_sync
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.context import as_data
 from nanoloop.errors import IndexUnusable, SessionNotFound
 from nanoloop.events import IndexSetAside, RecallFailed, announce
@@ -59,7 +59,7 @@ class Recall:
         self._group: TaskGroup | None = None
         self._busy: set[str] = set()
         self._lock = anyio.Lock()
-        self._reach: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        self._reach: BoundedDict[str, tuple[str, int]] = BoundedDict(KNOWN)
 
     async def __aenter__(self) -> Self:
         self._group = anyio.create_task_group()
@@ -133,12 +133,6 @@ class Recall:
         born, reach = self._reach.get(session.id, ("", 0))
         return reach if born == _born(session) else 0
 
-    def _note_reach(self, session: Session, reach: int) -> None:
-        self._reach[session.id] = (_born(session), reach)
-        self._reach.move_to_end(session.id)
-        if len(self._reach) > KNOWN:
-            self._reach.popitem(last=False)
-
     async def catch_up(self, session: Session) -> None:
         """Take in all that is stored of it; raises `IndexUnusable` and what the store raises."""
         last = session.last_seq
@@ -152,7 +146,7 @@ class Recall:
                     reach = entries[-1].seq
                     args = (session.id, _born(session), entries, reach)
                     await self._on_index(self._index.add, *args)
-                    self._note_reach(session, reach)
+                    self._reach[session.id] = (_born(session), reach)
                 after = upto
 
     async def _indexed(self, session: Session) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +14,7 @@ from typing import Literal
 
 import anyio
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, announce
 from nanoloop.files import save_json
 from nanoloop.protocols import Usage
@@ -68,8 +69,8 @@ class Schedule:
         clock: Callable[[], float],
     ) -> None:
         self._clock = clock
-        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
-        self._failures: OrderedDict[str, Failures] = OrderedDict()
+        self._waiting: BoundedDict[str, Waiting] = BoundedDict(SESSIONS_LIMIT)
+        self._failures: BoundedDict[str, Failures] = BoundedDict(FAILURES_LIMIT)
         self._changed = anyio.Event()
 
     # Who waits
@@ -105,12 +106,10 @@ class Schedule:
     def postpone(self, session: Session, why: Why, due: float) -> None:
         """Let it wait; that is told where it did not wait for the same reason already."""
         now = self._clock()
-        before = self._waiting.pop(session.id, None)
+        before = self._waiting.get(session.id)
         self._waiting[session.id] = Waiting(
             session=session, why=why, since=now, due=due, pending_seq=session.pending_seq
         )
-        if len(self._waiting) > SESSIONS_LIMIT:
-            self._waiting.popitem(last=False)
         self._changed.set()
         is_new = before is None or before.why != why
         if is_new and why != "failure":  # that was told when it failed
@@ -134,7 +133,7 @@ class Schedule:
 
     def failed(self, session: Session) -> Failures:
         """Leave it alone for a while, longer after each failure."""
-        before = self._failures.pop(session.id, None)
+        before = self._failures.get(session.id)
         count = before.count + 1 if before else 1
         doubled = RETRY_SECONDS * 2.0 ** min(count - 1, 30)
         rest = min(doubled, RETRY_LIMIT_SECONDS)
@@ -143,8 +142,6 @@ class Schedule:
         wake_at = until + max(0, min(doubled, PATIENCE_SECONDS) - rest)
         failures = Failures(count=count, until=until, wake_at=wake_at)
         self._failures[session.id] = failures
-        if len(self._failures) > FAILURES_LIMIT:
-            self._failures.popitem(last=False)
         self.rest(session)
         return failures
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.errors import SessionDamaged
 from nanoloop.session.entry import Entry, copied
 from nanoloop.stores.database import Commit, Database, StoredSession, newest_seen
@@ -30,8 +30,7 @@ class _Layered:
 
     def __init__(self, behind: Database, *, limit: int) -> None:
         self._behind = behind
-        self._limit = limit
-        self._windows: OrderedDict[str, StoredSession] = OrderedDict()
+        self._windows: BoundedDict[str, StoredSession] = BoundedDict(limit)
 
     async def window(self, session_id: str) -> StoredSession | None:
         kept = self._windows.get(session_id)
@@ -41,18 +40,12 @@ class _Layered:
         self._windows.pop(session_id, None)
         stored = await self._behind.window(session_id)
         if stored is not None:
-            self._keep(session_id, stored)
+            self._windows[session_id] = stored
         return stored
 
     async def _is_true(self, session_id: str, kept: StoredSession) -> bool:
         head = await self._behind.head(session_id)
         return head is not None and head["rev"] == kept.head["rev"]
-
-    def _keep(self, session_id: str, stored: StoredSession) -> None:
-        self._windows[session_id] = stored
-        self._windows.move_to_end(session_id)
-        if len(self._windows) > self._limit:
-            self._windows.popitem(last=False)
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
         # Out of the way until it is known what was written; a failure may mean both.
@@ -61,7 +54,7 @@ class _Layered:
         if kept is not None and stood == commit.revision == kept.head["rev"]:
             advanced = _advanced(kept, commit)
             if advanced is not None:
-                self._keep(commit.id, advanced)
+                self._windows[commit.id] = advanced
         return stood
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,6 +14,7 @@ from typing import NoReturn
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.events import RequestFailed, announce
 from nanoloop.sentences import Sentences, incident_of
 
@@ -193,24 +193,18 @@ class RateLimit:
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: BoundedDict[str, tuple[float, float]] = BoundedDict(CALLERS_KNOWN)
 
     def take(self, caller: str) -> float:
         """Take one; 0 where there was one, else the seconds until there is."""
         level = self._level(caller)
-        self._keep(caller, level - 1 if level >= 1 else level)
+        self._buckets[caller] = (level - 1 if level >= 1 else level, self._clock())
         return 0 if level >= 1 else (1 - level) * 60 / self._per_minute
 
     def _level(self, caller: str) -> float:
         now = self._clock()
         level, at = self._buckets.get(caller, (float(self._per_minute), now))
         return min(self._per_minute, level + (now - at) * self._per_minute / 60)
-
-    def _keep(self, caller: str, level: float) -> None:
-        self._buckets[caller] = (level, self._clock())
-        self._buckets.move_to_end(caller)
-        if len(self._buckets) > CALLERS_KNOWN:
-            self._buckets.popitem(last=False)
 
 
 KINDS = {

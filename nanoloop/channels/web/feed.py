@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import anyio
 from starlette.types import Receive, Scope, Send
 
+from nanoloop.bounded import BoundedDict
 from nanoloop.channels.web.access import try_later
 from nanoloop.events import (
     Event,
@@ -290,17 +291,15 @@ class Receipts:
     """The newest receipts of the sessions that were summarised last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
+        self._kept: BoundedDict[str, deque[dict[str, Any]]] = BoundedDict(RECEIPT_SESSIONS)
 
     def add(self, event: SummaryCommitted) -> None:
         """Keep this one."""
         receipt = asdict(event)
         session_id = receipt.pop("session_id")
         receipt["time"] = rfc3339(datetime.now(timezone.utc))
-        self._kept.setdefault(session_id, deque(maxlen=RECEIPTS_OF_ONE)).append(receipt)
-        self._kept.move_to_end(session_id)
-        if len(self._kept) > RECEIPT_SESSIONS:
-            self._kept.popitem(last=False)
+        self._kept[session_id] = kept = self._kept.get(session_id, deque(maxlen=RECEIPTS_OF_ONE))
+        kept.append(receipt)
 
     def of(self, session_id: str) -> list[dict[str, Any]]:
         """Those of one session, the newest last."""
