@@ -44,8 +44,7 @@ from nanoloop.session.log import message_count
 from nanoloop.session.resize import ReadEntries
 from nanoloop.session.session import Session
 from nanoloop.session.sync import Handler, called, fitting
-from nanoloop.tools.here import here
-from nanoloop.tools.toolbox import as_text
+from nanoloop.tools.toolbox import as_text, here
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent

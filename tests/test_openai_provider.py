@@ -20,7 +20,7 @@ from nanoloop.errors import (
 from nanoloop.protocols import Provider, ToolCall, Usage
 from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.vendors import Quirks
-from nanoloop.tools.here import here
+from nanoloop.tools.toolbox import here
 from tests.openai_client import (
     CLOCK,
     HI,

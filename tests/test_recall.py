@@ -11,8 +11,8 @@ from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Found, Recall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
-from nanoloop.tools.here import here
 from nanoloop.tools.ready import make_recall_tool
+from nanoloop.tools.toolbox import here
 
 
 class Unusable(Index):

@@ -28,7 +28,7 @@ from nanoloop.providers.hosted import (
 )
 from nanoloop.providers.vendors import Quirks
 from nanoloop.session.chat import REASONING
-from nanoloop.tools.here import here
+from nanoloop.tools.toolbox import here
 
 if TYPE_CHECKING:  # it takes long to load
     import httpx2

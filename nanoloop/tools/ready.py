@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo, available_timezones
 from nanoloop.errors import ToolError
 from nanoloop.session.session import Session
 from nanoloop.tools.function import FunctionTool, tool
-from nanoloop.tools.here import here
+from nanoloop.tools.toolbox import here
 from nanoloop.words import nearest
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
@@ -15,8 +16,12 @@ from nanoloop import defaults
 from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
 from nanoloop.protocols import Tool, ToolCall, ToolSpec
 from nanoloop.session.chat import MOST_PARTS
+from nanoloop.session.session import Session
 from nanoloop.tools.function import tool as as_tool
 from nanoloop.words import nearest
+
+here: ContextVar[Session] = ContextVar("session of the turn that is going on")
+"""Set by each turn, for tools that look at its session."""
 
 _NEAR = 20
 """Characters shown on each side of the place where JSON breaks off."""
