@@ -14,7 +14,7 @@ from nanoloop.channels.kit.access import AccessControl, Pairing
 from nanoloop.channels.kit.connection import Connection, State
 from nanoloop.channels.kit.drafts import Drafts, Progress
 from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
-from nanoloop.channels.kit.platform import Guest, Host, Platform
+from nanoloop.channels.kit.platform import Host, Platform
 from nanoloop.errors import SettingsError
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
@@ -67,7 +67,7 @@ class PlatformChannel:
             attachments=attachments,
             transcriber=transcriber,
         )
-        if isinstance(platform, Guest):
+        if hasattr(platform, "meet"):
             platform.meet(Host(channel=self.name, welcomes=self.access.welcomes))
         self._taking: Intake | None = None
 

@@ -146,6 +146,8 @@ class Platform(Protocol):
     side for different answers, in order for the parts of one. Besides what `errors.py` names they
     may raise anything: the text is then given up. A network that fails and a rate limit are
     `SendLater`, with the platform's retry-after as its `seconds`.
+
+    One that has a method `meet` is given its `Host` by it, once, before `listen`.
     """
 
     @property
@@ -224,19 +226,9 @@ class Host:
     """Its name."""
     welcomes: Callable[[Heard], bool] = nobody
     """Whether who says this may talk, by the rules of this moment, or may ask to."""
-    """Takes the platform's own events, for log and counts; never message text."""
 
     def refuse(self, heard: Heard, reason: str) -> None:
         """Tell that this sender was refused something."""
         announce(
             SenderRefused(channel=self.channel, chat=heard.chat, sender=heard.sender, reason=reason)
         )
-
-
-@runtime_checkable
-class Guest(Protocol):
-    """A platform that wants to know its host: nothing more than this method is needed."""
-
-    def meet(self, host: Host) -> None:
-        """Called once, before `listen`."""
-        ...
