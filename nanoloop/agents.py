@@ -302,7 +302,7 @@ class Agents(Mapping[str, Agent]):
         names = [wanted, session.agent] if is_first else [session.agent or wanted]
         for name in names:
             if name is not None and name not in self:
-                announce(AgentUnknown(session_id=session.id, agent=name))
+                announce(AgentUnknown(agent=name))
         if is_first:
             names += [self._by_channel.get(channel), self.default.name]
         chosen = next((name for name in names if name in self), None)
@@ -324,6 +324,10 @@ class AgentRequest:
 
     async def answered(self) -> str:
         """The model's answer; raises `ProviderError`, and the user's message is kept then."""
+        with self._turn.about():
+            return await self._answered()
+
+    async def _answered(self) -> str:
         # Kept before the model is asked: whatever happens then, the question is not lost.
         await self._begin()
         try:
@@ -370,7 +374,7 @@ class AgentRequest:
             await self._turn.resize()
         except ProviderError as error:  # the memo stays as it was; the answer is there all the same
             name = type(error).__name__
-            announce(ResizeFailed(session_id=self._session.id, error=name))
+            announce(ResizeFailed(error=name))
 
     async def _fail(self, error: BaseException) -> None:
         if isinstance(error, EmptyAnswer):

@@ -10,7 +10,7 @@ import anyio
 
 from nanoloop.amending import asked_anew, change
 from nanoloop.errors import StoreConflict
-from nanoloop.events import TurnFailed, announce
+from nanoloop.events import TurnFailed, about, announce
 from nanoloop.holds import Held, Holds, Left
 from nanoloop.intake import amended_by
 from nanoloop.lanes import Lanes
@@ -124,7 +124,8 @@ class Answering:
                 await self.apologise(item, apology)
 
     async def _resume(self, key: str, item: Left) -> None:
-        exchange = await self._leftovers.taken_up(item)
+        with about(session_id=item.session_id):
+            exchange = await self._leftovers.taken_up(item)
         if exchange is not None:
             await self._answer(key, exchange, resumed=True)
 
@@ -148,7 +149,8 @@ class Answering:
     ) -> Apology:
         """What the chat is told; what the operator is told of it goes to the log."""
         incident = incident_of(error)
-        announce(TurnFailed(session_id=session_id, turn_id=turn_id, **incident.facts))
+        with about(session_id=session_id, turn_id=turn_id):
+            announce(TurnFailed(**incident.facts))
         if isinstance(error, StoreConflict):  # that object is of no more use
             self._sessions.forget(error.session_id)
         return self._sentences.apology(error, incident.incident, is_kept=is_kept)
@@ -242,8 +244,8 @@ class Answering:
         elif answer is not None:
             await exchange.deliver(answer)
         elif failure is not None:
-            about = {"session_id": exchange.session.id, "turn_id": exchange.turn_id}
-            apology = self.apology(error=failure, is_kept=True, **about)
+            which = {"session_id": exchange.session.id, "turn_id": exchange.turn_id}
+            apology = self.apology(error=failure, is_kept=True, **which)
             await exchange.fail(apology.text, apology.incident)
         elif scope.cancelled_caught:
             await exchange.stop(waiting=self.waiting(key))

@@ -11,7 +11,7 @@ import anyio
 
 from nanoloop.agents import Agents
 from nanoloop.errors import IndexUnusable, NotPossible
-from nanoloop.events import RecallFailed, announce
+from nanoloop.events import RecallFailed, about, announce
 from nanoloop.memory.summarizer import WAITS, Summarizer, state_text
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
@@ -282,7 +282,8 @@ class ErasingCommands:
             if self._found_by is not None:
                 await self._found_by.forget(session.id, seqs)
         except IndexUnusable as failure:
-            announce(RecallFailed(session_id=session.id, reason=str(failure)))
+            with about(session_id=session.id):
+                announce(RecallFailed(reason=str(failure)))
             return ["But /recall may still find it: say /forget once more later."]
         return []
 

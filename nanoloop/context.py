@@ -308,7 +308,7 @@ class View:
         tokens = tokens or self._session.context_size()
         was_near, self._abridged.is_near = self._abridged.is_near, tokens >= NEAR * limit
         if self._abridged.is_near and not was_near:
-            announce(ContextNearLimit(session_id=self._session.id, tokens=tokens, limit=limit))
+            announce(ContextNearLimit(tokens=tokens, limit=limit))
 
     # What is shown
 

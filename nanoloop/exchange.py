@@ -116,26 +116,38 @@ class Exchange:
         await self._begin()
 
     async def _begin(self) -> None:
-        await self._turn.begin()
-        self.session.release()
-        self._summarise()
-        await self._view.fill(self._store)
+        with self._turn.about():
+            await self._turn.begin()
+            self.session.release()
+            self._summarise()
+            await self._view.fill(self._store)
 
     def _summarise(self) -> None:
         self._summarizer.fire_and_forget(self.session)
 
     async def think(self, *, resumed: bool = False) -> Answer:
         """Ask the model until there is an answer; raises `ProviderError`."""
-        announce(TurnStarted(session_id=self.session.id, turn_id=self.turn_id, resumed=resumed))
-        try:
-            return await self._turn.run()
-        except Exception as error:
-            await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
-            raise
+        with self._turn.about():
+            announce(TurnStarted(resumed=resumed))
+            try:
+                return await self._turn.run()
+            except Exception as error:
+                await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
+                raise
 
     async def deliver(self, answer: Answer) -> None:
         """Keep the answer, then send it."""
-        # Kept before it is sent: what the chat has read is never unknown to the log.
+        with self._turn.about():
+            # Kept before it is sent: what the chat has read is never unknown to the log.
+            said = await self._keep(answer)
+            await self._send(answer.text, said)
+            announce(self._receipt(answer))
+            self._view.learn(answer.usage.tokens_in, steps=answer.steps)
+            if self.session.has_resize_rules:
+                self._summarizer.work_beside(self.session, self._resize)
+            await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
+
+    async def _keep(self, answer: Answer) -> Entry:
         self.session.awaiting = 0
         said = [self.session.add_entry(entry) for entry in answer.entries][-1]
         self.session.spend(asdict(answer.usage))
@@ -146,19 +158,17 @@ class Exchange:
         except NanoloopError:  # the chat is told so, and no answer comes later
             self.session.arrived(said.seq)
             raise
-        text = reply_to(self.message, answer.text, "answer", self.session.id)
+        return said
+
+    async def _send(self, text: str, said: Entry) -> None:
+        answer = reply_to(self.message, text, "answer", self.session.id)
         await send_answer(
-            named(text, said),
+            named(answer, said),
             bus=self._bus,
             sessions=self._sessions,
             session=self.session,
             seq=said.seq,
         )
-        announce(self._receipt(answer))
-        self._view.learn(answer.usage.tokens_in, steps=answer.steps)
-        if self.session.has_resize_rules:
-            self._summarizer.work_beside(self.session, self._resize)
-        await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
     async def _resize(self) -> None:
         """Keep the history as small as the session's own rules say; nothing waits for it."""
@@ -166,7 +176,7 @@ class Exchange:
             await self._turn.resize()
         except Exception as error:  # noqa: BLE001 - no handler's bug may stop every conversation
             name = type(error).__name__
-            announce(ResizeFailed(session_id=self.session.id, error=name))
+            announce(ResizeFailed(error=name))
         else:
             self.session.release()
             self._summarise()
@@ -176,12 +186,10 @@ class Exchange:
             await self._agent.hooks.after(outcome, self._agent)
         except Exception as error:  # noqa: BLE001 - a hook's bug must not cost the answer
             name, where = type(error).__name__, place_of(error)
-            announce(HookFailed(session_id=self.session.id, error=name, where=where))
+            announce(HookFailed(error=name, where=where))
 
     def _receipt(self, answer: Answer) -> TurnFinished:
         return TurnFinished(
-            session_id=self.session.id,
-            turn_id=self.turn_id,
             steps=answer.steps,
             tokens_in=answer.usage.tokens_in,
             tokens_out=answer.usage.tokens_out,
@@ -194,8 +202,9 @@ class Exchange:
         self._turn.break_off("stopped by the user before it finished")
         self._turn.keep_half_said()
         self.session.awaiting = 0
-        await self._store.save(self.session)
-        announce(TurnStopped(session_id=self.session.id, turn_id=self.turn_id, waiting=waiting))
+        with self._turn.about():
+            await self._store.save(self.session)
+            announce(TurnStopped(waiting=waiting))
         await self.say(STOPPED, kind="notice")
 
     async def interrupt(self, told: Entry, *, goes_on: bool) -> None:
@@ -203,13 +212,15 @@ class Exchange:
         self._turn.break_off("interrupted before it finished: a message was changed")
         self.session.add_entry(told)
         self.session.awaiting = self.session.awaiting if goes_on else 0
-        await self._store.save(self.session)
+        with self._turn.about():
+            await self._store.save(self.session)
 
     async def fail(self, apology: str, incident: str | None = None) -> None:
         """Keep the user's message, close what is open, and apologise."""
         self._turn.break_off("the turn failed before it finished")
         self.session.awaiting = 0
-        await self._store.save(self.session)
+        with self._turn.about():
+            await self._store.save(self.session)
         await self.say(apology, kind="error", incident=incident)
 
     async def say(self, text: str, *, kind: Any, incident: str | None = None) -> None:

@@ -52,7 +52,7 @@ class Leftovers:
         if message.channel not in self._bus.channels:
             return None
         action = "answer" if self._answers else "report"
-        announce(UnansweredFound(session_id=session.id, action=action))
+        announce(UnansweredFound(action=action))
         exchange = self._exchange(session, message)
         if not self._answers:
             await exchange.fail(self._interrupted)

@@ -16,6 +16,7 @@ Lines = FilteringBoundLogger
 def lines(style: Style, stream: TextIO) -> Lines:
     """What writes lines to this stream."""
     processors: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _renderer(style, stream),

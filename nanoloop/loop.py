@@ -18,7 +18,14 @@ from nanoloop.bus import InProcessBus
 from nanoloop.commands import Commands, is_command, is_stop
 from nanoloop.context import Bounds, Views
 from nanoloop.errors import LaneFull, NanoloopError
-from nanoloop.events import LoopStarted, LoopStopped, MessageAccepted, MessageRefused, announce
+from nanoloop.events import (
+    LoopStarted,
+    LoopStopped,
+    MessageAccepted,
+    MessageRefused,
+    about,
+    announce,
+)
 from nanoloop.exchange import Exchange, ExchangeParts
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
@@ -234,7 +241,8 @@ class AgentLoop:
             await self._answering.tell(delivery, text, "notice")
 
     def _exchange(self, session: Session, message: Inbound) -> Exchange:
-        agent = self.agents.choose(session, wanted=message.agent, channel=message.channel)
+        with about(session_id=session.id):
+            agent = self.agents.choose(session, wanted=message.agent, channel=message.channel)
         steering = partial(self._answering.steering, message.session_key)
         return Exchange(session, message, agent=agent, parts=self._exchanges, steering=steering)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from nanoloop.events import (
     ToolFinished,
     ToolStarted,
     WindowTrimmed,
+    about,
     announce,
 )
 from nanoloop.protocols import (
@@ -130,7 +132,6 @@ class Turn:
         self._tools = (*agent.toolbox.specs, *theirs) or None
         self._on_text = on_text
         self.id = fresh_id()[8:20]  # of time, and of chance
-        self._about: dict[str, Any] = {"session_id": session.id, "turn_id": self.id}
         self.said = ""
         """The text of the step going on, as far as it has come."""
         self._finished: list[Entry] = []
@@ -141,6 +142,10 @@ class Turn:
         self._calls = ""
         """What the last step asked its tools for."""
         self._repeats = 0
+
+    def about(self) -> AbstractContextManager[None]:
+        """What is told meanwhile is of this turn."""
+        return about(session_id=self.session.id, turn_id=self.id)
 
     # The question
 
@@ -177,7 +182,7 @@ class Turn:
 
     def _tell_trimmed(self, evicted: int) -> None:
         kept = len(self.session.window)
-        announce(WindowTrimmed(session_id=self.session.id, evicted=evicted, kept=kept))
+        announce(WindowTrimmed(evicted=evicted, kept=kept))
         if self._cutting is not None:
             self._cutting.follow(self.session.id)
 
@@ -238,7 +243,7 @@ class Turn:
     def _tell_shrunk(self) -> None:
         self._hear_of_cut()
         kept = len(self.session.window)
-        announce(ContextShrunk(**self._about, kept=kept))
+        announce(ContextShrunk(kept=kept))
 
     def _hear_of_cut(self) -> None:
         if self._cutting is not None:
@@ -255,7 +260,7 @@ class Turn:
     async def _ask_once(self, step: int) -> Reply:
         messages = self._request()
         self.said = ""
-        announce(ModelAsked(**self._about, step=step, messages=len(messages)))
+        announce(ModelAsked(step=step, messages=len(messages)))
         listening: dict[str, Any] = {"on_text": self._hear} if self._on_text else {}
         started = time.monotonic()
         reply = await self._provider.chat(
@@ -274,7 +279,6 @@ class Turn:
 
     def _receipt(self, reply: Reply, step: int, seconds: float) -> ModelAnswered:
         return ModelAnswered(
-            **self._about,
             step=step,
             model=reply.model,
             finish_reason=reply.finish_reason,
@@ -288,7 +292,7 @@ class Turn:
         if not reply.text.strip():
             raise EmptyAnswer(_empty_because(reply.finish_reason))
         if reply.finish_reason == "length":
-            announce(AnswerCut(**self._about))
+            announce(AnswerCut())
         return self._ended(reply.text, reply.finish_reason, step, entries=tuple(_words(reply)))
 
     def _handed_over(self, reply: Reply, calls: Sequence[Entry], step: int) -> Answer:
@@ -339,8 +343,8 @@ class Turn:
         return [results[call.id] for call in calls]
 
     async def _run_tool(self, call: ToolCall, results: dict[str, Entry]) -> None:
-        about = {**self._about, "tool": call.name, "call_id": call.id}
-        announce(ToolStarted(**about))
+        which = {"tool": call.name, "call_id": call.id}
+        announce(ToolStarted(**which))
         outcome = await self._agent.toolbox.run(call)
         results[call.id] = Entry.tool_result(
             call.name,
@@ -349,7 +353,7 @@ class Turn:
             call_id=call.id,
         )
         self._finished.append(results[call.id])
-        announce(ToolFinished(**about, success=outcome.success, seconds=round(outcome.seconds, 3)))
+        announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
 
     # What there is without an answer
 

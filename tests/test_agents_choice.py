@@ -81,7 +81,7 @@ def test_c30_an_agent_that_there_is_not_counts_as_none_and_is_told():
         chosen = agents().choose(session)
     assert chosen.name == "assistant"
     assert session.agent is None
-    assert heard == [AgentUnknown(session_id=session.id, agent="gone")]
+    assert heard == [AgentUnknown(agent="gone")]
 
 
 def test_an_agent_named_like_the_default_takes_its_place():

@@ -19,6 +19,7 @@ from nanoloop.events import (
     ChannelStarted,
     LoopStarted,
     TurnFailed,
+    about,
 )
 
 
@@ -55,7 +56,8 @@ def keep(states, tmp_path):
         (tmp_path / "status.json").unlink(missing_ok=True)
         async with anyio.create_task_group() as group:
             for event in events:
-                states.hear(event)
+                with about(session_id="fake:1"):
+                    states.hear(event)
             group.start_soon(states.keep)
             with anyio.fail_after(5):
                 while not (tmp_path / "status.json").exists():
@@ -121,7 +123,7 @@ def test_a_channel_that_is_not_well_is_told_with_its_reason(nanoloop, keep, even
 
 def failed(number):
     about = {"error": "WrongKey", "where": "", "said": f"key {number} refused"}
-    return TurnFailed(session_id="fake:1", turn_id="", incident=f"00000{number}", **about)
+    return TurnFailed(incident=f"00000{number}", **about)
 
 
 def test_the_status_shows_the_last_failures_and_what_the_operator_is_told(nanoloop, keep):

@@ -1,6 +1,9 @@
 """Whoever hears of events hears those of its own context, and nothing depends on it."""
 
+import io
+import json
 import threading
+from contextlib import asynccontextmanager
 from contextvars import copy_context
 
 import anyio
@@ -9,9 +12,21 @@ import pytest
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.events import BreakerClosed, announce, hearing
+from nanoloop.events import (
+    BreakerClosed,
+    FileUnreadable,
+    LogRepaired,
+    about,
+    announce,
+    current_session,
+    current_turn,
+    hearing,
+)
+from nanoloop.loop import AgentLoop
+from nanoloop.messages import Inbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
+from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.telemetry import Telemetry
 
 CLOSED = BreakerClosed(model="m")
@@ -100,3 +115,81 @@ async def test_two_apps_in_one_process_hear_only_their_own():
         keys = [event.key for event in heard if event.name() == "session_started"]
         assert keys == [f"direct:{name}"]
         assert heard[-1].name() == "loop_stopped"
+
+
+# Of which session and turn
+
+
+class Telling(InMemoryStore):
+    """A store that tells something whenever it saves."""
+
+    async def save(self, session):
+        announce(FileUnreadable(file="f", error="e"))
+        await super().save(session)
+
+
+@asynccontextmanager
+async def logged(**options):
+    """A loop that writes a log, with a chat; its lines are there when it has ended."""
+    stream = io.StringIO()
+    with hearing(Telemetry(level="debug", format="json", stream=stream)):
+        loop = AgentLoop(**options)
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            loop.direct = DirectChannel(loop.bus)
+            yield loop, (lines := [])
+            loop.bus.close()
+    lines += map(json.loads, stream.getvalue().splitlines())
+
+
+def of(lines, name):
+    """Of which session and turn the lines of this event are."""
+    found = [line for line in lines if line["event"] == name]
+    return [(line.get("session_id"), line.get("turn_id")) for line in found]
+
+
+async def test_what_a_store_tells_in_a_turn_has_its_session_and_its_turn():
+    async with logged(provider=ScriptedProvider(), store=Telling()) as (loop, lines):
+        await loop.direct.ask("one", chat="a")
+        await loop.direct.ask("two", chat="b")
+    turns = of(lines, "turn_finished")
+    assert [session for session, _ in turns] == ["direct:a", "direct:b"]
+    assert len({turn for _, turn in turns}) == 2
+    assert set(of(lines, "file_unreadable")) == set(turns)
+
+
+async def test_a_summary_has_its_session_and_no_turn():
+    options = {"message_buffer_limit": 4, "message_buffer_min": 2}
+    async with logged(provider=ScriptedProvider(), **options) as (loop, lines):
+        for number in range(3):
+            await loop.direct.ask(f"m{number}", chat="a")
+    (trimmed,) = of(lines, "window_trimmed")
+    assert trimmed in of(lines, "turn_finished")
+    assert of(lines, "summary_started") == of(lines, "summary_committed") == [("direct:a", None)]
+
+
+async def test_what_comes_in_after_a_turn_is_of_no_turn():
+    async with logged(provider=ScriptedProvider()) as (loop, lines):
+        for _ in range(2):
+            await loop.direct.ask("hi", chat="a")
+    assert of(lines, "message_accepted") == [(None, None)] * 2
+
+
+async def test_a_chat_that_cannot_be_reached_is_of_no_turn_though_an_answer_opened_its_lane():
+    async with logged(provider=ScriptedProvider()) as (loop, lines):
+        loop.bus.put_nowait(Inbound(channel="nowhere", chat="a", text="hi"))
+    assert of(lines, "send_failed") == [(None, None)]
+
+
+def test_an_event_that_names_a_session_itself_is_of_that_one():
+    stream = io.StringIO()
+    with hearing(Telemetry(format="json", stream=stream)), about(session_id="bound"):
+        announce(LogRepaired(session_id="torn", bytes_cut=1))
+    assert json.loads(stream.getvalue())["session_id"] == "torn"
+
+
+def test_inside_about_nothing_there_is_no_session():
+    with about(session_id="s", turn_id="t"):
+        with about():
+            assert (current_session(), current_turn()) == ("", "")
+        assert (current_session(), current_turn()) == ("s", "t")

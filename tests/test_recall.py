@@ -246,7 +246,7 @@ async def test_an_index_that_fails_is_an_event_and_then_left_alone(store, make_i
     async with Recall(store, make_index(kind=Unusable)) as recall:
         assert recall.follow("s")
         await settled(recall)
-        assert heard == [RecallFailed(session_id="s", reason="OperationalError")]
+        assert heard == [RecallFailed(reason="OperationalError")]
         assert not recall.follow("s")
         with pytest.raises(IndexUnusable, match="disk I/O error"):
             await recall.search(session, "line")

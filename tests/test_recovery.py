@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from nanoloop.errors import SendLater, StoreError
-from nanoloop.events import TurnFailed
+from nanoloop.events import TurnFailed, current_session, hearing
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
@@ -128,9 +128,16 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
         return await load(session_id)
 
     broken.load = torn
-    async with running(ScriptedProvider(["1"]), broken, recover=True) as loop:
-        assert await loop.chat.until(1) == ["1"]
-        assert [e.session_id for e in loop.heard if isinstance(e, TurnFailed)] == ["test:b"]
+    failed = []
+
+    def hear(event):
+        if isinstance(event, TurnFailed):
+            failed.append(current_session())
+
+    with hearing(hear):
+        async with running(ScriptedProvider(["1"]), broken, recover=True) as loop:
+            assert await loop.chat.until(1) == ["1"]
+    assert failed == ["test:b"]
 
 
 @pytest.mark.parametrize("is_back", [True, False])

@@ -13,6 +13,7 @@ from nanoloop.events import (
     TurnFailed,
     TurnFinished,
     TurnStarted,
+    about,
     announce,
     hearing,
 )
@@ -47,9 +48,8 @@ def example(kind):
 
 
 def finished(**values):
-    given = {"session_id": "s", "turn_id": "t", "steps": 1, "tokens_in": 5}
-    rest = {"tokens_out": 2, "tokens_cached": 0, "seconds": 0.5}
-    return TurnFinished(**given | rest | values)
+    given = {"steps": 1, "tokens_in": 5, "tokens_out": 2, "tokens_cached": 0, "seconds": 0.5}
+    return TurnFinished(**given | values)
 
 
 class Terminal(io.StringIO):
@@ -77,16 +77,19 @@ def test_each_event_is_one_line_without_what_was_said(kind, style):
 
 def test_a_line_has_the_fixed_name_level_time_and_fields():
     stream = io.StringIO()
-    Telemetry(format="auto", stream=stream)(finished())
+    with about(session_id="s", turn_id="t"):
+        Telemetry(format="auto", stream=stream)(finished())
     line = json.loads(stream.getvalue())
-    assert (line["event"], line["level"], line["session_id"]) == ("turn_finished", "info", "s")
+    assert (line["event"], line["level"]) == ("turn_finished", "info")
+    assert (line["session_id"], line["turn_id"]) == ("s", "t")
     assert line["timestamp"].endswith("Z")
     assert line["tokens_in"] == 5
 
 
 def test_a_terminal_gets_text_for_people():
     stream = Terminal()
-    Telemetry(stream=stream)(finished(session_id="a\nb"))
+    with about(session_id="a\nb"):
+        Telemetry(stream=stream)(finished())
     assert "turn_finished" in stream.getvalue()
     assert len(stream.getvalue().splitlines()) == 1
 
@@ -94,7 +97,7 @@ def test_a_terminal_gets_text_for_people():
 def test_less_than_the_level_is_counted_and_not_written():
     stream = io.StringIO()
     telemetry = Telemetry(level="info", stream=stream)
-    telemetry(TurnStarted(session_id="s", turn_id="t", resumed=False))
+    telemetry(TurnStarted(resumed=False))
     assert stream.getvalue() == ""
     assert telemetry.counts["turn_started"] == 1
 
@@ -127,8 +130,7 @@ def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
     stream = io.StringIO()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - it is this test's own
         raise ValueError(SECRET)
-    about = {"session_id": "s", "turn_id": "t", **incident_of(caught.value).facts}
-    Telemetry(stream=stream)(TurnFailed(**about))
+    Telemetry(stream=stream)(TurnFailed(**incident_of(caught.value).facts))
     line = json.loads(stream.getvalue())
     assert line["where"].startswith("test_telemetry.py:")
     assert "test_a_crash_is_told" in line["where"]

@@ -163,9 +163,7 @@ async def test_control_characters_reach_no_terminal(tmp_path):
 async def test_below_an_apology_stands_what_the_operator_is_told(tmp_path):
     about = {"error": "WrongKey", "where": "", "said": "the key was refused\x1b[2J: check it"}
     async with desk(tmp_path) as there:
-        there.channel.incidents.hear(
-            TurnFailed(session_id="s", turn_id="t", incident="7f3a9c", **about)
-        )
+        there.channel.incidents.hear(TurnFailed(incident="7f3a9c", **about))
         await there.apologise("I am sorry.", "7f3a9c")
         await there.shows("incident 7f3a9c: the key was refused␛[2J: check it")
         await there.apologise("Once more.", "000000")

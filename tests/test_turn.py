@@ -62,7 +62,7 @@ async def test_an_answer_that_was_cut_off_is_told(reason, cuts, heard):
     one, _ = turn(Reply(text="and so", finish_reason=reason))
     assert (await one.run()).text == "and so"
     told = [event for event in heard if isinstance(event, AnswerCut)]
-    assert [(event.turn_id, event.level) for event in told] == [(one.id, "warning")] * cuts
+    assert [event.level for event in told] == ["warning"] * cuts
 
 
 async def test_an_answer_without_tools_takes_one_step():

@@ -24,6 +24,7 @@ from nanoloop.events import (
     LoopStarted,
     RequestFailed,
     TurnFailed,
+    current_session,
 )
 from nanoloop.files import save_json
 from nanoloop.session.entry import rfc3339
@@ -115,7 +116,7 @@ class States:
             case ChannelFailed():
                 self._note(event.channel, "failed", event.error)
             case TurnFailed():
-                self._note_failure(event.session_id, event)
+                self._note_failure(current_session(), event)
             case RequestFailed():
                 self._note_failure(event.path, event)
 

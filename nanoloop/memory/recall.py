@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 from nanoloop.bounded import BoundedDict
 from nanoloop.context import as_data
 from nanoloop.errors import IndexUnusable, SessionNotFound
-from nanoloop.events import IndexSetAside, RecallFailed, announce
+from nanoloop.events import IndexSetAside, RecallFailed, about, announce
 from nanoloop.memory.index import Index, IndexReader, said_in
 from nanoloop.memory.ranking import ranked
 from nanoloop.memory.terms import Query, plain
@@ -90,7 +90,8 @@ class Recall:
         if self._group is None or not is_due or len(self._busy) >= MOST_TASKS:
             return False
         self._busy.add(session_id)
-        self._group.start_soon(self._follow, session_id, name=f"recall {session_id}")
+        with about(session_id=session_id):
+            self._group.start_soon(self._follow, session_id, name=f"recall {session_id}")
         return True
 
     async def _follow(self, session_id: str) -> None:
@@ -105,7 +106,8 @@ class Recall:
 
     def _note_failure(self, session_id: str, failure: Exception) -> None:
         self._rests_until = self._clock() + REST_SECONDS
-        announce(RecallFailed(session_id=session_id, reason=_reason(failure)))
+        with about(session_id=session_id):
+            announce(RecallFailed(reason=_reason(failure)))
 
     async def _keep_tidy(self) -> None:
         while True:

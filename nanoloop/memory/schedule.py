@@ -15,7 +15,7 @@ from typing import Literal
 import anyio
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, announce
+from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, about, announce
 from nanoloop.files import save_json
 from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
@@ -114,7 +114,8 @@ class Schedule:
         is_new = before is None or before.why != why
         if is_new and why != "failure":  # that was told when it failed
             seconds = round(due - now, 3)
-            announce(SummaryPostponed(session_id=session.id, reason=why, seconds=seconds))
+            with about(session_id=session.id):
+                announce(SummaryPostponed(reason=why, seconds=seconds))
 
     def remove(self, session_id: str) -> None:
         """It waits no more; one that did not is fine."""

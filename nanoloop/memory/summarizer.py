@@ -23,6 +23,7 @@ from nanoloop.events import (
     SummaryFailed,
     SummaryStarted,
     WindowTrimmed,
+    about,
     announce,
 )
 from nanoloop.memory.facts import Item, found_in, merged
@@ -189,7 +190,8 @@ class Summarizer:
                 await self.store.save(session)
             session.release()
             kept = message_count(session.window)
-            announce(WindowTrimmed(session_id=session.id, evicted=len(evicted), kept=kept))
+            with about(session_id=session.id):
+                announce(WindowTrimmed(evicted=len(evicted), kept=kept))
         did_start = self.fire_and_forget(session, force=True, focus=focus)
         return len(evicted) if did_trim or did_start else None
 
@@ -222,7 +224,8 @@ class Summarizer:
         session.summary_in_progress = True
         self._folded_now.add(session)
         work = partial(self._fold, session, even_small, focus)
-        self._start_task(work, name=f"summary {session.id}")
+        with about(session_id=session.id):  # and no more of the turn that asked for it
+            self._start_task(work, name=f"summary {session.id}")
 
     def work_beside(self, session: Session, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do this too in a task of its own; nothing where something is done in that session."""
@@ -335,7 +338,7 @@ class Summarizer:
                 return False
             return await self._folded(session, batch, epoch=epoch, focus=focus)
         except (SessionNotFound, StoreConflict) as gone:
-            announce(SummaryDropped(session_id=session.id, reason=type(gone).__name__))
+            announce(SummaryDropped(reason=type(gone).__name__))
         except ModelResting:
             self._has_to_wait(session)
         except Exception as failure:  # noqa: BLE001 - a bug in here must not stop every conversation
@@ -344,7 +347,7 @@ class Summarizer:
 
     def _note_failure(self, session: Session, reason: str, started: float) -> None:
         seconds = round(self.clock() - started, 3)
-        announce(SummaryFailed(session_id=session.id, reason=reason, seconds=seconds))
+        announce(SummaryFailed(reason=reason, seconds=seconds))
         self._schedule.failed(session)
 
     # One batch: whatever it raises, everything is as it was before
@@ -369,16 +372,16 @@ class Summarizer:
     ) -> bool:
         """Make them part of the summary; False where what came back was too late for that."""
         started, before = self.clock(), session.summary
-        self._announce_start(session, batch)
+        self._announce_start(batch)
         written = await self._writer.write(batch, before, focus=focus)
         found = await _exact_in(batch)
         if session.epoch == epoch and session.summary != before:
             # Someone wrote it anew meanwhile: theirs stands, and the batch goes into that one.
-            announce(SummaryDropped(session_id=session.id, reason="edited"))
+            announce(SummaryDropped(reason="edited"))
             return True
         if not await self._commit(session, epoch, batch, written, found):
             return False
-        announce(self._receipt(session, batch, written, started))
+        announce(self._receipt(batch, written, started))
         return True
 
     async def _commit(
@@ -397,7 +400,7 @@ class Summarizer:
             spent=_spent(written),
         )
         if not is_in_time:
-            announce(SummaryDropped(session_id=session.id, reason="reset"))
+            announce(SummaryDropped(reason="reset"))
             return False
         session.summary_in_progress = True  # until this task ends, so that it stays the only one
         if self.store is not None:
@@ -405,10 +408,9 @@ class Summarizer:
             session.release()
         return True
 
-    def _announce_start(self, session: Session, batch: Sequence[Entry]) -> None:
+    def _announce_start(self, batch: Sequence[Entry]) -> None:
         announce(
             SummaryStarted(
-                session_id=session.id,
                 first_seq=batch[0].seq,
                 last_seq=batch[-1].seq,
                 messages=message_count(batch),
@@ -416,10 +418,9 @@ class Summarizer:
         )
 
     def _receipt(
-        self, session: Session, batch: Sequence[Entry], written: Written, started: float
+        self, batch: Sequence[Entry], written: Written, started: float
     ) -> SummaryCommitted:
         return SummaryCommitted(
-            session_id=session.id,
             first_seq=batch[0].seq,
             last_seq=batch[-1].seq,
             messages=message_count(batch),

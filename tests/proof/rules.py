@@ -134,12 +134,12 @@ class Rules:
         """1: what a summary was handed is what it then covers."""
         commits, self.world.commits = self.world.commits, []
         wrong = []
-        for commit in commits:
+        for session_id, commit in commits:
             try:
-                entries = await self.world.inner.entries(commit.session_id, upto=commit.last_seq)
+                entries = await self.world.inner.entries(session_id, upto=commit.last_seq)
             except SessionNotFound:
                 continue
-            if commit.session_id in self.changed:
+            if session_id in self.changed:
                 continue
             old = {m for e in entries if e.seq < commit.first_seq for m in marks_of(e)}
             new = [m for e in entries if e.seq >= commit.first_seq for m in marks_of(e)]

@@ -17,6 +17,7 @@ from nanoloop.events import (
     SummaryCommitted,
     SummaryFailed,
     WindowTrimmed,
+    current_session,
     hearing,
 )
 from nanoloop.stores.in_memory import InMemoryStore
@@ -134,12 +135,12 @@ class World:
 
     def _hear(self, event):
         if isinstance(event, ModelAsked):
-            self.talker.asking = event.session_id
+            self.talker.asking = current_session()
         # A summary whose save failed stands in memory, and is written with the next save.
         if isinstance(event, WindowTrimmed | SummaryCommitted | SummaryFailed | ContextShrunk):
-            self.swapped(event.session_id)
+            self.swapped(current_session())
         if isinstance(event, SummaryCommitted):
-            self.commits.append(event)
+            self.commits.append((current_session(), event))
 
     def heads(self):
         return self.chance.random() < 0.5

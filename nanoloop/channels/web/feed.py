@@ -34,6 +34,7 @@ from nanoloop.events import (
     TurnStarted,
     TurnStopped,
     WindowTrimmed,
+    current_session,
 )
 from nanoloop.messages import Outbound
 from nanoloop.session.entry import rfc3339
@@ -236,20 +237,20 @@ class FeedWriter:
         elif kind in _MEMORY:
             self._hear_memory(event, _MEMORY[kind])
         elif isinstance(event, (ToolStarted, ToolFinished)):
-            self._tell(event.session_id, "tool", _tool(event))
+            self._tell(current_session(), "tool", _tool(event))
         elif isinstance(event, (SessionStarted, SessionReset)):
             self._hear_session(event)
 
     def _hear_turn(self, event: Any, state: str) -> None:
         facts = {name: getattr(event, name) for name in _FACTS if hasattr(event, name)}
-        self._tell(event.session_id, "turn", {"state": state, **facts})
+        self._tell(current_session(), "turn", {"state": state, **facts})
         if state != "started":
-            self._tell_changed(event.session_id)
+            self._tell_changed(current_session())
 
     def _hear_memory(self, event: Any, reason: str) -> None:
         if isinstance(event, SummaryCommitted):
             self.receipts.add(event)
-        self._tell(event.session_id, "memory", {"reason": reason})
+        self._tell(current_session(), "memory", {"reason": reason})
 
     def _hear_session(self, event: SessionStarted | SessionReset) -> None:
         if isinstance(event, SessionReset):
@@ -294,10 +295,9 @@ class Receipts:
         self._kept: BoundedDict[str, deque[dict[str, Any]]] = BoundedDict(RECEIPT_SESSIONS)
 
     def add(self, event: SummaryCommitted) -> None:
-        """Keep this one."""
-        receipt = asdict(event)
-        session_id = receipt.pop("session_id")
-        receipt["time"] = rfc3339(datetime.now(timezone.utc))
+        """Keep this one, for the session that it is of."""
+        session_id = current_session()
+        receipt = {**asdict(event), "time": rfc3339(datetime.now(timezone.utc))}
         self._kept[session_id] = kept = self._kept.get(session_id, deque(maxlen=RECEIPTS_OF_ONE))
         kept.append(receipt)
 

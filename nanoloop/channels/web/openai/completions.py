@@ -220,7 +220,9 @@ class StatelessQuestion:
 
     async def ask(self, hear: OnText) -> Completion:
         """As `Question`."""
-        answer = await self._turn(hear).run()
+        turn = self._turn(hear)
+        with turn.about():
+            answer = await turn.run()
         return Completion(
             text=answer.text,
             tool_calls=[openai_call(call) for call in answer.calls],
