@@ -18,7 +18,7 @@ from nanoloop.leftovers import Leftovers
 from nanoloop.messages import Delivery, Inbound
 from nanoloop.protocols import Bus
 from nanoloop.sending import reply_to
-from nanoloop.sentences import Apology, Sentences, incident_of
+from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
@@ -148,7 +148,7 @@ class Answering:
         self, session_id: str, error: Exception, *, turn_id: str = "", is_kept: bool = False
     ) -> Apology:
         """What the chat is told; what the operator is told of it goes to the log."""
-        incident = incident_of(error)
+        incident = self._sentences.incidents.of(error, place=session_id)
         with about(session_id=session_id, turn_id=turn_id):
             announce(TurnFailed(**incident.facts))
         if isinstance(error, StoreConflict):  # that object is of no more use

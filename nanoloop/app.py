@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
@@ -41,6 +41,8 @@ class App:
         self.provider = provider
         self._chat = chat
         self._channels: list[Channel] = []
+        self._begun: dict[str, str] = {}
+        """What ended each channel that was begun, a bug that is; "" where nothing did."""
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
         """The signal that ended it, if one did."""
@@ -81,6 +83,15 @@ class App:
         """Serve this channel too."""
         self._channels.append(channel)
         self.loop.bus.attach(channel)
+
+    @property
+    def states(self) -> Mapping[str, tuple[str, str]]:
+        """How each channel stands that was begun, and why if it is not well."""
+        return {
+            channel.name: ("failed", why) if (why := self._begun[channel.name]) else _state(channel)
+            for channel in self._channels
+            if channel.name in self._begun
+        }
 
     async def run(self) -> None:
         """Serve until told to stop; what was durable stays so, however it ends."""
@@ -149,11 +160,19 @@ class App:
         self.stop()
 
     async def _run_channel(self, channel: Channel) -> None:
+        self._begun[channel.name] = ""
         announce(ChannelStarted(channel=channel.name))
         try:
             await channel.run(self.loop.bus)
         except Exception as error:
             about = f"{type(error).__name__} at {place_of(error)}"
+            self._begun[channel.name] = about
             announce(ChannelFailed(channel=channel.name, error=about))
             if self._chat is not None:
                 raise  # there is nothing else to serve
+
+
+def _state(channel: Channel) -> tuple[str, str]:
+    """What it says of its connection, if it has one."""
+    state = getattr(channel, "state", "running")
+    return str(state), getattr(state, "reason", "")

@@ -7,8 +7,10 @@ never from its text, and the incident's id; the operator gets the error's own te
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
 from types import MappingProxyType
 
 from nanoloop.errors import (
@@ -124,11 +126,50 @@ class Apology:
     incident: str
 
 
+INCIDENTS = 100
+"""Failures of all chats that are remembered; a terminal shows them below their apologies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentReport:
+    """One incident, with when and where it was."""
+
+    time: datetime
+    place: str
+    """The session, or the path of a request."""
+    incident: Incident
+
+
+class Incidents:
+    """The last failures of which someone was told."""
+
+    def __init__(self) -> None:
+        self._reports: deque[IncidentReport] = deque(maxlen=INCIDENTS)
+
+    def of(self, error: BaseException, *, place: str) -> Incident:
+        """A new incident in this session, or at this path."""
+        incident, now = incident_of(error), datetime.now(timezone.utc)
+        self._reports.append(IncidentReport(time=now, place=place, incident=incident))
+        return incident
+
+    def last(self, count: int) -> list[IncidentReport]:
+        """So many of the last, the newest last."""
+        return list(self._reports)[-count:]
+
+    def line(self, name: str | None) -> str:
+        """What to show below the apology that names this incident; nothing where none is known."""
+        known = (report.incident for report in self._reports)
+        said = next((incident.said for incident in known if incident.incident == name), None)
+        return "" if said is None else f"incident {name}: {said}\n"
+
+
 class Sentences:
     """The closed list in the operator's own words; what is left out is in English."""
 
     def __init__(self, texts: Mapping[str, str] = ENGLISH) -> None:
         self._texts = {**ENGLISH, **texts}
+        self.incidents = Incidents()
+        """What these sentences were said of."""
 
     def text(self, name: str) -> str:
         """The sentence of that name."""

@@ -7,20 +7,16 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
+from nanoloop.app import App
 from nanoloop.channels.kit.access import Pairing, Person
+from nanoloop.channels.kit.connection import State
 from nanoloop.channels.states import States
 from nanoloop.cli import Exit, main
-from nanoloop.events import (
-    ChannelConnected,
-    ChannelConnecting,
-    ChannelFailed,
-    ChannelLost,
-    ChannelRefused,
-    ChannelStarted,
-    LoopStarted,
-    TurnFailed,
-    about,
-)
+from nanoloop.errors import WrongKey
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import Incidents
+from nanoloop.settings import Settings
+from nanoloop.telemetry import Telemetry
 
 
 @pytest.fixture
@@ -42,29 +38,35 @@ def code(tmp_path):
 
 
 @pytest.fixture
-def states(tmp_path):
-    states = States(tmp_path)
-    states.hear(LoopStarted(channels=("fake",), max_concurrent_turns=1))
-    return states
+def standing():
+    """How each channel stands."""
+    return {}
+
+
+@pytest.fixture
+def incidents():
+    return Incidents()
+
+
+@pytest.fixture
+def states(tmp_path, standing, incidents):
+    return States(tmp_path, channels=lambda: standing, failures=incidents.last)
 
 
 @pytest.fixture
 def keep(states, tmp_path):
-    """Have what was heard written down."""
+    """Have it written down."""
 
-    async def keep(*events):
+    async def keep():
         (tmp_path / "status.json").unlink(missing_ok=True)
         async with anyio.create_task_group() as group:
-            for event in events:
-                with about(session_id="fake:1"):
-                    states.hear(event)
             group.start_soon(states.keep)
             with anyio.fail_after(5):
                 while not (tmp_path / "status.json").exists():
                     await run_sync(lambda: None)
             group.cancel_scope.cancel()
 
-    return lambda *events: anyio.run(keep, *events)
+    return lambda: anyio.run(keep)
 
 
 def test_who_waits_is_listed_without_the_code(nanoloop, code):
@@ -94,12 +96,9 @@ def test_without_a_daemon_the_status_says_so(nanoloop):
     assert "start one with `nanoloop run`" in said
 
 
-def test_the_status_shows_the_daemon_and_each_channel(nanoloop, keep):
-    keep(
-        ChannelStarted(channel="terminal"),
-        ChannelConnecting(channel="fake"),
-        ChannelConnected(channel="fake"),
-    )
+def test_the_status_shows_the_daemon_and_each_channel(nanoloop, standing, keep):
+    standing |= {"terminal": ("running", ""), "fake": ("connected", "")}
+    keep()
     exit_code, said = nanoloop("status")
     assert exit_code == Exit.DONE
     assert f"process {os.getpid()}" in said
@@ -107,34 +106,39 @@ def test_the_status_shows_the_daemon_and_each_channel(nanoloop, keep):
 
 
 @pytest.mark.parametrize(
-    ("event", "line"),
+    ("state", "reason"),
     [
-        (ChannelLost(channel="fake", reason="gone", seconds=5, tries=1), "gone; next try in 5 s"),
-        (ChannelRefused(channel="fake", reason="get another token"), "get another token"),
-        (ChannelFailed(channel="fake", error="Bug at x.py:1"), "Bug at x.py:1"),
+        ("waiting", "gone; next try in 5 s"),
+        ("refused", "get another token"),
+        ("failed", "Bug at x.py:1"),
     ],
 )
-def test_a_channel_that_is_not_well_is_told_with_its_reason(nanoloop, keep, event, line):
-    keep(event)
+def test_a_channel_that_is_not_well_is_told_with_its_reason(
+    nanoloop, standing, keep, state, reason
+):
+    standing["fake"] = state, reason
+    keep()
     exit_code, said = nanoloop("status")
     assert exit_code == Exit.FAILED
-    assert line in said
+    assert reason in said
 
 
-def failed(number):
-    about = {"error": "WrongKey", "where": "", "said": f"key {number} refused"}
-    return TurnFailed(incident=f"00000{number}", **about)
+def failed(incidents, number):
+    return incidents.of(WrongKey(f"key {number} refused"), place="fake:1").incident
 
 
-def test_the_status_shows_the_last_failures_and_what_the_operator_is_told(nanoloop, keep):
-    keep(*map(failed, range(7)))
+def test_the_status_shows_the_last_failures_and_what_the_operator_is_told(
+    nanoloop, incidents, keep
+):
+    *_, last = [failed(incidents, number) for number in range(7)]
+    keep()
     _, said = nanoloop("status")
-    assert "incident 000006  fake:1: key 6 refused" in said
+    assert f"incident {last}  fake:1: key 6 refused" in said
     assert said.count("incident ") == 5
 
 
 async def test_however_many_failures_there_are_the_file_is_seldom_written(
-    states, tmp_path, monkeypatch
+    states, incidents, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("nanoloop.channels.states.APART_SECONDS", 60)
 
@@ -145,14 +149,14 @@ async def test_however_many_failures_there_are_the_file_is_seldom_written(
         return [each["incident"] for each in told]
 
     async with anyio.create_task_group() as group:
+        first = failed(incidents, 0)
         group.start_soon(states.keep)
-        states.hear(failed(0))
         while not written():
             await run_sync(written)
         for number in range(1, 9):
-            states.hear(failed(number))
+            failed(incidents, number)
             await run_sync(written)
-        assert written() == ["000000"]
+        assert written() == [first]
         group.cancel_scope.cancel()
 
 
@@ -167,5 +171,42 @@ def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, k
 
 def test_a_daemon_that_never_began_leaves_the_other_ones_status(keep, tmp_path):
     keep()
-    States(tmp_path).end()
+    States(tmp_path, channels=dict, failures=Incidents().last).end()
     assert (tmp_path / "status.json").exists()
+
+
+class Serving:
+    """A channel that does this when it is run, and may say how it stands."""
+
+    streams = False
+
+    def __init__(self, name, run, **says):
+        self.name, self._run = name, run
+        self.__dict__ |= says
+
+    async def run(self, _):
+        await self._run()
+
+    async def send(self, item):
+        raise NotImplementedError
+
+
+async def test_each_channel_that_was_begun_says_how_it_stands():
+    async def broken():
+        raise RuntimeError("a bug")
+
+    settings = Settings(store={"url": "memory:"}, recall={"enabled": False})
+    app = App.of(settings, provider=ScriptedProvider(), telemetry=Telemetry(level="error"))
+    refused = State(name="refused", reason="get another token")
+    app.add(Serving("plain", anyio.sleep_forever))
+    app.add(Serving("fake", anyio.sleep_forever, state=refused))
+    app.add(Serving("bad", broken))
+    assert app.states == {}
+    async with anyio.create_task_group() as group:
+        group.start_soon(app.run)
+        await anyio.wait_all_tasks_blocked()
+        states = app.states
+        app.stop()
+    assert (states["plain"], states["fake"]) == (("running", ""), ("refused", "get another token"))
+    assert states["bad"][0] == "failed"
+    assert states["bad"][1].startswith("RuntimeError at ")

@@ -117,6 +117,19 @@ async def test_two_apps_in_one_process_hear_only_their_own():
         assert heard[-1].name() == "loop_stopped"
 
 
+async def test_readiness_and_what_chats_were_told_need_nobody_who_hears():
+    loop = AgentLoop(provider=ScriptedProvider([RuntimeError("a bug")]))
+    assert not loop.is_serving
+    async with anyio.create_task_group() as group:
+        await group.start(loop.run)
+        told = await DirectChannel(loop.bus).ask("hi", chat="a")
+        assert loop.is_serving
+        loop.bus.close()
+    assert not loop.is_serving
+    (report,) = loop.sentences.incidents.last(5)
+    assert (report.place, report.incident.incident) == ("direct:a", told.incident)
+
+
 # Of which session and turn
 
 

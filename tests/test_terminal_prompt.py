@@ -16,8 +16,8 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
 from nanoloop.channels.terminal import TerminalChannel, keep_private
-from nanoloop.errors import BusFull
-from nanoloop.events import TextStreamed, TurnFailed
+from nanoloop.errors import BusFull, WrongKey
+from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -161,11 +161,11 @@ async def test_control_characters_reach_no_terminal(tmp_path):
 
 
 async def test_below_an_apology_stands_what_the_operator_is_told(tmp_path):
-    about = {"error": "WrongKey", "where": "", "said": "the key was refused\x1b[2J: check it"}
     async with desk(tmp_path) as there:
-        there.channel.incidents.hear(TurnFailed(incident="7f3a9c", **about))
-        await there.apologise("I am sorry.", "7f3a9c")
-        await there.shows("incident 7f3a9c: the key was refused␛[2J: check it")
+        failed = WrongKey("the key was refused\x1b[2J: check it")
+        incident = there.channel.incidents.of(failed, place="s").incident
+        await there.apologise("I am sorry.", incident)
+        await there.shows(f"incident {incident}: the key was refused␛[2J: check it")
         await there.apologise("Once more.", "000000")
         await there.shows("Once more.")
     assert there.paper.text.count("incident") == 1

@@ -12,10 +12,11 @@ from uuid import uuid4
 
 import anyio
 
-from nanoloop.channels.screen import Incidents, printable, unshown
+from nanoloop.channels.screen import printable, unshown
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
+from nanoloop.sentences import Incidents
 
 _UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
@@ -47,7 +48,7 @@ class PipeChannel:
         self.failed = False
         """Whether a message was answered with an error."""
         self.incidents = Incidents()
-        """What the operator is told of failures, if it hears the events."""
+        """What the operator is told of failures, who at a terminal is the person there."""
         self._message = message
         self._as_json = as_json
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from functools import lru_cache
 from io import StringIO
-
-from nanoloop.events import Event, TurnFailed
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _PICTURES = 0x2400
 _LAST_C0 = 0x1F
 _DELETE = 0x7F
-INCIDENTS = 100
-"""Failures of all chats whose texts are remembered until their chat has the apology."""
 
 
 def printable(text: str) -> str:
@@ -27,23 +22,6 @@ def _picture(match: re.Match[str]) -> str:
     if code == _DELETE:
         return "\u2421"
     return chr(_PICTURES + code) if code <= _LAST_C0 else "\ufffd"
-
-
-class Incidents:
-    """The last failures as the operator is told of them: at a terminal that is the person there."""
-
-    def __init__(self) -> None:
-        self._said: deque[tuple[str, str]] = deque(maxlen=INCIDENTS)
-
-    def hear(self, event: Event) -> None:
-        """Remember what is said of a failure."""
-        if isinstance(event, TurnFailed):
-            self._said.append((event.incident, event.said))
-
-    def line(self, incident: str | None) -> str:
-        """What to show below the apology that names this incident; nothing where none is known."""
-        said = next((said for known, said in self._said if known == incident), None)
-        return "" if said is None else f"incident {incident}: {said}\n"
 
 
 @lru_cache(maxsize=2)

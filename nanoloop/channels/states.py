@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
+from typing import Self
 
 import anyio
 from anyio.to_thread import run_sync
 
-from nanoloop.events import (
-    ChannelConnected,
-    ChannelConnecting,
-    ChannelFailed,
-    ChannelLost,
-    ChannelRefused,
-    ChannelStarted,
-    Event,
-    LoopStarted,
-    RequestFailed,
-    TurnFailed,
-    current_session,
-)
 from nanoloop.files import save_json
-from nanoloop.session.entry import rfc3339
+from nanoloop.sentences import IncidentReport
+from nanoloop.session.entry import rfc3339, utc_now
 
 FILE = "status.json"
 """Its name in the data folder."""
 FAILURES = 5
 """Failures that are told, the last ones."""
 APART_SECONDS = 0.5
-"""How often the file is written at most, however much happens."""
+"""How often a look is taken, so that the file is seldom written, however much happens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +46,12 @@ class Failed:
     where: str
     """The session, or the path of a request."""
     said: str
+
+    @classmethod
+    def of(cls, report: IncidentReport) -> Self:
+        """It as the file has it."""
+        incident, now = report.incident, rfc3339(report.time)
+        return cls(time=now, incident=incident.incident, where=report.place, said=incident.said)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,49 +77,37 @@ class RunningChannel:
 
 
 class States:
-    """Hears events, and keeps the file beside all else; a disk that fails stops nothing."""
+    """Keeps the file beside all else; a disk that fails stops nothing."""
 
     def __init__(
         self,
         folder: Path,
         *,
-        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+        channels: Callable[[], Mapping[str, tuple[str, str]]],
+        failures: Callable[[int], list[IncidentReport]],
     ) -> None:
+        """`channels` tells how each one stands, and why; `failures` so many of the last."""
         self._file = folder / FILE
-        self._now = now
+        self._channels = channels
+        self._failures = failures
         self._running: RunningChannel | None = None
-        self._changed = anyio.Event()
-
-    def hear(self, event: Event) -> None:
-        """Note what has become of a channel, and what failed."""
-        match event:
-            case LoopStarted():  # not before: until then the folder may be another daemon's
-                self._running = RunningChannel(pid=os.getpid(), since=rfc3339(self._now()))
-                self._changed.set()
-            case ChannelStarted():
-                self._note(event.channel, "running")
-            case ChannelConnecting():
-                self._note(event.channel, "connecting")
-            case ChannelConnected():
-                self._note(event.channel, "connected")
-            case ChannelLost():
-                reason = f"{event.reason}; next try in {event.seconds:.0f} s"
-                self._note(event.channel, "waiting", reason)
-            case ChannelRefused():
-                self._note(event.channel, "refused", event.reason)
-            case ChannelFailed():
-                self._note(event.channel, "failed", event.error)
-            case TurnFailed():
-                self._note_failure(current_session(), event)
-            case RequestFailed():
-                self._note_failure(event.path, event)
 
     async def keep(self) -> None:
-        """Write down what changed, in a thread and not often; until cancelled."""
+        """Write down how things stand when that has changed, in a thread; until cancelled.
+
+        To be begun with the loop: before that the folder may be another daemon's.
+        """
+        since, written = rfc3339(utc_now()), None
         while True:
-            await self._changed.wait()
-            self._changed = anyio.Event()
-            await run_sync(self._write)
+            self._running = RunningChannel(
+                pid=os.getpid(),
+                since=since,
+                channels=self._standing(),
+                failures=[Failed.of(report) for report in self._failures(FAILURES)],
+            )
+            if self._running != written:
+                written = self._running
+                await run_sync(self._write, written)
             await anyio.sleep(APART_SECONDS)
 
     def end(self) -> None:
@@ -134,25 +116,21 @@ class States:
             with suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
-    def _note(self, channel: str, state: str, reason: str = "") -> None:
-        if self._running is not None:
-            since = rfc3339(self._now())
-            stands = ChannelState(state=state, since=since, reason=reason)
-            # Another object: the old one may be on its way to the disk, in a thread.
-            self._running.channels = {**self._running.channels, channel: stands}
-            self._changed.set()
+    def _standing(self) -> dict[str, ChannelState]:
+        """How each channel stands, those that stand as before since they did."""
+        before = self._running.channels if self._running else {}
+        now = rfc3339(utc_now())
+        standing = {}
+        for name, (state, reason) in self._channels().items():
+            stands = before.get(name)
+            if stands is None or (stands.state, stands.reason) != (state, reason):
+                stands = ChannelState(state=state, since=now, reason=reason)
+            standing[name] = stands
+        return standing
 
-    def _note_failure(self, where: str, event: TurnFailed | RequestFailed) -> None:
-        if self._running is not None:
-            now = rfc3339(self._now())
-            failed = Failed(time=now, incident=event.incident, where=where, said=event.said)
-            self._running.failures = [*self._running.failures, failed][-FAILURES:]
-            self._changed.set()
-
-    def _write(self) -> None:
-        if self._running is not None:
-            with suppress(OSError):
-                save_json(self._file, asdict(self._running))
+    def _write(self, running: RunningChannel) -> None:
+        with suppress(OSError):
+            save_json(self._file, asdict(running))
 
 
 def running(folder: Path) -> RunningChannel | None:

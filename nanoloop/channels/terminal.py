@@ -29,11 +29,12 @@ from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.renderer import print_formatted_text
 from prompt_toolkit.styles import Style
 
-from nanoloop.channels.screen import Blocks, Incidents, last_lines, printable, rendered
+from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
 from nanoloop.errors import BusFull
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
+from nanoloop.sentences import Incidents
 
 _TWICE_SECONDS = 2.0
 """Two Ctrl-C within this time leave."""
@@ -74,7 +75,7 @@ class TerminalChannel:
         self._history = history
         self._status = status
         self.incidents = Incidents()
-        """What the operator is told of failures, if it hears the events."""
+        """What the operator is told of failures, who at a terminal is the person there."""
         self._waiting: list[str] = []
         self._blocks = Blocks()
         self._interrupted_at = -_TWICE_SECONDS

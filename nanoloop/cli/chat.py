@@ -60,7 +60,7 @@ def _is_for_a_person(args: Namespace) -> bool:
 async def _for_script(settings: Settings, name: str, *, args: Namespace) -> int:
     channel = PipeChannel(chat=name, message=args.message, as_json=args.json, streams=os.isatty(1))
     app = App.of(settings, chat=key_of(name), telemetry=_quiet(settings))
-    app.observers.append(channel.incidents.hear)
+    channel.incidents = app.loop.sentences.incidents
     app.add(channel)
     await app.run()
     return _exit_code(app, failed=channel.failed)

@@ -34,7 +34,7 @@ class Prompt(TerminalChannel):
     def __init__(self, *, app: App, settings: Settings, chat: str) -> None:
         super().__init__(chat=chat, history=settings.data / _HISTORY, status=self._status_line)
         self._app = app
-        app.observers.append(self.incidents.hear)
+        self.incidents = app.loop.sentences.incidents
         self._key = f"{CHANNEL}:{chat}"
         self._model = settings.model
         self._limit = settings.message_buffer_limit

@@ -71,8 +71,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         print(f"nanoloop serves {names}; its data is in {settings.data}", file=sys.stderr)
     if not _is_in_foreground():  # there a hangup is the terminal's end
         app.on_hangup = Reload(app, settings, channels=channels, load=load)
-    states = States(settings.data)
-    app.observers.append(states.hear)
+    incidents = app.loop.sentences.incidents
+    states = States(settings.data, channels=lambda: app.states, failures=incidents.last)
     app.beside.append(states.keep)
     collect_garbage_seldom()
     try:

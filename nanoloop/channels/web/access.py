@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.events import RequestFailed, announce
-from nanoloop.sentences import Sentences, incident_of
+from nanoloop.sentences import Sentences
 
 ASKED_BY_SCRIPT = "x-nanoloop"
 """A header that no form and no other site can send."""
@@ -246,7 +246,7 @@ def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
 
 def sentence_of(error: Exception, sentences: Sentences, *, path: str) -> str:
     """What a client is told of a failure; what the operator is told of it goes to the log."""
-    incident = incident_of(error)
+    incident = sentences.incidents.of(error, place=path)
     announce(RequestFailed(path=path, **incident.facts))
     return sentences.apology(error, incident.incident).text
 

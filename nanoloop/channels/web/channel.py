@@ -60,7 +60,7 @@ from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
 from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, announce
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
-from nanoloop.sentences import incident_of
+from nanoloop.sentences import Incidents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +142,11 @@ class WebChannel:
 
     def app(self) -> ASGIApp:
         """The ASGI application, with all that protects it."""
-        return Guard(make_site(self.backend), hosts=self._hosts())
+        return Guard(
+            make_site(self.backend),
+            hosts=self._hosts(),
+            incidents=self.backend.parts.sentences.incidents,
+        )
 
     def _hosts(self) -> Collection[str] | None:
         """The names that requests may be for; None where only who has a token gets anything."""
@@ -427,10 +431,11 @@ _SAFE = (
 class Guard:
     """Lets requests for this host through, and tells of each without what was said."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Container[str] | None) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, incidents: Incidents) -> None:
         """Without `hosts` any name is the right one."""
         self._app = app
         self._hosts = hosts
+        self._incidents = incidents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -442,7 +447,9 @@ class Guard:
             await self._serve(scope, receive, served)
         except Exception as error:  # noqa: BLE001 - a bug in one request must not stop the others
             if not scope.get(TOLD):
-                announce(RequestFailed(path=path_of(scope), **incident_of(error).facts))
+                path = path_of(scope)
+                facts = self._incidents.of(error, place=path).facts
+                announce(RequestFailed(path=path, **facts))
         finally:
             announce(
                 RequestServed(
