@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from nanoloop import Agent, Session
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.events import (
@@ -87,6 +88,17 @@ def test_a_plain_thread_is_heard_with_the_context_it_is_given(heard_by_all):
         thread.start()
         thread.join()
     assert heard_by_all == [CLOSED]
+
+
+def test_an_answer_that_sync_code_asks_for_is_heard(heard_by_all):
+    said = []
+    with hearing(
+        lambda event: said.append((event.name(), current_session(), bool(current_turn())))
+    ):
+        agent = Agent(provider=ScriptedProvider()).attach_session(session := Session())
+        agent.ask_sync("hi")
+    assert ("model_answered", session.id, True) in said
+    assert len(said) == len(heard_by_all)
 
 
 async def served(name):
