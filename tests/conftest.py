@@ -33,6 +33,7 @@ class Tiers:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._failed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and not {"slow", "long"} & report.keywords.keys():
@@ -40,6 +41,8 @@ class Tiers:
 
     @property
     def limit(self) -> float:
+        if AGAIN in os.environ:  # too few tests to tell how busy it is
+            return float(os.environ[AGAIN])
         usual = median(self._seconds.values()) if len(self._seconds) > FEW else USUAL_SECONDS
         return SLOW_SECONDS * max(1.0, usual / USUAL_SECONDS)
 
@@ -51,7 +54,7 @@ class Tiers:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.exitstatus == pytest.ExitCode.OK and self.slow and not self._again():
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            session.exitstatus, self._failed = pytest.ExitCode.TESTS_FAILED, True
 
     def _again(self) -> bool:
         """Whether they are quick enough alone: something else may have kept the machine busy."""
@@ -59,12 +62,12 @@ class Tiers:
             return False
         names = [line.split("  ", 1)[1] for line in self.slow]
         told = [sys.executable, "-m", "pytest", "-q", "--numprocesses=0", *names]
-        return not subprocess.run(told, env={**os.environ, AGAIN: "1"}, check=False).returncode
+        return not subprocess.run(
+            told, env={**os.environ, AGAIN: f"{self.limit}"}, check=False
+        ).returncode
 
-    def pytest_terminal_summary(
-        self, terminalreporter: pytest.TerminalReporter, exitstatus: int
-    ) -> None:
-        if self.slow and exitstatus:
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._failed:
             terminalreporter.section(f"over {self.limit:.2f} s: mark them `slow`, or mend them")
             terminalreporter.write_line("\n".join(self.slow))
 
