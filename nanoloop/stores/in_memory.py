@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from anyio.lowlevel import checkpoint
+
 from nanoloop.session.entry import Entry, copied, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import Commit, StoredSession, newest_seen
@@ -75,13 +77,14 @@ def _seq(entry: Entry) -> int:
 
 
 class _Memory:
-    """Rows in a dictionary."""
+    """Rows in a dictionary. Each call lets others go on, as those of any other database do."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._keys: dict[str, str] = {}
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
+        await checkpoint()
         old = self._rows.get(commit.id)
         if (None if old is None else old.head["rev"]) != over:
             return False
@@ -90,6 +93,7 @@ class _Memory:
         return True
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
+        await checkpoint()
         row = self._rows.get(commit.id)
         if row is None or row.has_expired(now):
             return None
@@ -99,49 +103,60 @@ class _Memory:
         return stood
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
+        await checkpoint()
         row = self._rows.get(session_id)
         return None if row is None else row.head
 
     async def window(self, session_id: str) -> StoredSession | None:
+        await checkpoint()
         row = self._rows.get(session_id)
         return None if row is None else row.stored(row.window - 1)
 
     async def whole(self, session_id: str) -> StoredSession | None:
+        await checkpoint()
         row = self._rows.get(session_id)
         return None if row is None else row.stored(0)
 
     async def between(
         self, session_id: str, *, after: int, upto: int | None, limit: int | None
     ) -> Sequence[Entry]:
+        await checkpoint()
         row = self._rows.get(session_id)
         return [] if row is None else row.between(after, upto)[:limit]
 
     async def delete(self, session_id: str) -> None:
+        await checkpoint()
         self._rows.pop(session_id, None)
 
     async def delete_expired(self, *, now: int) -> int:
+        await checkpoint()
         gone = [name for name, row in self._rows.items() if row.has_expired(now)]
         for name in gone:
             del self._rows[name]
         return len(gone)
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession]:
+        await checkpoint()
         rows = sorted(self._rows.values(), key=lambda row: row.updated_at, reverse=True)
         for row in rows:
             if ABOUT in row.sections and not row.has_expired(now):
                 yield row.stored(None)
 
     async def names(self) -> AsyncIterator[str]:
+        await checkpoint()
         for name in list(self._rows):
             yield name
 
     async def bind(self, key: str, session_id: str) -> None:
+        await checkpoint()
         self._keys[key] = session_id
 
     async def bound(self, key: str) -> str | None:
+        await checkpoint()
         return self._keys.get(key)
 
     async def bindings(self) -> AsyncIterator[tuple[str, str]]:
+        await checkpoint()
         for item in list(self._keys.items()):
             yield item
 
