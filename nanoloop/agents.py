@@ -216,7 +216,10 @@ class Agent(AgentHistory):
         return Stream(lambda hear: self.ask(given, session_id=session_id, on_text=hear))
 
     def _turn(self, session: Session, provider: Provider, on_text: OnText | None) -> Turn:
-        store = self._sessions.store if self._sessions and session is not self._own else None
+        sessions = None if session is self._own else self._sessions
+        keeping = Keeping(recording=self.recording)
+        if sessions is not None:
+            keeping = replace(keeping, change=sessions.change, store=sessions.store)
         view = self._views.of(
             session,
             prompt=self.prompt,
@@ -229,7 +232,7 @@ class Agent(AgentHistory):
             agent=self,
             provider=provider,
             view=view,
-            keeping=Keeping(store=store, recording=self.recording),
+            keeping=keeping,
             cutting=Cutting(
                 limit=self.limits.messages or BUFFER_LIMIT,
                 keep=self.limits.kept or BUFFER_MIN,
@@ -340,13 +343,14 @@ class AgentRequest:
         return answer.text
 
     async def _begin(self) -> None:
-        if self._session.agent is None:
-            self._session.agent = self._agent.name
         kept, shown = self._recording.question(self._given), None
         if self._recording.is_partial:
             shown = Entry.message("user", content_of(self._given))
-        self._asked = self._turn.take(kept, shown=shown)
-        await self._turn.begin()
+        self._asked = await self._turn.begin(kept, shown=shown, then=self._name_agent)
+
+    def _name_agent(self, session: Session) -> None:
+        if session.agent is None:
+            session.agent = self._agent.name
 
     async def _finish(self, answer: Answer) -> None:
         with anyio.CancelScope(shield=True):
@@ -356,18 +360,19 @@ class AgentRequest:
 
     async def _keep(self, answer: Answer) -> None:
         if not self._recording.handler:
-            for entry in self._recording.answer(answer.entries):
-                self._session.add_entry(entry)
-            await self._turn.save()
+            kept = self._recording.answer(answer.entries)
+            await self._turn.change(lambda session: [session.add_entry(entry) for entry in kept])
             return
         try:
             said = await self._recording.by_handler(self._given, answer.text)
         except BaseException:
-            self._session.add_entry(self._recording.question(self._given))
+            await self._turn.change(self._keep_question)
             raise
         if said:
-            self._session.add_chat_history(said)
-            await self._turn.save()
+            await self._turn.change(lambda session: session.add_chat_history(said))
+
+    def _keep_question(self, session: Session) -> None:
+        session.add_entry(self._recording.question(self._given))
 
     async def _resize(self) -> None:
         try:
@@ -377,24 +382,25 @@ class AgentRequest:
             announce(ResizeFailed(error=name))
 
     async def _fail(self, error: BaseException) -> None:
-        if isinstance(error, EmptyAnswer):
-            self._take_back()
-        elif self._recording.handler:
-            self._session.add_entry(self._recording.question(self._given))
-        else:
-            self._turn.break_off("the turn ended before it finished", since=self._asked)
-            if isinstance(error, anyio.get_cancelled_exc_class()):
-                self._turn.keep_half_said()
         with suppress(SessionNotFound):  # deleted meanwhile: nothing is revived
-            await self._turn.save()
+            if isinstance(error, EmptyAnswer):
+                await self._turn.change(self._take_back)
+            elif self._recording.handler:
+                await self._turn.change(self._keep_question)
+            else:
+                await self._turn.break_off(
+                    "the turn ended before it finished",
+                    since=self._asked,
+                    half_said=isinstance(error, anyio.get_cancelled_exc_class()),
+                )
         await self._agent.hooks.after(RequestOutcome(given=self._given, error=error), self._agent)
 
-    def _take_back(self) -> None:
+    def _take_back(self, session: Session) -> None:
         """Forget a question that came to nothing, unless tools have acted on it."""
-        newest = self._session.newest
+        newest = session.newest
         if newest is not None and newest.seq == self._asked:
             with suppress(HistoryNotLoaded):
-                self._session.undo()
+                session.undo()
 
 
 Ask = Callable[[OnText], Awaitable[str]]

@@ -9,24 +9,27 @@ from typing import TYPE_CHECKING
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.intake import amended_by, amendment
 from nanoloop.messages import Inbound
-from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.queue import reworded
 from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
 
 if TYPE_CHECKING:
     from nanoloop.exchange import Exchange
 
 
-async def change(session: Session, message: Inbound, *, store: Store) -> None:
+async def change(session: Session, message: Inbound, *, sessions: Sessions) -> None:
     """Change what waits for its turn; of what was heard the model is told. Durable then."""
-    name = amended_by(message) or ""
-    if not session.amend_held(name, None if message.deletes else message.text):
-        if not session.has_seen(name):
-            return
-        session.add_entry(amendment(message))
-    _know(session, message)
-    await store.save(session)
+    name, told = amended_by(message) or "", amendment(message)
+
+    def act(session: Session) -> None:
+        if not session.amend_held(name, None if message.deletes else message.text):
+            if not session.has_seen(name):
+                return
+            session.add_entry(told)
+        _know(session, message)
+
+    await sessions.change(session, act)
 
 
 def _know(session: Session, message: Inbound) -> None:
@@ -40,7 +43,7 @@ async def asked_anew(
     message: Inbound,
     *,
     exchange_for: Callable[[Session, Inbound], Exchange],
-    store: Store,
+    sessions: Sessions,
 ) -> Exchange | None:
     """The question that was being answered as it is now, durable; None where it is taken back."""
     session, asked = exchange.session, exchange.message
@@ -51,7 +54,7 @@ async def asked_anew(
         await exchange.interrupt(amendment(message), goes_on=not message.deletes)
         return None if message.deletes else exchange_for(session, asked)
     if message.deletes:
-        await store.save(session)
+        await sessions.change(session, lambda _: None)
         return None
     again = exchange_for(session, replace(asked, text=message.text, burst_seconds=0))
     await again.hear(replace(reworded(question, message.text), id=fresh_id()))

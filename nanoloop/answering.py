@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
 
 from nanoloop.amending import asked_anew, change
-from nanoloop.errors import StoreConflict
+from nanoloop.errors import SessionNotFound, StoreConflict
 from nanoloop.events import TurnFailed, about, announce
 from nanoloop.holds import Held, Holds, Left
 from nanoloop.intake import amended_by
@@ -25,6 +26,7 @@ from nanoloop.sessions import Sessions
 
 if TYPE_CHECKING:
     from nanoloop.exchange import Exchange
+    from nanoloop.turn import Answer
 
 Item = Delivery | Held | Left
 """What a lane works on."""
@@ -160,7 +162,10 @@ class Answering:
     async def _receive(self, key: str, item: Delivery | Held) -> None:
         self._hearing[key] = heard = anyio.Event()
         try:
-            exchange = await self._heard(key, item)
+            try:
+                exchange = await self._heard(key, item)
+            except SessionNotFound:  # deleted by another process: the chat begins anew
+                exchange = await self._heard(key, item)
         finally:
             del self._hearing[key]
             heard.set()
@@ -186,7 +191,7 @@ class Answering:
         message, exchange = delivery.message, None
         is_repeated = await self.holds.is_repeated(key, session, message)
         if amended_by(message) and not is_repeated:  # it could not be kept when it came
-            await change(session, message, store=self._sessions.store)
+            await change(session, message, sessions=self._sessions)
         elif not is_repeated:
             exchange = self._exchange(session, message)
             await exchange.hear()
@@ -239,6 +244,17 @@ class Answering:
             finally:
                 del self._turns[key]
         # Outside the scope: what came of it is kept and told, /stop or not.
+        with suppress(SessionNotFound):  # deleted by another process: nothing is revived
+            await self._end(key, exchange, running, answer, failure)
+
+    async def _end(
+        self,
+        key: str,
+        exchange: Exchange,
+        running: _Running,
+        answer: Answer | None,
+        failure: Exception | None,
+    ) -> None:
         if running.amended is not None:
             await self._answer_amended(key, exchange, running)
         elif answer is not None:
@@ -247,7 +263,7 @@ class Answering:
             which = {"session_id": exchange.session.id, "turn_id": exchange.turn_id}
             apology = self.apology(error=failure, is_kept=True, **which)
             await exchange.fail(apology.text, apology.incident)
-        elif scope.cancelled_caught:
+        elif running.scope.cancelled_caught:
             await exchange.stop(waiting=self.waiting(key))
 
     # What was said otherwise
@@ -262,11 +278,11 @@ class Answering:
         if running is not None and running.message.message_id == amended_by(message):
             await running.amend(message)
         elif older is not None and held in self.lanes.items(key):
-            await change(older, message, store=self._sessions.store)
-            session.know(filter(None, [message.message_id]))
-            await self._sessions.store.save(session)
+            await change(older, message, sessions=self._sessions)
+            known = list(filter(None, [message.message_id]))
+            await self._sessions.change(session, lambda now: now.know(known))
         else:
-            await change(session, message, store=self._sessions.store)
+            await change(session, message, sessions=self._sessions)
 
     def _in_older(self, key: str, session: Session, message: Inbound) -> Held | None:
         """What it changes, where that waits in the conversation from before a /new."""
@@ -279,7 +295,7 @@ class Answering:
         assert running.amended is not None  # noqa: S101 - asked for only where it was
         try:
             again = await asked_anew(
-                exchange, running.amended, exchange_for=self._exchange, store=self._sessions.store
+                exchange, running.amended, exchange_for=self._exchange, sessions=self._sessions
             )
         finally:
             running.settled.set()

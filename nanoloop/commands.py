@@ -212,8 +212,7 @@ class Commands:
         if name not in self._agents:
             hint = did_you_mean(name, self._agents, "/agent lists who there is.", shown=str)
             return f"There is no agent {name!r}: {hint}"
-        session.agent = name
-        await self._sessions.store.save(session)
+        await self._sessions.change(session, lambda now: setattr(now, "agent", name))
         return f"From now on {name} answers here."
 
 
@@ -394,18 +393,17 @@ class PinCommands:
         if not entries:
             return f"There is no message #{rest} here: /history shows the numbers."
         try:
-            session.pin(entries[0])
+            await self._sessions.change(session, lambda now: now.pin(entries[0]))
         except NotPossible as refused:
             return f"Nothing was pinned: {refused}."
-        await store.save(session)
         return f"#{seq} stays in view."
 
     async def _unpin(self, message: Inbound, rest: str) -> str:
         session = await self._sessions.current(message.session_key)
-        count = session.unpin(_number(rest) if rest else None)
+        seq = _number(rest) if rest else None
+        count = await self._sessions.change(session, lambda now: now.unpin(seq))
         if not count:
             return "That is not pinned: /pin lists what is." if rest else "Nothing is pinned."
-        await self._sessions.store.save(session)
         return f"Unpinned {count}."
 
 
@@ -478,15 +476,12 @@ class SessionCommands:
         if not title:
             return "/rename takes the new title: /rename Our trip to Rome"
         session = await self._sessions.current(message.session_key)
-        session.title = " ".join(title.split())
-        await self._sessions.store.save(session)
+        await self._sessions.rename(session, title)
         return f"This conversation is called {session.title} now."
 
     async def _undo(self, message: Inbound, _: str) -> str:
         key = message.session_key
         session = await self._sessions.current(key)
-        if not session.shows_earlier:  # then the window would be empty afterwards
-            session = await self._sessions.store.get(session.id)
         # No await between this and the undo: a message that comes then waits for its turn.
         if self._runner.is_busy(key):
             return BUSY

@@ -10,7 +10,7 @@ from typing import Any
 
 from nanoloop.agents import Agent
 from nanoloop.context import Views
-from nanoloop.errors import NanoloopError, place_of
+from nanoloop.errors import NanoloopError, SessionNotFound, place_of
 from nanoloop.events import (
     HookFailed,
     ResizeFailed,
@@ -29,7 +29,7 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
-from nanoloop.turn import Answer, Cutting, Keeping, RequestOutcome, Turn
+from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn
 
 STOPPED = "Stopped."
 
@@ -85,7 +85,7 @@ class Exchange:
             agent=agent,
             provider=provider,
             view=self._view,
-            keeping=Keeping(store=self._store, steering=steering),
+            keeping=Keeping(change=parts.sessions.change, store=self._store, steering=steering),
             cutting=Cutting(
                 limit=agent.limits.messages or parts.buffer_limit,
                 keep=agent.limits.kept or parts.buffer_min,
@@ -106,18 +106,17 @@ class Exchange:
 
         What waited is given as it was `kept`, the message last.
         """
-        for entry in kept or (user_entry(self.message),):
-            self.session.awaiting = self._turn.take(entry)
-        await self._begin()
+        await self._turn.begin(*(kept or (user_entry(self.message),)), then=_await_answer)
+        await self._begun()
 
     async def pick_up(self) -> None:
         """Go on with a message that was kept before a restart; calls in between are closed."""
-        self._turn.break_off("interrupted by a restart; whether it took effect is not known")
-        await self._begin()
+        why = "interrupted by a restart; whether it took effect is not known"
+        await self._turn.begin(then=self._turn.closing(why))
+        await self._begun()
 
-    async def _begin(self) -> None:
+    async def _begun(self) -> None:
         with self._turn.about():
-            await self._turn.begin()
             self.session.release()
             self._summarise()
             await self._view.fill(self._store)
@@ -148,17 +147,37 @@ class Exchange:
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
     async def _keep(self, answer: Answer) -> Entry:
-        self.session.awaiting = 0
-        said = [self.session.add_entry(entry) for entry in answer.entries][-1]
-        self.session.spend(asdict(answer.usage))
-        if self._bus.confirms(self.message.channel):
-            self.session.owe(said.seq)
+        kept: list[Entry] = []
+
+        def act(session: Session) -> None:
+            session.awaiting = 0
+            kept[:] = [session.add_entry(entry) for entry in answer.entries]
+            session.spend(asdict(answer.usage))
+            if self._bus.confirms(self.message.channel):
+                session.owe(kept[-1].seq)
+
         try:
-            await self._store.save(self.session)
+            await self._turn.change(act)
+        except SessionNotFound:
+            if not self.session.has_expired():
+                raise  # deleted by somebody: nothing is revived
+            await self._keep_anew(act)
         except NanoloopError:  # the chat is told so, and no answer comes later
-            self.session.arrived(said.seq)
+            self.session.arrived(kept[-1].seq)
             raise
-        return said
+        return kept[-1]
+
+    async def _keep_anew(self, act: Act) -> None:
+        """The conversation's time ran out meanwhile: the next one begins with this exchange."""
+        question = user_entry(self.message)
+
+        def begun(session: Session) -> None:
+            session.add_entry(question)
+            act(session)
+
+        key, agent = self.message.session_key, self.session.agent
+        self.session = await self._sessions.current(key, agent=agent)
+        await self._sessions.change(self.session, begun)
 
     async def _send(self, text: str, said: Entry) -> None:
         answer = reply_to(self.message, text, "answer", self.session.id)
@@ -199,34 +218,39 @@ class Exchange:
 
     async def stop(self, *, waiting: int) -> None:
         """Keep what was finished, close what was not, and tell the chat."""
-        self._turn.break_off("stopped by the user before it finished")
-        self._turn.keep_half_said()
-        self.session.awaiting = 0
+        why = "stopped by the user before it finished"
         with self._turn.about():
-            await self._store.save(self.session)
+            await self._turn.break_off(why, half_said=True, then=_await_nothing)
             announce(TurnStopped(waiting=waiting))
         await self.say(STOPPED, kind="notice")
 
     async def interrupt(self, told: Entry, *, goes_on: bool) -> None:
         """Keep what was finished, close what was not, and tell the model why."""
-        self._turn.break_off("interrupted before it finished: a message was changed")
-        self.session.add_entry(told)
-        self.session.awaiting = self.session.awaiting if goes_on else 0
-        with self._turn.about():
-            await self._store.save(self.session)
+
+        def then(session: Session) -> None:
+            session.add_entry(told)
+            session.awaiting = session.awaiting if goes_on else 0
+
+        why = "interrupted before it finished: a message was changed"
+        await self._turn.break_off(why, then=then)
 
     async def fail(self, apology: str, incident: str | None = None) -> None:
         """Keep the user's message, close what is open, and apologise."""
-        self._turn.break_off("the turn failed before it finished")
-        self.session.awaiting = 0
-        with self._turn.about():
-            await self._store.save(self.session)
+        await self._turn.break_off("the turn failed before it finished", then=_await_nothing)
         await self.say(apology, kind="error", incident=incident)
 
     async def say(self, text: str, *, kind: Any, incident: str | None = None) -> None:
         """Send a word of the loop itself to the message's chat."""
         said = reply_to(self.message, text, kind, self.session.id, incident=incident)
         await self._bus.publish(said)
+
+
+def _await_answer(session: Session) -> None:
+    session.awaiting = session.last_seq
+
+
+def _await_nothing(session: Session) -> None:
+    session.awaiting = 0
 
 
 def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:

@@ -79,6 +79,12 @@ class Holds:
 
     async def keep(self, key: str, delivery: Delivery) -> Held | None:
         """Make it durable and acknowledge it; None where it asks for no turn of its own."""
+        try:
+            return await self._keep(key, delivery)
+        except SessionNotFound:  # deleted by another process: the chat begins anew
+            return await self._keep(key, delivery)
+
+    async def _keep(self, key: str, delivery: Delivery) -> Held | None:
         message = delivery.message
         session = await self._sessions.current(key, agent=message.agent)
         held, is_owed = None, True
@@ -94,9 +100,8 @@ class Holds:
         return held
 
     async def _hold_in(self, session: Session, entry: Entry) -> None:
-        session.hold(entry)
         try:
-            await self._sessions.store.save(session)
+            await self._sessions.change(session, lambda now: now.hold(entry))
         except Exception:
             session.drop_held(entry)  # or its turn would take it for a repetition
             raise
@@ -109,7 +114,7 @@ class Holds:
             return False
         announce(MessageRepeated(key=key, message_id=name))
         # The first one may be on its way to the store still.
-        await self._sessions.store.save(session)
+        await self._sessions.change(session, lambda _: None)
         return True
 
     async def take(self, item: Held, session: Session) -> Entry | None:
@@ -137,8 +142,7 @@ class Holds:
         if item.session_id != session.id:
             with suppress(NanoloopError):  # then the next start sees that it had its turn
                 old = await self._sessions.open(item.session_id)
-                old.let_go_held(item.entry_id)
-                await self._sessions.store.save(old)
+                await self._sessions.change(old, lambda now: now.let_go_held(item.entry_id))
 
 
 def held_in(session: Session, *, key: str) -> list[Held]:

@@ -80,7 +80,7 @@ class AgentLoop:
         self.bus = bus or InProcessBus(busy=self.sentences.text("full"))
         self.sessions = Sessions(store or InMemoryStore(), limit=open_sessions)
         self.summarizer = summarizer or Summarizer(provider, summary_model)
-        self.summarizer.keep_in(self.sessions.store)
+        self.summarizer.keep_in(self.sessions.writer)
         self._recall = recall
         self.message_buffer_limit = message_buffer_limit
         self.message_buffer_min = message_buffer_min

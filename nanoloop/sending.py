@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nanoloop.intake import inbound_of
@@ -50,8 +51,7 @@ async def send_answer(
             # Opened again: since an undo, say, another object is the one of this id.
             now = await sessions.open(session.id)
             if now.created_at == session.created_at:
-                now.arrived(seq)
-                await sessions.store.save(now)
+                await sessions.change(now, lambda session: session.arrived(seq))
 
     if seq not in session.unsent:
         return await bus.publish(answer)
@@ -66,12 +66,10 @@ async def send_owed(session: Session, *, bus: Bus, sessions: Sessions) -> None:
             continue
         question, answer = await _owed(sessions, session.id, seq)
         if question is None or answer is None:
-            session.arrived(seq)
-            await sessions.store.save(session)
+            await sessions.change(session, partial(Session.arrived, seq=seq))
         elif question.channel in bus.channels:
             if not bus.confirms(question.channel):  # then never twice: kept before it is sent
-                session.arrived(seq)
-                await sessions.store.save(session)
+                await sessions.change(session, partial(Session.arrived, seq=seq))
             text = reply_to(question, str(answer.content["text"]), "answer", session.id)
             await send_answer(
                 named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq

@@ -5,23 +5,28 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreError
 from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import MESSAGE, Entry, rfc3339
 from nanoloop.session.head import id_for_key
 from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
+from nanoloop.writing import SessionWriter
 
 HANDED_ON = 100
 """Message ids that a chat's next conversation knows of the one before."""
 ENTRIES_READ = 500
 """Entries of a history that are read at a time."""
+
+
+T = TypeVar("T")
 
 
 class Sessions:
@@ -32,6 +37,7 @@ class Sessions:
 
     def __init__(self, store: Store, *, limit: int = 1000) -> None:
         self.store = store
+        self.writer = SessionWriter(store)
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: BoundedDict[str, Session] = BoundedDict(limit)
         self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
@@ -50,6 +56,14 @@ class Sessions:
             raise SessionNotFound(session_id)
         self._recent[session.id] = session
         return session
+
+    async def change(self, session: Session, act: Callable[[Session], T]) -> T:
+        """As `SessionWriter.change`; one that is gone is let go of."""
+        try:
+            return await self.writer.change(session, act)
+        except SessionNotFound:
+            self.forget(session.id)
+            raise
 
     async def named(self, session_id: str, *, agent: str | None = None) -> Session:
         """The session with this id; a new one where there is none, or it expired."""
@@ -101,8 +115,7 @@ class Sessions:
         with suppress(SessionNotFound, StoreError):  # a damaged one can be left too
             heard = (await self.open(old_id)).heard[-HANDED_ON:]
         if not all(map(session.has_seen, heard)):
-            session.know(heard)
-            await self.store.save(session)
+            await self.change(session, lambda now: now.know(heard))
 
     async def switch(self, key: str, session_id: str) -> Session:
         """Give this chat another session; raises `SessionNotFound`."""
@@ -145,23 +158,11 @@ class Sessions:
     async def undo(self, session: Session) -> list[Entry]:
         """Take back the last exchange, durable when this returns; [] where there is none.
 
-        Raises `NotPossible` where it can't be done. From now on this object is the one of its id.
+        Raises `NotPossible` where it can't be done.
         """
-        asked = last_exchange(session.entries_between(0, session.last_seq))
-        summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
-        if asked and asked[0].seq <= summed_up:
-            raise NotPossible(
-                "the last exchange is part of the summary already and can't be taken back: "
-                "begin a new conversation, or fork this one from an earlier message"
-            )
-        taken = session.undo()
-        self._hold(session)
-        try:
-            await self.store.save(session)
-        except StoreConflict:  # a summary of an older object was first: neither object is true
-            self.forget(session.id)
-            raise
-        return taken
+        if not session.shows_earlier:  # then the window would be empty afterwards
+            await self.writer.make_whole(session)
+        return await self.change(session, _undone)
 
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
         """Erase these entries for good, durable when this returns; raises `NotPossible`.
@@ -169,10 +170,8 @@ class Sessions:
         Whoever held another object of this session can't bring them back: its saves conflict.
         """
         session = await self.open(session_id)
-        if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
-            raise NotPossible(f"there is no message #{wrong[0]} here")
         try:
-            await self.store.erase(session, seqs)
+            await self.writer.erase(session, seqs)
         except BaseException:  # what was erased in memory only must not seem to be gone
             self.forget(session_id)
             raise
@@ -180,19 +179,32 @@ class Sessions:
 
     async def correct_summary(self, session: Session, text: str) -> None:
         """Put this text in the place of the summary; durable when this returns."""
-        is_being_written = session.summary_in_progress
-        session.update_summary(text)
-        # The one being written finds it changed, and drops its own.
-        session.summary_in_progress = is_being_written
-        await self.store.save(session)
+
+        def act(session: Session) -> None:
+            is_being_written = session.summary_in_progress
+            session.update_summary(text)
+            # The one being written finds it changed, and drops its own.
+            session.summary_in_progress = is_being_written
+
+        await self.change(session, act)
 
     async def archive(self, session_id: str, *, archived: bool = True) -> None:
         """Put it away, or get it back; when it was last active stays as it is."""
-        session = await self.open(session_id)
-        metadata = {name: v for name, v in session.metadata.items() if name != ARCHIVED}
-        metadata |= {ARCHIVED: True} if archived else {}
-        session.load_dict({"metadata": metadata, "updated_at": rfc3339(session.updated_at)})
-        await self.store.save(session)
+
+        def act(session: Session) -> None:
+            metadata = {name: v for name, v in session.metadata.items() if name != ARCHIVED}
+            metadata |= {ARCHIVED: True} if archived else {}
+            session.load_dict({"metadata": metadata, "updated_at": rfc3339(session.updated_at)})
+
+        await self.change(await self.open(session_id), act)
+
+    async def rename(self, session: Session, title: str) -> None:
+        """Give it another title, with single spaces; durable when this returns."""
+
+        def act(session: Session) -> None:
+            session.title = " ".join(title.split())
+
+        await self.change(session, act)
 
     def forget(self, session_id: str) -> None:
         """Let go of it, as after a delete."""
@@ -202,6 +214,17 @@ class Sessions:
     def _hold(self, session: Session) -> None:
         self._alive[session.id] = session
         self._recent[session.id] = session
+
+
+def _undone(session: Session) -> list[Entry]:
+    asked = last_exchange(session.entries_between(0, session.last_seq))
+    summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
+    if asked and asked[0].seq <= summed_up:
+        raise NotPossible(
+            "the last exchange is part of the summary already and can't be taken back: "
+            "begin a new conversation, or fork this one from an earlier message"
+        )
+    return session.undo()
 
 
 async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Session:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -57,6 +57,21 @@ BUFFER_SEVERITY = 30
 """What the rule of a full window weighs among the rules of a resize: more than the turns do."""
 
 
+Act = Callable[[Session], Any]
+"""What is done to a session in one piece: it waits for nothing, and may run again."""
+
+
+async def _in_memory(session: Session, act: Act) -> Any:
+    return act(session)
+
+
+def _no_change(_: Session) -> None:
+    """Write what is there."""
+
+
+T = TypeVar("T")
+
+
 def _nothing(_: Session) -> Sequence[Entry]:
     return ()
 
@@ -65,8 +80,10 @@ def _nothing(_: Session) -> Sequence[Entry]:
 class Keeping:
     """What is kept of a turn, and where."""
 
+    change: Callable[[Session, Act], Awaitable[Any]] = _in_memory
+    """Does an act to the session, durable when it returns, where the session has a place."""
     store: Store | None = None
-    """Where the session is made durable with each step; None: nowhere."""
+    """Where its older entries are read; None: it has all of them."""
     recording: Recording | None = None
     """How much of question and answer; None: all of both."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
@@ -149,27 +166,36 @@ class Turn:
 
     # The question
 
-    def take(self, question: Entry, *, shown: Entry | None = None) -> int:
-        """Add the question, which the model is shown in another form if need be; its number.
+    async def begin(
+        self, *questions: Entry, shown: Entry | None = None, then: Act = _no_change
+    ) -> int:
+        """Keep the questions, cut the window if it is full, and do `then`: all durable at once.
 
-        Where a turn is held, the session doesn't get it, and its number is 0.
+        Returns the number of the last one, which the model sees as `shown` if need be. Where a
+        turn is held, the session doesn't get it, and its number is 0.
         """
         if self._keeping.is_held:
-            self._view.beside.append(shown or question)
-            return 0
-        seq = self.session.add_entry(question).seq
-        if shown is not None:
+            self._view.beside += [shown] if shown else questions
+
+        def act(session: Session) -> tuple[int, int]:
+            kept = () if self._keeping.is_held else questions
+            seqs = [session.add_entry(question).seq for question in kept]
+            then(session)
+            return (seqs[-1] if seqs else 0), self._trim(session)
+
+        with self.about():
+            seq, evicted = await self.change(act)
+            if evicted:
+                self._tell_trimmed(evicted)
+        if shown is not None and seq:
             self._view.instead[seq] = shown
         return seq
 
-    async def begin(self) -> None:
-        """Cut the window if it is full; what was taken is durable when this returns."""
-        if self._cutting is not None and (limit := self._buffer):
-            keep = self._cutting.keep
-            evicted, did_trim = self.session.trim_if_needed(limit=limit, min_keep=keep)
-            if did_trim:
-                self._tell_trimmed(len(evicted))
-        await self.save()
+    def _trim(self, session: Session) -> int:
+        """Cut the window if it is full; how many messages left it."""
+        if self._cutting is None or not (limit := self._buffer):
+            return 0
+        return len(session.trim_if_needed(limit=limit, min_keep=self._cutting.keep)[0])
 
     @property
     def _buffer(self) -> int:
@@ -186,12 +212,10 @@ class Turn:
         if self._cutting is not None:
             self._cutting.follow(self.session.id)
 
-    async def save(self) -> None:
-        """Make the session durable, where it has a place."""
-        store = self._keeping.store
-        if store is not None:
-            # One that no store knows yet was made elsewhere and attached.
-            await (store.save if self.session.revision else store.add)(self.session)
+    async def change(self, act: Callable[[Session], T]) -> T:
+        """Do this to the session, durable when it returns where the session has a place."""
+        done: T = await self._keeping.change(self.session, act)
+        return done
 
     # The answer
 
@@ -225,10 +249,13 @@ class Turn:
             self._view.beside.extend(entries)
             return
         is_between_steps = bool(entries) and entries[-1].type == TOOL_RESULT
-        steering = self._keeping.steering(self.session) if is_between_steps else ()
-        for entry in (*entries, *steering):
-            self.session.add_entry(entry)
-        await self.save()
+
+        def act(session: Session) -> None:
+            steering = self._keeping.steering(session) if is_between_steps else ()
+            for entry in (*entries, *steering):
+                session.add_entry(entry)
+
+        await self.change(act)
 
     async def _ask(self, step: int) -> Reply:
         try:
@@ -357,20 +384,36 @@ class Turn:
 
     # What there is without an answer
 
-    def break_off(self, why: str, *, since: int = 0) -> None:
-        """Add the results that are there, and close the calls from `since` on that have none."""
-        for entry in self._finished:
-            self.session.add_entry(entry)
-        self._finished = []
-        for call in open_calls([e for e in self.session.window if e.seq >= since]):
-            name = call.content.get("tool", "")
-            self.session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
+    async def break_off(
+        self, why: str, *, since: int = 0, half_said: bool = False, then: Act = _no_change
+    ) -> None:
+        """Keep the results that are there, and close the calls from `since` on that have none.
 
-    def keep_half_said(self) -> None:
-        """Add the beginning of an answer that was stopped, if there is one."""
-        if self.said.strip():
-            said = Entry.message("assistant", self.said, metadata={"stopped": True})
-            self.session.add_entry(said)
+        With `half_said` the beginning of an answer is kept too; `then` is done with it.
+        """
+        said = Entry.message("assistant", self.said, metadata={"stopped": True})
+        close = self.closing(why, since=since)
+
+        def act(session: Session) -> None:
+            close(session)
+            if half_said and self.said.strip():
+                session.add_entry(said)
+            then(session)
+
+        await self.change(act)
+
+    def closing(self, why: str, *, since: int = 0) -> Act:
+        """Add the results that are there, and say of the other calls why they have none."""
+        finished, self._finished = self._finished, []
+
+        def act(session: Session) -> None:
+            for entry in finished:
+                session.add_entry(entry)
+            for call in open_calls([e for e in session.window if e.seq >= since]):
+                name = call.content.get("tool", "")
+                session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
+
+        return act
 
     # Behind the answer
 
@@ -385,7 +428,7 @@ class Turn:
             self._tell_trimmed(
                 len(evicted)
             )  # before the wait: a next request may be made meanwhile
-        await self.save()
+        await self.change(_no_change)  # where another writer was first, it is done again later
 
     async def _is_left_to_the_buffer(self, read: ReadEntries | None) -> bool:
         """Whether the window is full, which `begin` sees to, and no rule weighs more than that."""

@@ -141,7 +141,7 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
 
 
 @pytest.mark.parametrize("is_back", [True, False])
-async def test_a_turn_that_can_not_be_taken_up_fails_as_any_other(is_back):
+async def test_a_turn_taken_up_whose_answer_can_not_be_kept_fails_as_any_other(is_back):
     failing = Failing(InMemoryStore())
     async with running(ScriptedProvider(held=True), failing) as loop:
         loop.bus.put_nowait(said("one"))
@@ -151,7 +151,7 @@ async def test_a_turn_that_can_not_be_taken_up_fails_as_any_other(is_back):
         assert await loop.chat.until(1) != ["1"]
         assert (loop.chat.sent[0].kind, loop.chat.sent[0].reply_to) == ("error", "one")
         loop.bus.put_nowait(said("two"))
-        assert (await loop.chat.until(2))[1:] == ["1"]
+        assert (await loop.chat.until(2))[1:] == ["2"]
     async with running(ScriptedProvider(["3"]), failing, recover=True) as loop:
         await anyio.wait_all_tasks_blocked()
         assert loop.chat.sent == []

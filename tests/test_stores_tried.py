@@ -124,7 +124,7 @@ async def test_so_is_one_that_says_the_same_at_the_same_moment():
 async def test_what_is_heard_late_leaves_what_was_tried_since_in_doubt(store):
     session = await store.create(id="s")
     await talk(store, session, ("one", "after"))
-    ((old, _),) = store._tried._tried[session]
+    ((old, _),) = store._tried._tried[session.tracker]
     session.committed(old)
     await talk(store, session, ("two", "after"))
     store._tried.forget(session, upto=old)  # as when another event loop gets its answer now

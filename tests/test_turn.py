@@ -3,13 +3,14 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from nanoloop import Agent, Entry, Session, tool
+from nanoloop import Agent, Session, tool
 from nanoloop.agents import AgentLimits
 from nanoloop.context import Views, build_messages
 from nanoloop.errors import BadAnswer, ContextTooLong
 from nanoloop.events import AnswerCut, ContextShrunk, ToolFinished
 from nanoloop.protocols import Reasoning, Reply, ToolCall, ToolSpec, Usage
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.entry import Entry
 from nanoloop.turn import Cutting, Keeping, Recording, Turn
 
 
@@ -43,17 +44,19 @@ def turn(
 ):
     """A turn that hears "hi", its session and its provider."""
     agent = Agent(provider=ScriptedProvider(replies), tools=tools, prompt="P", **options)
-    session = Session()
+    session, keeping = Session(), keeping or Keeping()
+    view = Views().of(session, prompt="P")
     one = Turn(
         session,
         agent=agent,
         provider=agent.provider,
-        view=Views().of(session, prompt="P"),
-        keeping=keeping or Keeping(),
+        view=view,
+        keeping=keeping,
         cutting=cutting,
         theirs=theirs,
     )
-    one.take(Entry.message("user", "hi"))
+    question = Entry.message("user", "hi")
+    (view.beside.append if keeping.is_held else session.add_entry)(question)
     return one, agent.provider
 
 

@@ -25,6 +25,7 @@ from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
 from nanoloop.settings import Settings
 from nanoloop.tokens import entry_tokens, text_tokens
+from nanoloop.writing import SessionWriter
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -119,12 +120,14 @@ async def _save(session_id: str, before: str, text: str, settings: Settings) -> 
     """Save it; raises `SessionError` if the summary has changed since it was read."""
     if text == before.strip():
         return False
-    async with opened(settings, read_only=False) as store:
-        session = await store.load(session_id)
+
+    def act(session: Session) -> None:
         if session.summary != before:
             raise SessionError("the summary was rewritten meanwhile: edit the new one")
         session.update_summary(text)
-        await store.save(session)
+
+    async with opened(settings, read_only=False) as store:
+        await SessionWriter(store).change(await store.load(session_id), act)
     return True
 
 

@@ -242,8 +242,7 @@ async def rename(args: Namespace, settings: Settings) -> None:
     """Give it another title."""
     async with opened(settings, read_only=False) as store:
         session = await find(store, args.name)
-        session.title = " ".join(args.title.split())
-        await store.save(session)
+        await Sessions(store).rename(session, args.title)
     _tell(f"{session.id} is called {session.title!r} now")
 
 
@@ -264,8 +263,7 @@ async def fork(args: Namespace, settings: Settings) -> None:
 async def undo(args: Namespace, settings: Settings) -> None:
     """Take back its last exchange."""
     async with opened(settings, read_only=False) as store:
-        session = await store.get((await find(store, args.name)).id)
-        taken = await Sessions(store).undo(session)
+        taken = await Sessions(store).undo(await find(store, args.name))
     said = one_line(str(taken[0].content.get("text") or "")) if taken else ""
     _tell(f"took back {len(taken)} entries: {said}" if taken else "there is nothing to take back")
 

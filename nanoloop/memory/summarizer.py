@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -41,6 +41,7 @@ from nanoloop.protocols import Provider, Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
+from nanoloop.writing import SessionWriter
 
 Callback = Callable[[str], Awaitable[None] | None]
 
@@ -52,6 +53,9 @@ IDLE_SECONDS = 600
 """Less talk than the summary is long waits for more, until nobody has spoken for so long."""
 READ_AHEAD = 200
 """Entries read from the store at a time."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
@@ -93,6 +97,7 @@ class Summarizer:
         self._schedule = Schedule(
             clock=self.clock,
         )
+        self._writes = None if self.store is None else SessionWriter(self.store)
         self._limiter = anyio.Semaphore(self.max_concurrent)
         self._group: TaskGroup | None = None
         self._loose: set[asyncio.Task[None]] = set()
@@ -112,9 +117,13 @@ class Summarizer:
         group.cancel_scope.cancel()
         return await group.__aexit__(*exc)  # type: ignore[arg-type]
 
-    def keep_in(self, store: Store) -> None:
-        """Read and keep sessions in this store, where it was given none."""
-        self.store = self.store or store
+    def keep_in(self, writer: SessionWriter) -> None:
+        """Read and keep sessions where the loop does, unless it was given another store."""
+        if self.store in {None, writer.store}:
+            self.store, self._writes = writer.store, writer
+
+    async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
+        return act(session) if self._writes is None else await self._writes.change(session, act)
 
     # What is seen of it
 
@@ -184,10 +193,10 @@ class Summarizer:
 
         Returns how many left; None where none did and nothing is started.
         """
-        evicted, did_trim = session.trim_if_needed(limit=keep, min_keep=keep)
+        evicted, did_trim = await self._change(
+            session, lambda now: now.trim_if_needed(limit=keep, min_keep=keep)
+        )
         if did_trim:
-            if self.store is not None:
-                await self.store.save(session)
             session.release()
             kept = message_count(session.window)
             with about(session_id=session.id):
@@ -375,37 +384,29 @@ class Summarizer:
         self._announce_start(batch)
         written = await self._writer.write(batch, before, focus=focus)
         found = await _exact_in(batch)
-        if session.epoch == epoch and session.summary != before:
-            # Someone wrote it anew meanwhile: theirs stands, and the batch goes into that one.
-            announce(SummaryDropped(reason="edited"))
-            return True
-        if not await self._commit(session, epoch, batch, written, found):
-            return False
-        announce(self._receipt(batch, written, started))
-        return True
 
-    async def _commit(
-        self,
-        session: Session,
-        epoch: int,
-        batch: Sequence[Entry],
-        written: Written,
-        found: Sequence[Item],
-    ) -> bool:
-        is_in_time = session.update_summary(
-            written.text,
-            seq=batch[-1].seq,
-            epoch=epoch,
-            ledger=merged(session.ledger, found),
-            spent=_spent(written),
-        )
-        if not is_in_time:
-            announce(SummaryDropped(reason="reset"))
-            return False
-        session.summary_in_progress = True  # until this task ends, so that it stays the only one
-        if self.store is not None:
-            await self.store.save(session)
+        def act(session: Session) -> str:
+            """Commit it; returns why it is dropped, "" where it is not."""
+            if session.epoch == epoch and session.summary != before:
+                return "edited"
+            is_in_time = session.update_summary(
+                written.text,
+                seq=batch[-1].seq,
+                epoch=epoch,
+                ledger=merged(session.ledger, found),
+                spent=_spent(written),
+            )
+            session.summary_in_progress = True  # until this task ends: it stays the only one
+            return "" if is_in_time else "reset"
+
+        dropped = await self._change(session, act)
+        if dropped:
+            announce(SummaryDropped(reason=dropped))
+            # Where someone wrote it anew, theirs stands, and the batch goes into that one.
+            return dropped == "edited"
+        if self._writes is not None:
             session.release()
+        announce(self._receipt(batch, written, started))
         return True
 
     def _announce_start(self, batch: Sequence[Entry]) -> None:

@@ -78,7 +78,8 @@ class Conversation:
         self._clock = clock
         self.archiving: Archive | None = None
         """Takes the oldest messages above a number, where it is set."""
-        self._tracker = ChangeTracker()
+        self.tracker = ChangeTracker()
+        """What of it is durable."""
         self._state: dict[str, Any] = {}
         self._summary = Summary()
         self._memo = Digest(value={})
@@ -162,7 +163,7 @@ class Conversation:
         with self.lock:
             self.let_go_held(entry.id)
             entry = self.log.append(entry)
-            self._tracker.add(entry)
+            self.tracker.add(entry)
             self._count(entry)
             self.touch(by_user=True)
             self._keep_bounds()
@@ -175,7 +176,7 @@ class Conversation:
             self.queue.heard.add(message_id_of(entry))
             if not self.about.title:
                 self.about = replace(self.about, title=title_of(entry))
-                self._tracker.touch([ABOUT])
+                self.tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
         """What has to happen after every append."""
@@ -530,7 +531,7 @@ class Conversation:
         with self.lock:
             gone = frozenset(seqs)
             said = {entry.seq: entry for entry in (*stored, *self.log.erase(gone))}
-            self._tracker.erase(gone)
+            self.tracker.erase(gone)
             for entry in said.values():
                 self._forget_trace(entry)
             gone -= {seq for seq, entry in said.items() if entry.type == ERASED}
@@ -552,7 +553,7 @@ class Conversation:
     def release(self) -> None:
         """Forget, in memory only, what is durable and not in the window, nor held as pending."""
         with self.lock:
-            upto = self._tracker.saved_seq
+            upto = self.tracker.saved_seq
             if self.held_pending:
                 upto = min(upto, self._newest_pending(self.held_pending))
             self.log.release(upto)
@@ -579,11 +580,11 @@ class Conversation:
     @property
     def revision(self) -> int:
         """Moves with every commit of its store; a new session begins anywhere."""
-        return self._tracker.revision
+        return self.tracker.revision
 
     def touch(self, *parts: str, by_user: bool = False) -> None:
         """Note that these parts have changed, and where things stand."""
-        self._tracker.touch(parts)
+        self.tracker.touch(parts)
         self.updated_at = self._clock()
         if by_user and self.about.sliding:
             self._expires_at = self._expiry_from_now()
@@ -591,26 +592,26 @@ class Conversation:
     def changes(self) -> Changes | None:
         """What is not durable yet, as of now; None when everything is."""
         with self.lock:
-            if self._tracker.is_saved:
+            if self.tracker.is_saved:
                 return None
             return Changes(
-                revision=self._tracker.revision,
-                entries=self._tracker.fresh,
+                revision=self.tracker.revision,
+                entries=self.tracker.fresh,
                 head=self.head().dump(),
-                sections={name: self.part(name) for name in self._tracker.changed},
-                tick=self._tracker.tick,
+                sections={name: self.part(name) for name in self.tracker.changed},
+                tick=self.tracker.tick,
             )
 
     def committed(self, changes: Changes) -> None:
         """Hear that these changes are durable now; once more, or late, does no harm."""
         with self.lock:
-            if changes.revision >= self._tracker.revision:
-                self._tracker.committed(changes)
+            if changes.revision >= self.tracker.revision:
+                self.tracker.committed(changes)
 
     def head(self) -> Head:
         """Where everything stands, as its next commit says it."""
         return Head(
-            rev=self._tracker.revision + 1,
+            rev=self.tracker.revision + 1,
             updated_at=self.updated_at,
             expires_at=self._expires_at,
             epoch=self.epoch,
@@ -654,7 +655,7 @@ class Conversation:
         for entry in log.between(head.last, log.last):
             self._count(entry)
         self.queue.heard.add(*map(message_id_of, self.queue.waiting))
-        self._tracker.restored(revision=head.rev, saved_seq=log.last)
+        self.tracker.restored(revision=head.rev, saved_seq=log.last)
 
 
 Part = tuple[Callable[[Conversation], Any], Callable[[Conversation, Any], object]]

@@ -36,6 +36,13 @@ from nanoloop.session.sync import Handler, blocking
 ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
+_STANDING = (
+    *("about", "log", "queue", "updated_at", "turns", "epoch", "spent", "resized"),
+    *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
+)
+"""All of a session that a store keeps, but for its settings."""
+
+
 class _Load:
     """`Session.load(text)` makes a session, `session.load(text)` fills that one."""
 
@@ -93,6 +100,22 @@ class Session(Conversation):
         if resize_handlers is not None:
             own = {name: resize.custom(each) for name, each in resize_handlers.items()}
             self._handlers.resizes = own
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether nothing in it is new since its last commit."""
+        return self.tracker.is_saved
+
+    def renew(self, fresh: Session) -> None:
+        """Stand where another object of this session stands; what was not durable here is gone.
+
+        Whoever holds this object goes on with it: its handlers, its settings' parent and what it
+        was lent stay.
+        """
+        with self.lock:
+            for name in _STANDING:
+                setattr(self, name, getattr(fresh, name))
+            self.settings.replace(fresh.settings.own())
 
     # Who it is, and its state
 
@@ -213,7 +236,7 @@ class Session(Conversation):
             self.reset_history()
             new = {id(entry): self.log.append(entry) for entry in entries}
             for entry in new.values():
-                self._tracker.add(entry)
+                self.tracker.add(entry)
                 self._count(entry)
             self.log.show(new.get(id(entry), entry) for entry in window)
             self._summary = replace(self._summary, pins=())  # their numbers were the old one's
@@ -225,7 +248,7 @@ class Session(Conversation):
             again = self.log.rewrite(entries)
             for old, new in zip(entries, again, strict=True):
                 if new.seq > last:
-                    self._tracker.add(new)
+                    self.tracker.add(new)
                     if self._awaiting and old.seq == self._awaiting:
                         self._awaiting = new.seq
             self.touch()

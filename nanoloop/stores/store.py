@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +25,7 @@ from nanoloop.errors import (
 from nanoloop.events import SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Seal, SessionInfo, Store
 from nanoloop.session.entry import Entry, utc_now
-from nanoloop.session.head import ABOUT, Changes, Identity, new_id, seconds_of
+from nanoloop.session.head import ABOUT, Changes, ChangeTracker, Identity, new_id, seconds_of
 from nanoloop.session.session import Session
 from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
 from nanoloop.stores.snapshot import (
@@ -40,6 +38,7 @@ from nanoloop.stores.snapshot import (
     message_ids,
     window_start,
 )
+from nanoloop.writing import WriteOrder
 
 
 class DatabaseStore:
@@ -447,7 +446,6 @@ class Sealing:
 
 
 T = TypeVar("T")
-Place = tuple[AbstractEventLoop, str]
 
 
 def first_changes(session: Session, changes: Changes | None) -> Changes:
@@ -455,51 +453,6 @@ def first_changes(session: Session, changes: Changes | None) -> Changes:
     if changes is None or ABOUT not in changes.sections or changes.revision:
         raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
     return changes
-
-
-class WriteOrder:
-    """First come, first served, for each session in each event loop.
-
-    No event loop waits for another, which may be waiting for it; nor is a write waited for whose
-    task asyncio cancelled. A store tells by the revision what was taken for a write before such.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[Place, deque[anyio.Event]] = {}
-        """Who waits behind a write, where one goes on."""
-
-    async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this when its turn has come; from then on it is finished, and heard of."""
-        place = asyncio.get_running_loop(), session_id
-        if place in self._waiting:
-            await self._turn(place)
-        else:
-            self._waiting[place] = deque()
-        try:
-            with anyio.CancelScope(shield=True):
-                result = await work()
-        finally:
-            self._pass_on(place)
-        return result
-
-    async def _turn(self, place: Place) -> None:
-        mine = anyio.Event()
-        self._waiting[place].append(mine)
-        try:
-            await mine.wait()
-        except BaseException:
-            if mine.is_set():
-                self._pass_on(place)
-            else:
-                self._waiting[place].remove(mine)
-            raise
-
-    def _pass_on(self, place: Place) -> None:
-        waiting = self._waiting[place]
-        if waiting:
-            waiting.popleft().set()
-        else:
-            del self._waiting[place]
 
 
 TRIED_LIMIT = 8
@@ -514,21 +467,23 @@ class TriedCommits:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._tried: WeakKeyDictionary[Session, deque[tuple[Changes, str]]] = WeakKeyDictionary()
+        self._tried: WeakKeyDictionary[ChangeTracker, deque[tuple[Changes, str]]] = (
+            WeakKeyDictionary()
+        )
 
     def note(self, session: Session, changes: Changes, commit: Commit) -> None:
         """This is tried, and may be written whatever is heard of it."""
         with self._lock:
-            tried = self._tried.setdefault(session, deque(maxlen=TRIED_LIMIT))
+            tried = self._tried.setdefault(session.tracker, deque(maxlen=TRIED_LIMIT))
             tried.append((changes, commit.commit_id))
 
     def forget(self, session: Session, *, upto: Changes) -> None:
         """What was tried before these or with them doesn't matter any more."""
         with self._lock:
-            tried = self._tried.pop(session, ())
+            tried = self._tried.pop(session.tracker, ())
             later = [each for each in tried if each[0].revision > upto.revision]
             if later:  # of another event loop
-                self._tried[session] = deque(later, maxlen=TRIED_LIMIT)
+                self._tried[session.tracker] = deque(later, maxlen=TRIED_LIMIT)
 
     def settle(
         self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
@@ -536,7 +491,7 @@ class TriedCommits:
         """Tell the session what was written after all; False where the head is someone else's."""
         revision = refused.revision if refused else session.revision
         with self._lock:
-            tried = tuple(self._tried.get(session, ()))
+            tried = tuple(self._tried.get(session.tracker, ()))
         for changes, token in tried:
             if head.get(COMMIT_ID) == token:
                 session.committed(changes)

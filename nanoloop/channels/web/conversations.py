@@ -111,8 +111,7 @@ async def begin(call: ApiCall, given: NewSession) -> Response:
     sessions = call.backend.parts.sessions
     session = await sessions.named(session_id, agent=agent)
     if given.title:
-        session.title = " ".join(given.title.split())
-        await sessions.store.save(session)
+        await sessions.rename(session, given.title)
     _tell(call.backend, session)
     return JSONResponse(shown_session(call.backend, session), status_code=201)
 
@@ -139,10 +138,9 @@ async def change(call: ApiCall, given: SessionChange) -> Response:
     session = await sessions.open(call.session_id)
     agent = _known_agent(call.backend, given.agent)
     if given.title is not None:
-        session.title = " ".join(given.title.split())
+        await sessions.rename(session, given.title)
     if agent is not None:
-        session.agent = agent
-    await sessions.store.save(session)
+        await sessions.change(session, lambda now: setattr(now, "agent", agent))
     if given.archived is not None:
         await sessions.archive(session.id, archived=given.archived)
     _tell(call.backend, session)

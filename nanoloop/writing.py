@@ -1,0 +1,134 @@
+"""The one way to write a session: an act, done again where another writer was first."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from random import uniform
+from typing import TypeVar
+
+import anyio
+
+from nanoloop.errors import NotPossible, SessionNotFound, StoreConflict
+from nanoloop.protocols import Store
+from nanoloop.session.session import Session
+
+TRIES = 100
+"""Writers in a row that may be first before it is given up."""
+BETWEEN_TRIES_SECONDS = (0.001, 0.1)
+
+T = TypeVar("T")
+
+
+class SessionWriter:
+    """Writes sessions to a store, each change of one after the other."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._order = WriteOrder()
+
+    async def change(self, session: Session, act: Callable[[Session], T]) -> T:
+        """Do this to a session and make it durable: the one way to write. Returns what `act` does.
+
+        `act` waits for nothing. Where another writer was first the object is brought up to date
+        and `act` runs again: ids and times are made before it, events told after it. Raises
+        `SessionNotFound` where the session was deleted or its time is over.
+        """
+        return await self._order.write(session.id, partial(self._change, session, act))
+
+    async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
+        for number in range(TRIES):
+            done = act(session)
+            try:
+                await self._save(session)
+            except StoreConflict:
+                if number:
+                    await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
+                await self._renew(session)
+            else:
+                return done
+        raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
+
+    async def _save(self, session: Session) -> None:
+        if not session.revision:  # no store knows it yet: it was made elsewhere and attached
+            await self.store.add(session)
+        elif not session.is_saved:
+            await self.store.save(session)
+
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+        """Erase these entries for good, as `Store.erase`; raises `NotPossible` for others."""
+        await self._order.write(session.id, partial(self._erase, session, seqs))
+
+    async def _erase(self, session: Session, seqs: Collection[int]) -> None:
+        for _ in range(TRIES):
+            if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
+                raise NotPossible(f"there is no message #{wrong[0]} here")
+            try:
+                return await self.store.erase(session, seqs)
+            except StoreConflict:
+                await self._renew(session)
+        raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
+
+    async def make_whole(self, session: Session) -> None:
+        """Have the session's whole history in memory."""
+        if not session.log.is_whole:
+            await self._order.write(session.id, partial(self._renew, session, whole=True))
+
+    async def _renew(self, session: Session, *, whole: bool = False) -> None:
+        """Have this object stand where the session is stored; raises `SessionNotFound`."""
+        read = self.store.get if whole or session.log.is_whole else self.store.load
+        fresh = await read(session.id)
+        if fresh.created_at != session.created_at:  # deleted, and another was made under its id
+            raise SessionNotFound(session.id)
+        session.renew(fresh)
+
+
+Place = tuple[AbstractEventLoop, str]
+
+
+class WriteOrder:
+    """First come, first served, for each session in each event loop.
+
+    No event loop waits for another, which may be waiting for it; nor is a write waited for whose
+    task asyncio cancelled. A store tells by the revision what was taken for a write before such.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Place, deque[anyio.Event]] = {}
+        """Who waits behind a write, where one goes on."""
+
+    async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do this when its turn has come; from then on it is finished, and heard of."""
+        place = asyncio.get_running_loop(), session_id
+        if place in self._waiting:
+            await self._turn(place)
+        else:
+            self._waiting[place] = deque()
+        try:
+            with anyio.CancelScope(shield=True):
+                result = await work()
+        finally:
+            self._pass_on(place)
+        return result
+
+    async def _turn(self, place: Place) -> None:
+        mine = anyio.Event()
+        self._waiting[place].append(mine)
+        try:
+            await mine.wait()
+        except BaseException:
+            if mine.is_set():
+                self._pass_on(place)
+            else:
+                self._waiting[place].remove(mine)
+            raise
+
+    def _pass_on(self, place: Place) -> None:
+        waiting = self._waiting[place]
+        if waiting:
+            waiting.popleft().set()
+        else:
+            del self._waiting[place]

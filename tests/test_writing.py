@@ -1,0 +1,222 @@
+"""The one way to write: what somebody else committed meanwhile costs nobody anything."""
+
+from datetime import datetime, timedelta, timezone
+
+import anyio
+import pytest
+
+from nanoloop import Identity, Session
+from nanoloop.errors import SessionNotFound
+from nanoloop.events import SummaryCommitted
+from nanoloop.memory.summarizer import Summarizer
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.session import _STANDING
+from nanoloop.sessions import Sessions
+from nanoloop.stores.in_memory import InMemoryStore
+from tests.test_holds import running, said, store  # noqa: F401 - a fixture
+
+KEY = "test:a"
+
+
+async def rename(store, title, session_id=KEY):  # noqa: F811 - the fixture's store
+    """As another process does."""
+    await Sessions(store).rename(await store.load(session_id), title)
+
+
+def texts(session):
+    return [message["content"] for message in session.full_chat_history]
+
+
+async def test_an_act_is_done_again_on_what_another_writer_committed(store):  # noqa: F811
+    sessions = Sessions(store)
+    session = await sessions.named("s")
+    await rename(store, "Rome", "s")
+    seen = []
+
+    def act(now):
+        seen.append(now.title)
+        now.add_message("user", "hi")
+
+    await sessions.change(session, act)
+    kept = await store.get("s")
+    assert (seen, kept.title, texts(kept)) == (["", "Rome"], "Rome", ["hi"])
+
+
+async def test_whoever_holds_the_object_goes_on_with_it(store):  # noqa: F811
+    sessions = Sessions(store)
+    session = await sessions.named("s")
+    session.set_policy_handler(lambda *_: "mine")
+    await rename(store, "Rome", "s")
+    await sessions.change(session, lambda now: now.set("x", 1))
+    assert (await sessions.open("s")) is session
+    assert (session.title, session.judge_resize()) == ("Rome", {"type": "mine"})
+
+
+async def test_what_was_not_durable_is_gone_where_another_writer_was_first(store):  # noqa: F811
+    sessions = Sessions(store)
+    session = await sessions.named("s")
+    session.set("mine", 1)
+    await rename(store, "Rome", "s")
+    await sessions.change(session, lambda now: now.set("x", 1))
+    assert (await store.get("s")).get("mine") == (None, False)
+
+
+async def test_a_session_that_was_deleted_is_not_revived(store):  # noqa: F811
+    sessions = Sessions(store)
+    session = await sessions.named("s")
+    await store.delete("s")
+    with pytest.raises(SessionNotFound):
+        await sessions.change(session, lambda now: now.add_message("user", "hi"))
+    assert (await sessions.named("s")) is not session
+
+
+async def test_one_made_anew_under_the_same_id_is_another_one(store):  # noqa: F811
+    sessions = Sessions(store)
+    session = await sessions.named("s")
+    await store.delete("s")
+    await store.create(id="s")
+    with pytest.raises(SessionNotFound):
+        await sessions.change(session, lambda now: now.add_message("user", "hi"))
+    assert (await store.get("s")).entry_count == 0
+
+
+async def test_writers_without_end_are_all_let_in(store):  # noqa: F811
+    one, other = Sessions(store), Sessions(store)
+    await one.named("s")
+    mine, theirs = await one.open("s"), await other.open("s")
+
+    async def write(sessions, session, who):
+        for number in range(20):
+            await sessions.change(
+                session, lambda now, n=number: now.add_message("user", f"{who}{n}")
+            )
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(write, one, mine, "a")
+        group.start_soon(write, other, theirs, "b")
+    kept = texts(await store.get("s"))
+    assert [text for text in kept if text[0] == "a"] == [f"a{n}" for n in range(20)]
+    assert [text for text in kept if text[0] == "b"] == [f"b{n}" for n in range(20)]
+
+
+async def test_nothing_changed_costs_neither_a_read_nor_a_commit():
+    kept = InMemoryStore()
+    sessions = Sessions(kept)
+    session = await sessions.named("s")
+    await kept.close()  # any call would raise
+    await sessions.change(session, lambda _: None)
+
+
+async def test_a_store_that_fails_is_told_of_and_its_changes_come_with_the_next():
+    kept = InMemoryStore()
+    sessions = Sessions(kept)
+    session = await sessions.named("s")
+    commit, kept.database.commit = kept.database.commit, None
+    with pytest.raises(TypeError):
+        await sessions.change(session, lambda now: now.add_message("user", "one"))
+    kept.database.commit = commit
+    await sessions.change(session, lambda now: now.add_message("user", "two"))
+    assert texts(await kept.get("s")) == ["one", "two"]
+
+
+def test_all_of_a_session_that_is_kept_is_renewed():
+    lent = {"lock", "settings", "summary_in_progress", "held_pending", "archiving"}
+    lent |= {"_clock", "_handlers", "token_counter"}
+    assert set(vars(Session())) == {*_STANDING, *lent}
+
+
+# Beside a loop
+
+
+async def test_a_title_changed_beside_the_loop_costs_no_message(store):  # noqa: F811
+    async with running(ScriptedProvider(["1", "2"]), store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.until(1)
+        await rename(store, "Rome")
+        loop.bus.put_nowait(said("two"))
+        assert await loop.chat.until(2) == ["1", "2"]
+    kept = await store.get(KEY)
+    assert (kept.title, texts(kept)) == ("Rome", ["one", "1", "two", "2"])
+
+
+async def test_a_title_changed_in_the_middle_of_a_turn_costs_no_answer(store):  # noqa: F811
+    provider = ScriptedProvider(["1"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await rename(store, "Rome")
+        provider.release()
+        assert await loop.chat.until(1) == ["1"]
+    kept = await store.get(KEY)
+    assert (kept.title, texts(kept), kept.awaiting) == ("Rome", ["one", "1"], 0)
+
+
+async def test_a_title_changed_while_messages_wait_costs_none_of_them(store):  # noqa: F811
+    provider = ScriptedProvider(["1", "2", "3"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("two"))
+        await rename(store, "Rome")
+        await loop.bus.hand_in(said("three"))
+        provider.release(3)
+        assert await loop.chat.until(3) == ["1", "2", "3"]
+    assert texts(await store.get(KEY)) == ["one", "1", "two", "2", "three", "3"]
+
+
+async def test_a_title_changed_during_a_summary_costs_neither_it_nor_a_message(store):  # noqa: F811
+    writer = ScriptedProvider(otherwise="What was said.", held=True)
+    options = {"message_buffer_limit": 4, "message_buffer_min": 2}
+    talker = ScriptedProvider(otherwise="fine")
+    async with running(talker, store, summarizer=Summarizer(writer), **options) as loop:
+        for number in range(4):
+            loop.bus.put_nowait(said(f"m{number}"))
+            await loop.chat.until(number + 1)
+        await writer.asked()
+        await rename(store, "Rome")
+        writer.release(9)
+        await loop.summarizer.drain(5)
+        assert [event for event in loop.heard if isinstance(event, SummaryCommitted)]
+        loop.bus.put_nowait(said("last"))
+        await loop.chat.until(5)
+    kept = await store.get(KEY)
+    assert (kept.title, kept.summary) == ("Rome", "What was said.")
+    assert texts(kept)[-2:] == ["last", "fine"]
+
+
+async def test_a_chat_whose_session_is_deleted_beside_the_loop_begins_anew(store):  # noqa: F811
+    async with running(ScriptedProvider(["1", "2"]), store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.until(1)
+        await store.delete(KEY)
+        loop.bus.put_nowait(said("two"))
+        assert await loop.chat.until(2) == ["1", "2"]
+    assert texts(await store.get(KEY)) == ["two", "2"]
+
+
+async def test_a_session_deleted_in_the_middle_of_a_turn_is_not_revived(store):  # noqa: F811
+    provider = ScriptedProvider(["1", "2"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await store.delete(KEY)
+        provider.release()
+        loop.bus.put_nowait(said("two"))
+        await provider.asked()
+        provider.release()
+        assert await loop.chat.until(1) == ["2"]
+    assert texts(await store.get(KEY)) == ["two", "2"]
+
+
+async def test_a_conversation_whose_time_runs_out_in_a_turn_keeps_question_and_answer():
+    moments = [datetime(2026, 1, 1, tzinfo=timezone.utc)]
+    kept = InMemoryStore(clock=lambda: moments[-1])
+    await kept.add(Session(about=Identity(id=KEY, key=KEY, ttl=60, created_at=moments[0])))
+    provider = ScriptedProvider(["1"], held=True)
+    async with running(provider, kept) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        moments.append(moments[0] + timedelta(seconds=61))
+        provider.release()
+        assert await loop.chat.until(1) == ["1"]
+    assert texts(await kept.get(KEY)) == ["one", "1"]
