@@ -308,6 +308,16 @@ def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict
         yield chunk
 
 
+def checked_type(name: object) -> str:
+    """The same type of a resize; raises ValueError where nothing could ask for it."""
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(
+            f"a resize handler is registered under {name!r}: give the type that a policy returns, "
+            f"such as {LITE!r} or {DEEP!r}"
+        )
+    return name
+
+
 def custom(handler: Handler) -> Resize:
     """A handler of the user's: (full, current, memo, settings) to (full, current, memo)."""
 

@@ -98,8 +98,9 @@ class Session(Conversation):
             provider=provider,
         )
         if resize_handlers is not None:
-            own = {name: resize.custom(each) for name, each in resize_handlers.items()}
-            self._handlers.resizes = own
+            self._handlers.resizes = {}
+            for name, handler in resize_handlers.items():
+                self.set_resize_handlers(name, handler)
 
     @property
     def is_saved(self) -> bool:
@@ -369,8 +370,11 @@ class Session(Conversation):
         return self
 
     def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
-        """Use this for resizes of that type: (full, current, memo, settings) to the first three."""
-        self._handlers.resizes[type] = resize.custom(handler)
+        """Use this for resizes of that type: (full, current, memo, settings) to the first three.
+
+        Raises ValueError for a type without a name: no policy could ask for it.
+        """
+        self._handlers.resizes[resize.checked_type(type)] = resize.custom(handler)
         return self
 
     def set_attachment_summary_handler(self, handler: Handler | None) -> Self:

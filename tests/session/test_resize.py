@@ -227,6 +227,18 @@ async def test_r1_15_set_resize_handlers_replaces_one():
     assert texts(await session.async_resize(force="deep")) == ["b"]
 
 
+@pytest.mark.parametrize("name", ["", "  ", None])
+def test_a_handler_without_a_type_is_refused(name):
+    def handler(full, current, memo, _):
+        return full, current, memo
+
+    session = talked("a")
+    with pytest.raises(ValueError, match="registered under"):
+        session.set_resize_handlers(name, handler)
+    with pytest.raises(ValueError, match="registered under"):
+        talked("a", resize_handlers={name: handler})
+
+
 async def test_r1_10_r1_14_handlers_may_be_sync_or_async():
     async def handler(full, current, memo, settings):
         return full, current[-1:], {"limit": settings["session.limit.messages"]}
