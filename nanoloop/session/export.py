@@ -517,13 +517,13 @@ class Rendered:
 
 
 def rendered(entry: Entry) -> Rendered:
-    """The entry as text; a type that isn't known is its JSON."""
+    """The entry as text; of a type that isn't known, its content as JSON."""
     text = {
         MESSAGE: _rendered_message,
         TOOL_CALL: _rendered_call,
         TOOL_RESULT: _rendered_result,
         THINKING: _rendered_message,
-    }.get(entry.type, Entry.to_json)(entry)
+    }.get(entry.type, _rendered_content)(entry)
     return Rendered(type=entry.role or entry.type, text=text)
 
 
@@ -547,6 +547,10 @@ def _rendered_result(entry: Entry) -> str:
     )
     success = "true" if has_worked else "false"
     return f"Tool: {content.get('tool', '')}\nSuccess: {success}\n{outcome}"
+
+
+def _rendered_content(entry: Entry) -> str:
+    return _rendered_json(entry.content)
 
 
 def _rendered_json(value: Any) -> str:

@@ -401,11 +401,11 @@ def test_a_tool_result_says_how_it_went():
     )
 
 
-def test_a_thought_is_its_text_and_any_unknown_type_its_json():
+def test_a_thought_is_its_text_and_any_unknown_type_its_content_as_json():
     assert text(Entry.thinking("hm")) == "hm"
     vote = Entry(type="vote", content={"up": 1})
     assert rendered(vote).type == "vote"
-    assert json.loads(text(vote)) == vote.to_dict()
+    assert text(vote) == '{"up": 1}'
 
 
 def test_a_session_renders_its_last_entries():
