@@ -534,9 +534,17 @@ def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
 def entry_text(entry: Entry) -> str:
     """All the text of an entry, for counting: a tool's name, arguments and result count too."""
     if entry.type == MESSAGE:
-        return str(entry.content.get("text") or "")
+        return words_of(entry)
     values = (value for key, value in entry.content.items() if key != "success")
     return "".join(value if isinstance(value, str) else _value_text(value) for value in values)
+
+
+def words_of(message: Entry) -> str:
+    """What was said in a message, with nothing that wasn't said between its parts."""
+    parts = message.content.get("parts")
+    if isinstance(parts, list):
+        return plain_text(parts, between="")
+    return str(message.content.get("text") or "")
 
 
 def _value_text(value: Any) -> str:

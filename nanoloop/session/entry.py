@@ -188,12 +188,12 @@ def _with_call_id(metadata: Mapping[str, Any] | None, call_id: str | None) -> di
     return data
 
 
-def plain_text(content: Any) -> str:
+def plain_text(content: Any, *, between: str = "\n") -> str:
     """The words in a message's content: a string, parts with text, or nothing."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "\n".join(filter(None, (_part_text(part) for part in content)))
+        return between.join(filter(None, (_part_text(part) for part in content)))
     return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
 
 

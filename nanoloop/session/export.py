@@ -17,6 +17,7 @@ from nanoloop.session.chat import (
     messages_of,
     result_text,
     spans_of,
+    words_of,
 )
 from nanoloop.session.digest import quotes_by_place, quotes_in, quotes_moved
 from nanoloop.session.entry import (
@@ -437,7 +438,7 @@ def displayed(entries: Sequence[Entry], *, last: int = 20, width: int = 80) -> s
 
 def _display_lines(entry: Entry) -> Iterator[str]:
     if entry.type == MESSAGE:
-        text = str(entry.content.get("text") or "")
+        text = words_of(entry)
         if text or "parts" not in entry.content:
             yield f"[{str(entry.role or '').upper()}] {_on_one_line(text)}"
     elif entry.type == TOOL_CALL:

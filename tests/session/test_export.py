@@ -349,6 +349,16 @@ def test_r3_18_context_size_is_a_quarter_of_the_characters():
     assert sizes == [0, 0, 1, 2]
 
 
+def test_nothing_is_counted_or_shown_between_the_blocks_of_a_message():
+    session = Session()
+    blocks = [{"type": "text", "text": "abcd"}, {"type": "image_url"}, {"text": "efg"}]
+    session.add_message("user", blocks)
+    assert session.context_size() == 1
+    assert session.display().endswith("[USER] abcdefg")
+    session.token_counter = len
+    assert session.context_size() == 7
+
+
 def test_fix_context_size_counts_tools_and_never_raises():
     session = talked()
     session.add_tool_result("c2", {"a": object()})
