@@ -829,7 +829,20 @@ class TestKeys:
         assert await store.bound(key + "?") is None
 
 
+LASTING = {name: made for name, made in STORES.items() if name != "in_memory"}
+
+
 class TestClosing:
+    async def test_r2_13_one_in_memory_goes_on_after_it_was_closed(self, clock):
+        store = InMemoryStore(clock=clock)
+        session = await said(store, 1)
+        await store.close()
+        await store.close()
+        session.add_message("user", "late")
+        await store.save(session)
+        assert texts((await store.get("s")).window) == ["message 0", "late"]
+
+    @pytest.mark.parametrize("store", LASTING.values(), ids=LASTING.keys(), indirect=True)
     async def test_closing_twice_is_fine_and_then_nothing_works(self, store):
         session = await said(store, 1)
         await store.close()
