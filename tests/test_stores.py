@@ -9,7 +9,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
-from nanoloop.events import SessionsCounted
+from nanoloop.events import SessionsCounted, hearing
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import SEEN_LIMIT
@@ -661,6 +661,34 @@ class TestExpiry:
         with anyio.fail_after(5):
             await sweep(store, every_seconds=300, sleep=sleep)
         assert naps[:3] == [300, 300, 300]
+
+    async def test_r2_12_in_async_with_a_store_sweeps_by_itself(self, store, clock):
+        swept = anyio.Event()
+
+        def hear(event):
+            if isinstance(event, SessionsCounted) and event.expired == 1:
+                swept.set()
+
+        store.sweep_seconds = 0.001
+        with hearing(hear), anyio.fail_after(5):
+            async with store as entered:
+                assert entered is store
+                await store.create(id="s", ttl=100)
+                clock.advance(101)
+                await swept.wait()
+
+    async def test_leaving_async_with_closes_the_store_and_wraps_no_error(self, tmp_path):
+        with pytest.raises(SessionNotFound):
+            async with JsonlStore(tmp_path) as store:
+                await store.get("s")
+        with pytest.raises(StoreError, match="closed"):
+            await store.get("s")
+
+    async def test_what_is_cancelled_in_async_with_ends(self):
+        with anyio.move_on_after(0.01) as scope:
+            async with InMemoryStore():
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
 
     async def test_b2_8_a_sweep_tells_what_there_is_and_what_expired(self, store, clock, heard):
         session = await store.create(id="lasting")

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import suppress
 from dataclasses import replace as changed
 from datetime import datetime, timedelta
+from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
 from aiofiles.os import wrap
+from anyio.abc import TaskGroup
 
 from nanoloop.errors import (
     SessionDamaged,
@@ -59,6 +62,9 @@ class DatabaseStore:
         self._order = WriteOrder()
         self._tried = TriedCommits()
         self._closed = anyio.Event()
+        self._swept_in: TaskGroup | None = None
+        self.sweep_seconds: float = SWEEP_SECONDS
+        """How often what expired is removed, in an `async with`."""
 
     # Sessions
 
@@ -322,7 +328,34 @@ class DatabaseStore:
         async for item in self._open.bindings():
             yield item
 
-    # The end
+    # The beginning and the end
+
+    async def __aenter__(self) -> Self:
+        """Remove what expires by itself until it is left; leaving closes it."""
+        group = anyio.create_task_group()
+        self._swept_in = await group.__aenter__()
+        work = partial(sweep, self, every_seconds=self.sweep_seconds)
+        group.start_soon(work, name="sweep")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        """Close it. An error that it is left with stays as it is."""
+        group, self._swept_in = self._swept_in, None
+        assert group is not None  # noqa: S101 - entered before it is left
+        # The group must hear that it was cancelled, and would wrap any other error into its own.
+        is_failure = isinstance(error, Exception)
+        given = (None, None, None) if is_failure else (kind, error, trace)
+        try:
+            await self.close()
+        finally:
+            group.cancel_scope.cancel()
+            is_handled = await group.__aexit__(*given)
+        return is_handled and not is_failure
 
     async def close(self) -> None:
         """Let go of the database; closing twice is fine."""
@@ -500,10 +533,14 @@ class TriedCommits:
         return session.revision != revision
 
 
+SWEEP_SECONDS = 300
+"""Between two looks for what expired."""
+
+
 async def sweep(
     store: Store,
     *,
-    every_seconds: float = 300,
+    every_seconds: float = SWEEP_SECONDS,
     expired: int = 0,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> None:
