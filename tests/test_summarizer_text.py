@@ -43,6 +43,48 @@ def transcript_of(call):
     return call.messages[1]["content"]
 
 
+NOTHINGS = [
+    "(nothing)",
+    "None.",
+    "n/a",
+    "N/A",
+    "**None**",
+    "_none_",
+    "Summary: none",
+    "...",
+    "-",
+    "[empty]",
+]
+NOTHINGS += [
+    "There is nothing to summarize.",
+    "No new information.",
+    "no summary needed",
+    "无",
+    "なし",
+]
+
+
+@pytest.mark.parametrize("answer", NOTHINGS)
+async def test_a_summary_that_says_nothing_covers_its_batch_and_leaves_the_old_text(answer):
+    session = left("one", "two")
+    session.update_summary("They met.")
+    heard = await fold(session, ScriptedProvider([answer]))
+    assert (session.summary, session.has_pending) == ("They met.", False)
+    assert [type(event) for event in heard][-1] == SummaryCommitted
+
+
+@pytest.mark.parametrize("answer", ["Nothing was decided.", "None of them came.", "N/A is a firm."])
+async def test_a_summary_that_begins_so_is_one(answer):
+    session = left("one", "two")
+    await fold(session, ScriptedProvider([answer]))
+    assert session.summary == answer
+
+
+async def test_the_seeds_own_call_gives_the_old_summary_where_the_answer_says_nothing():
+    summarizer = Summarizer(ScriptedProvider(["(nothing)"]))
+    assert await summarizer.summarize_async([{"role": "user", "content": "hi"}], "OLD") == "OLD"
+
+
 # Handed over
 
 

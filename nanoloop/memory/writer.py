@@ -245,11 +245,11 @@ class SummaryWriter:
         text = previous
         for lines in filter(None, calls_of(said, chars=chars)):  # erased ones say nothing
             request = summary_request(lines, text, focus=focus)
-            text = await self._asked(request, written)
+            text = await self._asked(request, written) or text
         return text
 
     async def _asked(self, request: list[dict[str, Any]], written: Written) -> str:
-        """The answer of the first model that gives one."""
+        """The answer of the first model that gives one; "" where there is nothing to tell."""
         failure: ProviderError | None = None
         for model, breaker in self._breakers.items():
             if not breaker.admit():
@@ -285,7 +285,8 @@ class SummaryWriter:
         written.usage += reply.usage
         written.model = reply.model or model or ""
         self._budget.add(_usage(reply, request))
-        return clipped(accepted(reply), max_words=MAX_WORDS)
+        text = accepted(reply)
+        return "" if says_nothing(text) else clipped(text, max_words=MAX_WORDS)
 
 
 def _usage(reply: Reply, request: list[dict[str, Any]]) -> Usage:
@@ -316,6 +317,31 @@ def accepted(reply: Reply) -> str:
     if sum(line in text for line in _INSTRUCTIONS) >= REPEATED_LINES:
         raise BadAnswer("the summary model repeated its instructions")
     return text
+
+
+_NOTHING = re.compile(
+    r"""
+    (?:(?:updated\ |new\ )?summary\ )?          # a heading, its signs left out
+    (?:there\ (?:is|was|were|are)\ )?
+    (?:
+        (?:nothing|none)(?:\ (?:new|more|yet|here|else|relevant|important|notable|so\ far))*
+        | n\ ?a | nil | null | empty | blank | not\ (?:applicable|available)
+        | no\ (?:new\ |further\ )?
+          (?:summary|changes?|updates?|content|messages?|information|details)
+        | 无 | 無 | 暂无 | 没有 | 沒有 | なし | 特になし | 없음
+        | nichts | keine[sr]? | rien | aucune? | nada | ningun[oa] | ninguna? | niente | nessuno
+        | nenhum | нет | ничего
+    )?
+    (?:\ (?:is\ )?(?:needed|required|necessary|available|provided|given))?
+    (?:\ to\ (?:summari[sz]e|add|report|note|record|tell|carry\ on))?
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def says_nothing(text: str) -> bool:
+    """Whether an answer only tells that there is nothing to tell, as `(nothing)` or `n/a`."""
+    return _NOTHING.fullmatch(" ".join(re.findall(r"[^\W_]+", text))) is not None
 
 
 def clipped(text: str, *, max_words: int) -> str:
