@@ -145,13 +145,22 @@ async def test_a_redis_that_forgot_the_scripts_is_told_again(store, redis):
 # Expiry
 
 
-async def test_redis_drops_it_by_itself_an_hour_late(store, redis):
-    await store.create(id="s", ttl=60)
-    session = await store.load("s")
+async def test_c22_redis_drops_it_by_itself_an_hour_after_its_own_moment(store, redis):
+    session = await store.create(id="s", ttl=60)
     session.add_entry(Entry.message("user", "hi", metadata={"message_id": "m"}))
+    store.clock = lambda: utc_now() + timedelta(seconds=30)
     await store.save(session)
+    moment = session.head().expires_at + timedelta(hours=1)
     for key in store.database._keys.of("s")[:3]:
-        assert 3_600_000 < await redis.pttl(key) <= 3_660_000
+        assert await redis.pexpiretime(key) == int(moment.timestamp() * 1000)
+
+
+async def test_what_expired_long_ago_is_left_to_the_sweep(store, redis):
+    store.clock = lambda: utc_now() - timedelta(hours=2)
+    await store.create(id="s", ttl=60)
+    assert await redis.pttl(store.database._keys.of("s")[0]) == -1
+    store.clock = utc_now
+    assert await store.delete_expired() == 1
 
 
 async def test_one_that_lasts_is_not_dropped(store, redis):

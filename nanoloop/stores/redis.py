@@ -88,14 +88,13 @@ class _Rows:
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
         based_on = "" if over is None else str(over)
-        # What was stored may be long ago: counted from there a session only lasts longer.
-        return await self._write(commit, based_on, since=commit.updated_at) == based_on
+        return await self._write(commit, based_on) == based_on
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        stood = await self._write(commit, str(commit.revision), since=now, now=str(now))
+        stood = await self._write(commit, str(commit.revision), now=str(now))
         return int(stood) if stood else None
 
-    async def _write(self, commit: Commit, based_on: str, *, since: int, now: str = "") -> str:
+    async def _write(self, commit: Commit, based_on: str, *, now: str = "") -> str:
         await self._layout.ready()
         call = COMMIT(
             self._keys.of(commit.id),
@@ -105,7 +104,7 @@ class _Rows:
             commit.commit_id,
             commit.updated_at,
             "" if commit.expires_at is None else commit.expires_at,
-            self._lasts_ms(commit, since),
+            self._drops_at(commit),
             commit.grows,
             SEEN_LIMIT,
             _lines((entry.seq, text_of(entry)) for entry in commit.rewritten),
@@ -116,10 +115,11 @@ class _Rows:
         (stood,) = await self._server.ask(call)
         return str(stood.decode())
 
-    def _lasts_ms(self, commit: Commit, since: int) -> Argument:
+    def _drops_at(self, commit: Commit) -> Argument:
+        """When Redis drops it by itself, in milliseconds since 1970; "" for never."""
         if commit.expires_at is None or not self._layout.may_expire:
             return ""
-        return max(0, commit.expires_at - since) // 1000 + GRACE_MS
+        return commit.expires_at // 1000 + GRACE_MS
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         (head,) = await self._ask(("HGET", self._keys.of(session_id)[0], "head"))

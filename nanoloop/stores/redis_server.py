@@ -231,7 +231,7 @@ class Script:
 
 COMMIT = Script("""#!lua
 local session, entries, seen, sessions, expiring = unpack(KEYS)
-local id, based_on, now, token, updated_at, expires_at, lasts_ms, grows, seen_limit = unpack(ARGV)
+local id, based_on, now, token, updated_at, expires_at, drops_at, grows, seen_limit = unpack(ARGV)
 local stood = redis.call('HMGET', session, 'rev', 'expires_at')
 local rev = stood[1] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
@@ -263,8 +263,10 @@ if expires_at == '' then
 else
   redis.call('ZADD', expiring, expires_at, id)
 end
+-- A moment that has passed by this server's clock is left to the sweep: it counts what goes.
+local drops = drops_at ~= '' and tonumber(drops_at) > redis.call('TIME')[1] * 1000
 for _, key in ipairs({session, entries, seen}) do
-  if lasts_ms == '' then redis.call('PERSIST', key) else redis.call('PEXPIRE', key, lasts_ms) end
+  if drops then redis.call('PEXPIREAT', key, drops_at) else redis.call('PERSIST', key) end
 end
 return rev
 """)
