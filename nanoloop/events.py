@@ -409,6 +409,8 @@ class LogRepaired(Event):
     level: ClassVar[Level] = "warning"
     session_id: str
     bytes_cut: int
+    file: str
+    """Where these are now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,7 +209,7 @@ async def test_a_chat_that_cannot_be_reached_is_of_no_turn_though_an_answer_open
 def test_an_event_that_names_a_session_itself_is_of_that_one():
     stream = io.StringIO()
     with hearing(Telemetry(format="json", stream=stream)), about(session_id="bound"):
-        announce(LogRepaired(session_id="torn", bytes_cut=1))
+        announce(LogRepaired(session_id="torn", bytes_cut=1, file="torn.jsonl.corrupt"))
     assert json.loads(stream.getvalue())["session_id"] == "torn"
 
 

@@ -93,12 +93,38 @@ async def test_a_commit_torn_at_any_byte_takes_nothing_with_it(store, file):
         assert all(json.loads(line) for line in lines(file)[:-1])
 
 
-async def test_a_torn_line_is_cut_off_and_told(store, file, heard):
+async def test_a_torn_line_is_set_aside_cut_off_and_told(store, file, heard):
     await said(store, "one")
     with file.open("ab") as torn:
         torn.write(b'{"_type":"entry","se')
     await goes_on(store, ["one"])
-    assert heard == [LogRepaired(session_id="s", bytes_cut=20)]
+    copy = file.with_name("s.jsonl.corrupt")
+    assert heard == [LogRepaired(session_id="s", bytes_cut=20, file=copy.name)]
+    assert copy.read_bytes() == b'{"_type":"entry","se\n'
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_torn_line_that_can_not_be_set_aside_is_not_cut_off(store, file):
+    session = await said(store, "one")
+    with file.open("ab") as torn:
+        torn.write(b"half a line")
+    file.with_name("s.jsonl.corrupt").mkdir()
+    session.add_message("user", "two")
+    with pytest.raises(StoreError, match="Is a directory"):
+        await store.save(session)
+    assert file.read_bytes().endswith(b"half a line")
+
+
+async def test_an_erasure_sets_a_torn_line_aside_unless_it_tells_of_what_is_erased(store, file):
+    copy = file.with_name("s.jsonl.corrupt")
+    for seq, kept in ((1, b""), (7, b'{"_type":"entry","seq":7,"id"\n')):
+        session = await store.create(id="s", replace=True)
+        session.add_message("user", "one")
+        await store.save(session)
+        with file.open("ab") as torn:
+            torn.write(b'{"_type":"entry","seq":%d,"id"' % seq)
+        await store.erase(session, [1])
+        assert copy.read_bytes() == kept
 
 
 async def test_a_torn_line_longer_than_a_chunk_is_cut_off(store, file):
@@ -114,6 +140,7 @@ async def test_an_end_full_of_zeros_is_cut_off(store, file):
         torn.write(b"\0" * 10_000)
     await goes_on(store, ["one"])
     assert b"\0" not in file.read_bytes()
+    assert b"\0" * 10_000 in file.with_name("s.jsonl.corrupt").read_bytes()
 
 
 async def test_a_last_line_without_its_newline_is_kept(store, file):

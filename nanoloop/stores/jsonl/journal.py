@@ -179,6 +179,7 @@ class Journal:
         return None if file is None or has_expired else file.state.revision
 
     def _erase(self, file: LogFile, commit: Commit) -> None:
+        self._heard += file.repair()
         erasure = Erasure.of(file, commit.erased)
         # Onto the disk in any case: it takes the place of a whole history.
         replace_file(self._path, erasure.file(file.fd, commit), durable=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nanoloop.errors import StoreError
 from nanoloop.events import Event, LineSetAside, LogRepaired
-from nanoloop.files import replace_file, write_all
+from nanoloop.files import replace_file, sync_folder, write_all
 from nanoloop.session.head import ABOUT, SUMMARY
 from nanoloop.stores.database import Commit, text_of
 from nanoloop.stores.jsonl.lines import (
@@ -186,13 +186,17 @@ class LogFile(FileIO):
     def repair(self) -> list[Event]:
         """Let the next line begin where one ends; returns what there is to tell."""
         old = self.state
-        if self.is_dirty or old.torn:
+        torn = read_span(self.fd, old.size, old.size + old.torn)
+        if torn:  # who knows what it was: another program may have written it, or a later version
+            keep_beside(self._path, [torn], durable=self._durable)
+        if self.is_dirty or torn:
             os.ftruncate(self.fd, old.size)
             self.is_dirty = False
         if old.open_ended:
             os.pwrite(self.fd, b"\n", old.size)
         self.state = replace(old, size=old.size + old.open_ended, torn=0, open_ended=False)
-        return [LogRepaired(session_id=self._id, bytes_cut=old.torn)] if old.torn else []
+        told = LogRepaired(session_id=self._id, bytes_cut=len(torn), file=copy_of(self._path).name)
+        return [told] if torn else []
 
     def _renew_first_line(self, sections: Mapping[str, Any]) -> None:
         """Bring the copy for people up to date; what is true is written already."""
@@ -247,7 +251,7 @@ class SetAside:
     """The unreadable lines of one file."""
 
     def __init__(self, path: Path, *, session_id: str, read_only: bool) -> None:
-        self._copy = copy_of(path)
+        self._path = path
         self._id = session_id
         self._read_only = read_only
         self._told: set[int] = set()
@@ -258,20 +262,28 @@ class SetAside:
         self._told.update(met)
         fresh = list(met.values())
         if fresh and not self._read_only:
-            fresh = self._copied(fresh)
+            kept = set(keep_beside(self._path, [line.value for line in fresh]))
+            fresh = [line for line in fresh if line.value in kept]
+        name = copy_of(self._path).name
         return [
-            LineSetAside(session_id=self._id, line=_number(fd, line.offset), file=self._copy.name)
+            LineSetAside(session_id=self._id, line=_number(fd, line.offset), file=name)
             for line in fresh
         ]
 
-    def _copied(self, lines: list[LogLine]) -> list[LogLine]:
-        """Those that were not there from an earlier time."""
-        old = self._copy.read_bytes() if self._copy.exists() else b""
-        known = set(old.split(b"\n"))
-        fresh = [line for line in lines if line.value not in known]
-        with self._copy.open("ab") as file:
-            file.writelines(line.value + b"\n" for line in fresh)
-        return fresh
+
+def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) -> Collection[bytes]:
+    """Copy what can't be read to a file beside; returns what was not there from an earlier time."""
+    fd = os.open(copy_of(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        known = set(read_span(fd, 0, os.fstat(fd).st_size).split(b"\n"))
+        fresh = [line for line in lines if line not in known]
+        write_all(fd, b"".join(line + b"\n" for line in fresh))
+        if durable:
+            os.fsync(fd)
+            sync_folder(path.parent)
+    finally:
+        os.close(fd)
+    return fresh
 
 
 def _number(fd: int, offset: int) -> int:
