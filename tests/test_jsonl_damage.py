@@ -11,6 +11,7 @@ import pytest
 
 from nanoloop.errors import SessionExists, StoreError
 from nanoloop.events import FileUnreadable, LineSetAside, LogRepaired
+from nanoloop.session.entry import rfc3339
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
 
@@ -166,6 +167,21 @@ async def test_what_stands_behind_the_last_head_is_taken_in(store, file, later, 
     assert back.revision == session.revision - 1
     assert [info.entries async for info in store.list()] == [2]
     await goes_on(store, ["one", "x" * long])
+
+
+@pytest.mark.parametrize(("seq", "like"), [(1, 2), (2, 1), (3, 2)])
+async def test_a_time_that_can_not_be_read_is_that_of_the_message_before(store, file, seq, like):
+    session = await said(store, "one", "two", "three")
+    lasting = [entry.timestamp for entry in session.window]
+    moment = rfc3339(lasting[seq - 1]).encode()
+    place = file.read_bytes().index(b'"seq":%d,' % seq)
+    before, after = file.read_bytes()[:place], file.read_bytes()[place:]
+    file.write_bytes(before + after.replace(moment, b"soon".ljust(len(moment)), 1))
+    for read in (store.load, store.get):
+        back = (await read("s")).window
+        assert [entry.content["text"] for entry in back] == ["one", "two", "three"]
+        assert back[seq - 1].timestamp == lasting[like - 1]
+    assert not file.with_name("s.jsonl.corrupt").exists()
 
 
 async def test_a_corrupt_line_is_set_aside_once_and_left_where_it_is(store, file, heard, tmp_path):

@@ -171,6 +171,15 @@ class TestDamage:
         assert heard == []
         await store.close()
 
+    async def test_a_time_that_can_not_be_read_is_that_of_the_message_before(self, store, file):
+        await said(store, "one", "two")
+        with raw(file) as other:
+            other.execute(
+                "UPDATE entry SET value = json_set(value, '$.timestamp', 'soon') WHERE seq = 2"
+            )
+        one, two = (await store.get("s")).window
+        assert (two.content["text"], two.timestamp) == ("two", one.timestamp)
+
     async def test_a_row_that_makes_no_sense_is_told_of_in_words(self, store, file):
         await said(store, "hi")
         with raw(file) as other:

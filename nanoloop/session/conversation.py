@@ -16,7 +16,7 @@ from weakref import WeakMethod
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.session.chat import messages_of
 from nanoloop.session.digest import Digest, Quotes, Summary, added, pinned
-from nanoloop.session.entry import ERASED, Entry, copied, utc_now
+from nanoloop.session.entry import ERASED, Entry, copied, entries_in, utc_now
 from nanoloop.session.head import (
     ABOUT,
     HEARD,
@@ -680,7 +680,7 @@ PARTS: Mapping[str, Part] = {
     WAITING: _value(
         "queue.waiting",
         lambda waiting: [entry.to_dict() for entry in waiting],
-        lambda stored: tuple(map(Entry.from_dict, stored)),
+        lambda stored: tuple(entries_in(stored)),
     ),
     HEARD: _value("queue.noted", list, lambda stored: tuple(map(str, stored))),
 }

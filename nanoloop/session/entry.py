@@ -6,7 +6,7 @@ A type this version doesn't know is kept as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from random import Random
@@ -154,8 +154,13 @@ class Entry:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], *, seq: int = 0) -> Entry:
-        """Read the JSON form; raises TypeError or ValueError where it isn't one."""
+    def from_dict(
+        cls, data: Mapping[str, Any], *, seq: int = 0, undated: datetime | None = None
+    ) -> Entry:
+        """Read the JSON form; raises TypeError or ValueError where it isn't one.
+
+        With `undated` a time that can't be read is that one.
+        """
         if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
             msg = f"an entry is an object with a type, not {type(data).__name__}"
             raise TypeError(msg)
@@ -166,7 +171,7 @@ class Entry:
             type=data["type"],
             content=copied(content),
             id=str(data.get("id") or fresh_id()),
-            timestamp=from_rfc3339(data.get("timestamp")),
+            timestamp=_time_in(data.get("timestamp"), undated),
             metadata=copied(data.get("metadata") or {}),
             seq=seq,
         )
@@ -179,6 +184,40 @@ class Entry:
     def from_json(cls, text: str) -> Entry:
         """Read the JSON form from text."""
         return cls.from_dict(json.loads(text))
+
+
+def _time_in(text: Any, undated: datetime | None) -> datetime:
+    try:
+        return from_rfc3339(text)
+    except ValueError:
+        if undated is None:
+            raise
+        return undated
+
+
+UNDATED = datetime.min.replace(tzinfo=timezone.utc)
+"""Stands for a time that can't be read, until `dated` finds another."""
+
+
+def entries_in(stored: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """The entries in these JSON forms; raises TypeError or ValueError where one isn't one."""
+    return dated([Entry.from_dict(each, undated=UNDATED) for each in stored])
+
+
+def dated(entries: list[Entry]) -> list[Entry]:
+    """The same, each whose time can't be read with that of the one before: nothing is lost by it.
+
+    The first ones have that of the first whose time is known.
+    """
+    if all(entry.timestamp != UNDATED for entry in entries):
+        return entries
+    known = (entry.timestamp for entry in entries if entry.timestamp != UNDATED)
+    moment = next(known, utc_now())
+    found = []
+    for entry in entries:
+        moment = moment if entry.timestamp == UNDATED else entry.timestamp
+        found.append(replace(entry, timestamp=moment))
+    return found
 
 
 def _with_call_id(metadata: Mapping[str, Any] | None, call_id: str | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from nanoloop.session.entry import (
     TOOL_CALL,
     TOOL_RESULT,
     Entry,
+    entries_in,
     from_rfc3339,
     rfc3339,
 )
@@ -248,7 +249,7 @@ def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
     """
     if data.get("entries") is None and data.get(FULL) is None:
         return None
-    entries = [Entry.from_dict(item) for item in _list_in(data, "entries")]
+    entries = entries_in(_list_in(data, "entries"))
     full = _messages_in(data, FULL)
     if full is not None and (data.get("entries") is None or messages_of(entries) != full):
         entries = _entries_of_all(full)
@@ -269,7 +270,7 @@ def _window(data: Mapping[str, Any], entries: Sequence[Entry], places: Any) -> S
 
 def _at(place: Any, entries: Sequence[Entry]) -> Entry:
     if isinstance(place, Mapping):
-        return Entry.from_dict(place)
+        return entries_in([place])[0]
     if not isinstance(place, int) or not 0 <= place < len(entries):
         raise ValueError(f"{place!r} is no place in a history of {len(entries)} entries")
     return entries[place]

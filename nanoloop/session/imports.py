@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanoloop.session.chat import begins_apart, entries_of
-from nanoloop.session.entry import Entry, from_rfc3339
+from nanoloop.session.entry import UNDATED, Entry, dated, from_rfc3339
 from nanoloop.session.export import parsed
 from nanoloop.session.head import Identity, id_for_key, new_id
 from nanoloop.session.session import Session
@@ -58,10 +58,12 @@ def from_nanobot(text: str, *, key: str | None = None) -> Session:
     key = key or head.get("key")
     session_id = id_for_key(key) if key else new_id()
     session = Session(about=Identity(id=session_id, key=key, metadata=head.get("metadata") or {}))
+    entries: list[Entry] = []
     for row in rows:
         if row.get("_type") != "metadata":
-            for entry in begins_apart(_entries(row), session.newest):
-                session.add_entry(entry)
+            entries += begins_apart(_entries(row), entries[-1] if entries else None)
+    for entry in dated(entries):
+        session.add_entry(entry)
     if head.get("summary"):
         session.update_summary(str(head["summary"]))
     return session
@@ -72,7 +74,10 @@ def _entries(row: Mapping[str, Any]) -> list[Entry]:
     entries = entries_of(message)
     if not row.get("timestamp"):
         return entries
-    moment = from_rfc3339(row["timestamp"])
+    try:
+        moment = from_rfc3339(row["timestamp"])
+    except ValueError:
+        moment = UNDATED
     return [replace(entry, timestamp=moment) for entry in entries]
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from nanoloop.session.chat import MessageSpan, char_size, results_by_call, spans_of
-from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
+from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry, entries_in
 from nanoloop.session.head import Head
 
 
@@ -239,7 +239,7 @@ class Log:
         if shown is None:
             return
         by_seq = {entry.seq: entry for entry in self._entries}
-        kept = [by_seq.get(s) if isinstance(s, int) else Entry.from_dict(s) for s in shown]
+        kept = [by_seq.get(s) if isinstance(s, int) else entries_in([s])[0] for s in shown]
         # An entry that was written after the head is in the window too: nothing said is unseen.
         newer = [entry for entry in self._entries if entry.seq > head_last]
         self._shown = [*(entry for entry in kept if entry is not None), *newer]

@@ -12,7 +12,7 @@ from typing import Any
 
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
-from nanoloop.session.entry import Entry, copied, from_rfc3339
+from nanoloop.session.entry import UNDATED, Entry, copied, dated, from_rfc3339
 from nanoloop.session.head import ABOUT, HEARD, WAITING, Changes, spent_in
 from nanoloop.session.queue import MESSAGE_ID
 from nanoloop.session.session import Session
@@ -210,10 +210,10 @@ def entries_of(session_id: str, pairs: Iterable[tuple[int, Any]], decode: Decode
     entries = []
     for seq, raw in pairs:
         try:
-            entries.append(Entry.from_dict(decode(raw), seq=int(seq)))
+            entries.append(Entry.from_dict(decode(raw), seq=int(seq), undated=UNDATED))
         except _NONSENSE as error:
             raise SessionDamaged(session_id, f"entry {seq}: {error}") from error
-    return entries
+    return dated(entries)
 
 
 def _must(holds: bool, what: str) -> None:

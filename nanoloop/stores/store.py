@@ -27,7 +27,7 @@ from nanoloop.errors import (
 )
 from nanoloop.events import SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Seal, SessionInfo, Store
-from nanoloop.session.entry import Entry, utc_now
+from nanoloop.session.entry import Entry, entries_in, utc_now
 from nanoloop.session.head import ABOUT, Changes, ChangeTracker, Identity, new_id, seconds_of
 from nanoloop.session.session import Session
 from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
@@ -419,7 +419,7 @@ class Sealing:
     def _head(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """The head; a handler's window may show entries that stand in no log."""
         shown = [
-            self._sealed_entry(Entry.from_dict(item)).to_dict() if isinstance(item, dict) else item
+            self._sealed_entry(entries_in([item])[0]).to_dict() if isinstance(item, dict) else item
             for item in head.get("shown") or ()
         ]
         return {**head, "shown": shown} if shown else dict(head)
@@ -454,7 +454,7 @@ class Sealing:
 
     def _shown(self, item: Any, session_id: str) -> Any:
         is_entry = isinstance(item, dict)
-        return self.entry(Entry.from_dict(item), session_id).to_dict() if is_entry else item
+        return self.entry(entries_in([item])[0], session_id).to_dict() if is_entry else item
 
     def glance(self, about: Mapping[str, Any]) -> Mapping[str, Any]:
         """Who a session is, as far as the key goes."""

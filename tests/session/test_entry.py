@@ -22,6 +22,11 @@ def test_r2_16_r2_17_a_constructor_for_each_type():
     assert Entry.thinking("hm").type == "thinking"
 
 
+def test_a_single_entry_whose_time_can_not_be_read_is_refused():
+    with pytest.raises(ValueError, match="yesterday"):
+        Entry.from_dict({"type": "message", "content": {}, "timestamp": "yesterday"})
+
+
 def test_r2_18_an_extractor_gives_nothing_for_another_type():
     message, call = Entry.message("user", "hi"), Entry.tool_call("t")
     assert message.message_content() == {"role": "user", "text": "hi"}

@@ -259,6 +259,21 @@ def test_a_nanobot_file_is_read():
     assert session.window[0].timestamp.second == 1
 
 
+@pytest.mark.parametrize(("number", "like"), [(0, 1), (1, 0), (2, 1)])
+def test_an_imported_time_that_can_not_be_read_is_that_of_the_message_before(number, like):
+    rows = [
+        {"role": "user", "content": "x", "timestamp": f"2026-01-01T00:00:0{n}"} for n in range(3)
+    ]
+    rows[number]["timestamp"] = "yesterday"
+    session = from_nanobot("\n".join(map(json.dumps, rows)))
+    assert session.window[number].timestamp == session.window[like].timestamp
+    data = session.to_dict()
+    data["entries"][number]["timestamp"] = "yesterday"
+    again = Session.load(data)
+    assert again.window[number].timestamp == session.window[like].timestamp
+    assert len(again.window) == 3
+
+
 def test_r4_16_a_nanobot_file_without_a_summary_has_none():
     assert from_nanobot('{"_type": "metadata"}\n{"role": "user", "content": "q"}').summary == ""
     with pytest.raises(ValueError, match="line 2"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import UNDATED, Entry
 from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
@@ -61,7 +61,7 @@ def decoded(data: bytes, offset: int, end: int) -> LogLine:
 def _read(record: dict[str, Any], offset: int, end: int) -> LogLine:
     kind = record["_type"]
     if kind == ENTRY:
-        entry = Entry.from_dict(record, seq=int(record["seq"]))
+        entry = Entry.from_dict(record, seq=int(record["seq"]), undated=UNDATED)
         return LogLine(offset=offset, end=end, kind=kind, value=entry)
     if kind == SECTION:
         return LogLine(

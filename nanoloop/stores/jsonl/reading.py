@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
-from nanoloop.session.entry import Entry, rfc3339
+from nanoloop.session.entry import Entry, dated, rfc3339
 from nanoloop.session.head import ABOUT, WAITING
 from nanoloop.stores.database import StoredSession
 from nanoloop.stores.jsonl.lines import (
@@ -82,7 +82,7 @@ class SessionReader:
         entries = [line.value for line in self._marked(lines) if line.kind == ENTRY]
         if offset > 0 and entries and entries[0].seq > after + 1:
             return None
-        return [entry for entry in entries if entry.seq > after]
+        return [entry for entry in dated(entries) if entry.seq > after]
 
     def whole(self) -> StoredSession:
         """The session with all its entries."""
@@ -99,6 +99,7 @@ class SessionReader:
                 first = line.value
             elif line.kind == UNREADABLE:
                 unreadable.append(f"the line at byte {line.offset} of its file can't be read")
+        entries = dated(entries)
         sections.setdefault(ABOUT, _salvaged(first, self._id, entries))
         return StoredSession(
             head=self._state.head,
@@ -117,7 +118,7 @@ class SessionReader:
                 self._marks.add(line.value.seq, line.offset)
                 break
             found.append(line.value)
-        return found
+        return dated(found)
 
     def _start(self, after: int) -> int:
         """A byte not far before the entry behind `after`."""
