@@ -424,6 +424,16 @@ class LineSetAside(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NumberMended(Event):
+    """A place or a count that was stored or imported made no sense; the conversation is kept."""
+
+    level: ClassVar[Level] = "warning"
+    session_id: str
+    number: str
+    """What of the session it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUnreadable(Event):
     """A stored session makes no sense and was passed over; `nanoloop store check` says what."""
 

@@ -325,6 +325,14 @@ def test_files_of_the_systems_before_are_read_in(capsys, monkeypatch, text, sess
     assert whole["full_chat_history"][0]["content"] == said
 
 
+def test_an_import_tells_which_numbers_made_no_sense(capsys, stored, tmp_path):
+    stored("terminal:a", "one", "two")
+    data = json.loads(nanoloop(capsys, "export", "a").out)
+    (tmp_path / "file").write_text(json.dumps({**data, "summary_cursor": -1}))
+    err = nanoloop(capsys, "import", "file", "--as", "b").err
+    assert err == "imported b, with 2 entries\nsummary_cursor made no sense there and was mended\n"
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", "hello", '{"_type": "metadata", "format": 1}'])
 def test_what_is_no_session_is_refused_in_a_sentence(capsys, tmp_path, text):
     (tmp_path / "file").write_text(text)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nanoloop.errors import SessionExists, StoreError
-from nanoloop.events import FileUnreadable, LineSetAside, LogRepaired
+from nanoloop.events import FileUnreadable, LineSetAside, LogRepaired, NumberMended
 from nanoloop.session.entry import rfc3339
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
@@ -228,6 +229,30 @@ async def test_garbage_between_lines_does_no_harm(store, file, later, garbage):
     with file.open("ab") as grown:
         grown.write(garbage + b"\n")
     await goes_on(await later(), ["one", "two"])
+
+
+NUMBERS = ("window", "covered", "turns", "start", "last", "count")
+ODD = [f'"{name}":{value}' for name in NUMBERS for value in ("-3", '"many"')]
+
+
+@pytest.mark.parametrize("odd", ODD)
+async def test_a_number_that_makes_no_sense_costs_no_message(store, file, later, odd, heard):
+    session = await said(store, "one", "two")
+    session.trim_if_needed(1, 1)
+    await store.save(session)
+    data = file.read_bytes()
+    place = data.rindex(b'"_type":"head"')
+    name = odd.partition(":")[0].encode()
+    odd_head = re.sub(name + rb":\d+", odd.encode(), data[place:], count=1)
+    file.write_bytes(data[:place] + odd_head)
+    store = await later()
+    assert [e.content["text"] for e in (await store.load("s")).window][-1] == "two"
+    assert {type(event) for event in heard} <= {NumberMended, LineSetAside}
+    assert heard
+    back = await store.get("s")
+    back.add_message("user", "three")
+    await store.save(back)
+    assert [e.content["text"] for e in await store.entries("s")] == ["one", "two", "three"]
 
 
 async def test_a_corrupt_head_falls_back_on_the_one_before(store, file, later):

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from nanoloop.errors import StoreError
-from nanoloop.events import DatabaseSetAside
+from nanoloop.events import DatabaseSetAside, NumberMended
 from nanoloop.stores.sqlite import SqliteStore
 
 
@@ -179,6 +179,43 @@ class TestDamage:
             )
         one, two = (await store.get("s")).window
         assert (two.content["text"], two.timestamp) == ("two", one.timestamp)
+
+    @pytest.mark.parametrize("odd", [-3, "many", None], ids=str)
+    @pytest.mark.parametrize("name", ["window", "covered", "turns", "start", "last", "awaiting"])
+    async def test_a_number_that_makes_no_sense_costs_no_message(
+        self, store, file, name, odd, heard
+    ):
+        session = await said(store, "one", "two", "three")
+        session.trim_if_needed(1, 1)
+        await store.save(session)
+        change = f"UPDATE session SET head = json_set(head, '$.{name}', ?)"
+        with raw(file) as other:
+            other.execute(change, (odd,))
+        for read in (store.load, store.get):
+            back = await read("s")
+            assert [e.content["text"] for e in back.window][-1] == "three"
+            assert [e.content["text"] for e in await store.entries("s")] == ["one", "two", "three"]
+        assert set(heard) == {NumberMended(session_id="s", number=name)}
+        back.add_message("user", "four")
+        await store.save(back)
+        heard.clear()
+        assert (await store.get("s")).last_seq == 4
+        assert heard == []
+
+    @pytest.mark.parametrize("odd", [-3, "many", None], ids=str)
+    async def test_nor_does_one_of_the_summary(self, store, file, odd, heard):
+        session = await said(store, "one", "two", "three")
+        session.update_summary("so far")
+        session.trim_if_needed(1, 1)
+        await store.save(session)
+        with raw(file) as other:
+            other.execute(
+                "UPDATE section SET value = json_set(value, '$.seq', ?) WHERE name = 'summary'",
+                (odd,),
+            )
+        back = await store.get("s")
+        assert (back.summary, back.covered_seq, back.has_pending) == ("so far", 0, True)
+        assert heard == [NumberMended(session_id="s", number="summary.seq")]
 
     async def test_a_row_that_makes_no_sense_is_told_of_in_words(self, store, file):
         await said(store, "hi")

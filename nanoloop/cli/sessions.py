@@ -24,6 +24,7 @@ from nanoloop.cli.amounts import age, duration, size, size_in, whole
 from nanoloop.cli.transcript import about, export, find, key_of, one_line, opened, show, stats
 from nanoloop.commands import numbers
 from nanoloop.errors import SessionError, SessionExists, SessionNotFound, SettingsError
+from nanoloop.events import Event, NumberMended, hearing
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.parts import recall_file
@@ -278,8 +279,10 @@ async def archive(args: Namespace, settings: Settings) -> None:
 
 async def load(args: Namespace, settings: Settings) -> None:
     """Take in a file of ours or of the systems before."""
+    told: list[Event] = []
     try:
-        session = _session_in(_text_of(args.file))
+        with hearing(told.append):
+            session = _session_in(_text_of(args.file))
     except (ValueError, TypeError) as error:
         raise SessionError(f"{args.file} is no session to import: {error}") from error
     if not session.entry_count:
@@ -292,6 +295,9 @@ async def load(args: Namespace, settings: Settings) -> None:
         if key is not None:
             await _bind(store, session)
     _tell(f"imported {session.id}, with {session.entry_count} entries")
+    for event in told:
+        if isinstance(event, NumberMended):
+            _tell(f"{event.number} made no sense there and was mended")
 
 
 def _text_of(file: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from nanoloop.errors import NotPossible
 from nanoloop.session.entry import Entry, copied
+from nanoloop.session.head import place_in
 
 Quotes = tuple[Mapping[str, Any], ...]
 MOST_PINS = 10
@@ -35,7 +36,7 @@ class Digest:
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Digest:
         """Read what was stored."""
-        return cls(value=copied(stored.get("value", {})), seq=int(stored.get("seq", 0)))
+        return cls(value=copied(stored.get("value", {})), seq=place_in(stored.get("seq", 0)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Summary(Digest):
         """Read what was stored."""
         return cls(
             value=str(stored.get("value", "")),
-            seq=int(stored.get("seq", 0)),
+            seq=place_in(stored.get("seq", 0)),
             ledger=quotes_in(stored.get("ledger")),
             pins=quotes_in(stored.get("pins")),
             spent={name: int(count) for name, count in (stored.get("spent") or {}).items()},

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from nanoloop.events import NumberMended, announce
 from nanoloop.session.chat import (
     HandedMessages,
     begins_apart,
@@ -30,7 +31,17 @@ from nanoloop.session.entry import (
     from_rfc3339,
     rfc3339,
 )
-from nanoloop.session.head import ABOUT, MEMO, SETTINGS, STATE, SUMMARY, Head, checked_id
+from nanoloop.session.head import (
+    ABOUT,
+    MEMO,
+    SETTINGS,
+    STATE,
+    SUMMARY,
+    Head,
+    checked_id,
+    is_place,
+    place_in,
+)
 from nanoloop.session.options import Options
 
 if TYPE_CHECKING:
@@ -76,8 +87,9 @@ def _place_of(seq: int, entries: Iterable[Entry]) -> int:
 
 def take_in(session: Session, data: Mapping[str, Any]) -> None:
     """Take in an export or a part of it; raises TypeError or ValueError before anything changes."""
-    data = checked_data(parsed(data))
+    data, odd = checked_data(parsed(data))
     history = imported_history(data)
+    odd += ["window"] if history is not None and history.has_odd_places else []
     with session.lock:
         if history is None and any(data.get(name) is not None for name in _POSITIONS):
             session.whole()
@@ -93,6 +105,8 @@ def take_in(session: Session, data: Mapping[str, Any]) -> None:
         session.touch(ABOUT, STATE, SUMMARY, MEMO, SETTINGS)
         if data.get("updated_at"):
             session.updated_at = from_rfc3339(data["updated_at"])
+    for name in odd:
+        announce(NumberMended(session_id=session.id, number=name))
 
 
 def _head_without_history(session: Session, data: Mapping[str, Any]) -> Head:
@@ -162,7 +176,8 @@ def _counted_head(session: Session, data: Mapping[str, Any], *, is_new: bool) ->
     last = data.get("last_resize") or {}
     if data.get("last_resize_turn") is None and not last:
         return head
-    turn = int(data.get("last_resize_turn") or last.get("turn") or 0)
+    turn = place_in(data.get("last_resize_turn") or last.get("turn") or 0)
+    turn = min(turn, head.turns) if is_new and data.get("turns") is None else turn
     seq = session.memo_seq if is_new else int(head.resized.get("seq", 0))
     resized = {"type": None, "reason": None, **last, "turn": turn, "seq": seq}
     return replace(head, resized=resized if turn or last else {})
@@ -205,27 +220,34 @@ def _fork_point(session: Session, upto: int | str | None) -> int:
     raise ValueError(f"session {session.id!r} has no entry {upto!r}")
 
 
-_COUNTS = ("turns", "last_resize_turn", "memo_cursor", "summary_cursor", "max_history")
+_PLACES = ("turns", "last_resize_turn", "memo_cursor", "summary_cursor")
 _TIMES = ("created_at", "updated_at", "expires_at")
 _MAPPINGS = ("settings", "state", "metadata", "last_resize")
 _INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
 """The seed's own names for the counts."""
 
 
-def checked_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with counts as numbers; raises TypeError or ValueError where anything is amiss."""
+def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The data with places and counts as numbers, and the names of those that made no sense.
+
+    Such a place is the beginning, and turns are counted. Raises TypeError or ValueError where
+    anything else is amiss.
+    """
     data = {(name[1:] if name in _INNER else name): value for name, value in data.items()}
     if data.get("id") is not None:
         checked_id(data["id"])
-    for name in _COUNTS:
+    odd = [name for name in _PLACES if data.get(name) is not None and not is_place(data[name])]
+    for name in _PLACES:
         if data.get(name) is not None:
-            data[name] = int(data[name])
+            data[name] = None if name in odd and name == "turns" else place_in(data[name])
+    if data.get("max_history") is not None:
+        data["max_history"] = int(data["max_history"])
     for name in _TIMES:
         from_rfc3339(data.get(name))
     for name in _MAPPINGS:
         if data.get(name) is not None and not isinstance(data[name], Mapping):
             raise TypeError(f"{name} is an object with keys, not {type(data[name]).__name__}")
-    return data
+    return data, odd
 
 
 def positions(window: Sequence[Entry], entries: Sequence[Entry]) -> list[int | dict[str, Any]]:
@@ -240,6 +262,8 @@ class ImportedHistory:
 
     entries: Sequence[Entry]
     window: Sequence[Entry]
+    has_odd_places: bool = False
+    """Whether the window named places that are none."""
 
 
 def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
@@ -253,27 +277,28 @@ def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
     full = _messages_in(data, FULL)
     if full is not None and (data.get("entries") is None or messages_of(entries) != full):
         entries = _entries_of_all(full)
-        return ImportedHistory(entries=entries, window=_window(data, entries, None))
-    return ImportedHistory(entries=entries, window=_window(data, entries, data.get("window")))
+        return _with_window(data, entries, None)
+    return _with_window(data, entries, data.get("window"))
 
 
-def _window(data: Mapping[str, Any], entries: Sequence[Entry], places: Any) -> Sequence[Entry]:
+def _with_window(data: Mapping[str, Any], entries: list[Entry], places: Any) -> ImportedHistory:
     current = _messages_in(data, CURRENT)
-    if isinstance(places, list):
-        shown = [_at(place, entries) for place in places]
-        if current is None or messages_of(shown) == current:
-            return shown
-    if current is None:
-        return entries
-    return HandedMessages(entries).all_entries_for(current)
+    found = [_at(place, entries) for place in places] if isinstance(places, list) else []
+    shown = [entry for entry in found if entry is not None]
+    is_odd = len(shown) < len(found)
+    if not isinstance(places, list) or (is_odd and not shown):
+        shown = entries
+    if current is not None and messages_of(shown) != current:
+        shown = HandedMessages(entries).all_entries_for(current)
+    return ImportedHistory(entries=entries, window=shown, has_odd_places=is_odd)
 
 
-def _at(place: Any, entries: Sequence[Entry]) -> Entry:
+def _at(place: Any, entries: Sequence[Entry]) -> Entry | None:
+    """The entry at this place of the history, or the one that stands there itself."""
     if isinstance(place, Mapping):
         return entries_in([place])[0]
-    if not isinstance(place, int) or not 0 <= place < len(entries):
-        raise ValueError(f"{place!r} is no place in a history of {len(entries)} entries")
-    return entries[place]
+    is_there = isinstance(place, int) and 0 <= place < len(entries)
+    return entries[place] if is_there else None
 
 
 def _entries_of_all(messages: Sequence[Mapping[str, Any]]) -> list[Entry]:

@@ -59,6 +59,20 @@ def id_for_key(key: str) -> str:
     return f"{readable}@{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:20]}"
 
 
+def place_in(value: Any, otherwise: int = 0) -> int:
+    """A number that is a place or a count; `otherwise` where it is none, or below zero."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return otherwise
+    return number if number >= 0 else otherwise
+
+
+def is_place(value: Any) -> bool:
+    """Whether this is a place or a count."""
+    return place_in(value, -1) >= 0
+
+
 ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
 WAITING, HEARD = "waiting", "heard"
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")

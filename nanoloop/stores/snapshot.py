@@ -13,7 +13,17 @@ from typing import Any
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import UNDATED, Entry, copied, dated, from_rfc3339
-from nanoloop.session.head import ABOUT, HEARD, WAITING, Changes, spent_in
+from nanoloop.session.head import (
+    ABOUT,
+    HEARD,
+    MEMO,
+    SUMMARY,
+    WAITING,
+    Changes,
+    is_place,
+    place_in,
+    spent_in,
+)
 from nanoloop.session.queue import MESSAGE_ID
 from nanoloop.session.session import Session
 
@@ -30,6 +40,8 @@ class StoredSnapshot:
     """Ids of messages before that, so that a repeated delivery is known."""
     unreadable: Sequence[str] = ()
     """What is there of it that could not be read, in words."""
+    odd: Sequence[str] = ()
+    """Which of its numbers made no sense."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
         """A new session object, which shares nothing that changes with any other."""
@@ -133,8 +145,7 @@ def _pending(head: Mapping[str, Any]) -> int:
 
 
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_NEEDED = ("rev", "last")
-_NUMBERS = (*_NEEDED, "start", "window", "count", "covered", "awaiting", "waiting", "turns")
+_PLACES = ("last", "start", "window", "count", "covered", "awaiting", "waiting", "turns", "epoch")
 _LISTS = ("hidden", "shown", "unsent", "spent")
 _TIMES = ("updated_at", "expires_at")
 
@@ -165,18 +176,53 @@ def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
         return _checked_head(decode(raw))
 
 
+class MendedHead(dict[str, Any]):
+    """A head some of whose numbers made no sense: what stands here for them costs no message."""
+
+    names: tuple[str, ...] = ()
+    """Of these numbers."""
+
+
+def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The head, with numbers that can be gone by."""
+    odd = tuple(name for name in _PLACES if name in head and not is_place(head[name]))
+    resized = head.get("resized") or {}
+    odd += tuple(f"resized.{n}" for n in ("turn", "seq") if not is_place(resized.get(n, 0)))
+    if not odd:
+        return head
+    mended = MendedHead(head)
+    mended.names = odd
+    start = max(1, place_in(head.get("start", 1)))
+    count = place_in(head.get("count", 0)) + sum(b - a + 1 for a, b in head.get("hidden") or ())
+    instead = {"start": start, "window": start, "last": start + count - 1}
+    for name in odd:
+        mended[name] = instead.get(name, 0)
+    if resized:
+        places = {name: place_in(resized.get(name, 0)) for name in ("turn", "seq")}
+        places["turn"] = min(places["turn"], place_in(mended.get("turns", 0)))
+        mended["resized"] = {**resized, **places}
+    return mended
+
+
+def odd_numbers(head: Mapping[str, Any], sections: Mapping[str, Any]) -> list[str]:
+    """Which of these numbers made no sense as they were stored."""
+    digests = {name: sections.get(name) or {} for name in (SUMMARY, MEMO)}
+    odd = [f"{name}.seq" for name, said in digests.items() if not is_place(said.get("seq", 0))]
+    return [*getattr(head, "names", ()), *odd]
+
+
 def _checked_head(head: Any) -> Mapping[str, Any]:
     _must(isinstance(head, Mapping), "its head is no object")
-    for name in _NUMBERS:
-        is_right = isinstance(head.get(name, 0), int) and (name in head or name not in _NEEDED)
-        _must(is_right, f"its head has no number {name}")
+    _must(isinstance(head.get("rev"), int), "its head has no number rev")
+    _must("last" in head, "its head has no number last")
     for name in _LISTS:
         _must(isinstance(head.get(name) or [], (list, tuple)), f"its head has no list {name}")
     for pair in head.get("hidden") or ():
         _must(_is_range(pair), "its head has a range of entries that is none")
     for name in _TIMES:
         _must(_is_time(head.get(name)), f"its head has no time {name}")
-    return dict(head)
+    _must(isinstance(head.get("resized") or {}, Mapping), "its head has no resize")
+    return _mended(dict(head))
 
 
 def _is_range(pair: Any) -> bool:

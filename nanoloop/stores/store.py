@@ -25,7 +25,7 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
-from nanoloop.events import SessionsCounted, SessionUnreadable, announce
+from nanoloop.events import NumberMended, SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Seal, SessionInfo, Store
 from nanoloop.session.entry import Entry, entries_in, utc_now
 from nanoloop.session.head import ABOUT, Changes, ChangeTracker, Identity, new_id, seconds_of
@@ -39,6 +39,7 @@ from nanoloop.stores.snapshot import (
     info_of,
     is_visible,
     message_ids,
+    odd_numbers,
     window_start,
 )
 from nanoloop.writing import WriteOrder
@@ -121,13 +122,18 @@ class DatabaseStore:
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
         snapshot = await self.snapshot(session_id)
+        _tell_of_mended(snapshot)
         return await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
 
     async def load(self, session_id: str) -> Session:
         """The session with its window only, at a cost that history doesn't raise; as `get`."""
         stored = self._living(session_id, await self._open.window(session_id))
         after = window_start(stored.head) - 1
-        return self._snapshot(stored, after=after).to_session(self.clock)
+        if is_missing(stored, after=after):  # its head doesn't say where its window begins
+            return await self.get(session_id)
+        snapshot = self._snapshot(stored, after=after)
+        _tell_of_mended(snapshot)
+        return snapshot.to_session(self.clock)
 
     def _snapshot(self, stored: StoredSession, *, after: int) -> StoredSnapshot:
         name = str(stored.sections[ABOUT]["id"])
@@ -141,7 +147,10 @@ class DatabaseStore:
             seen=[*message_ids(before), *seen],
             unreadable=stored.unreadable,
         )
-        return self.sealing.opened(snapshot)
+        opened = self.sealing.opened(snapshot)
+        odd = odd_numbers(stored.head, opened.sections)
+        words = [f"its number {name} makes no sense" for name in odd]
+        return changed(opened, odd=odd, unreadable=[*opened.unreadable, *words]) if odd else opened
 
     async def save(self, session: Session) -> None:
         """Make all that is new in it durable at once, or nothing.
@@ -383,6 +392,18 @@ class DatabaseStore:
         if stored is None or has_expired(stored.head, self.clock()):
             raise SessionNotFound(session_id)
         return stored
+
+
+def is_missing(stored: StoredSession, *, after: int) -> bool:
+    """Whether it was read without all of its window, which begins behind `after`."""
+    last = int(stored.head["last"])
+    first = stored.entries[0].seq if stored.entries else last + 1
+    return any(is_visible(stored.head, seq) for seq in range(max(0, after) + 1, first))
+
+
+def _tell_of_mended(snapshot: StoredSnapshot) -> None:
+    for name in snapshot.odd:
+        announce(NumberMended(session_id=snapshot.name, number=name))
 
 
 SEALED = "_sealed"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.errors import InvalidSessionId
+from nanoloop.events import NumberMended, hearing
 from nanoloop.session.entry import Entry
 from nanoloop.session.export import rendered, shortened
 from nanoloop.session.head import Identity
@@ -163,12 +164,10 @@ def test_a_nested_session_is_found():
     "wrong",
     [
         {"id": "../x"},
-        {"turns": "many"},
         {"full_chat_history": "x"},
         {"full_chat_history": [3]},
         {"full_chat_history": SAID, "current_chat_history": [3]},
         {"entries": [{"no": "type"}]},
-        {"entries": [], "window": [4]},
         {"settings": []},
         {"state": 3},
         {"updated_at": "yesterday"},
@@ -180,6 +179,28 @@ def test_what_is_wrong_is_refused_and_changes_nothing(wrong):
     with pytest.raises((TypeError, ValueError, InvalidSessionId)):
         session.load({"memo": {"new": 1}, **wrong})
     assert known(session) == before
+
+
+@pytest.mark.parametrize("odd", [-3, "many", [1], float("inf")], ids=str)
+@pytest.mark.parametrize("name", ["memo_cursor", "summary_cursor", "last_resize_turn", "turns"])
+def test_a_number_that_makes_no_sense_is_mended_and_told_and_the_rest_is_kept(name, odd):
+    data, heard = lived().to_dict(), []
+    with hearing(heard.append):
+        session = Session.load({**data, name: odd})
+    assert session.full_chat_history == data["full_chat_history"]
+    # How often it was answered can be counted, and the last resize tells its turn once more.
+    assert session.to_dict()[name] == (data[name] if "turn" in name else 0)
+    assert heard == [NumberMended(session_id=session.id, number=name)]
+
+
+def test_places_of_the_window_that_are_none_are_left_out_and_told():
+    session, heard = Session().set_chat_history(SAID), []
+    data = session.to_dict()
+    del data["current_chat_history"]
+    with hearing(heard.append):
+        assert Session.load({**data, "window": [-1, "x", 1, 7]}).messages == SAID[1:]
+        assert Session.load({**data, "window": ["x"]}).messages == SAID
+    assert heard == [NumberMended(session_id=session.id, number="window")] * 2
 
 
 def test_fix_no_inherited_secret_is_exported():

@@ -115,8 +115,9 @@ class LogFile(FileIO):
 
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
-        self.state: FileState = state_of(tail)
-        head, at = head_of(self._id, self.state.head, as_it_is), self.state.at
+        found = state_of(tail)
+        head, at = head_of(self._id, found.head, as_it_is), found.at
+        self.state: FileState = replace(found, head=head)
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
