@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nanoloop.files import file_name
+from nanoloop.files import file_name, former_file_name
 from nanoloop.session.head import Identity, checked_id, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
@@ -66,17 +66,27 @@ class SessionDirectory:
         return Session(about=Identity(id=session_id, agent=agent, max_history=limit))
 
     def _is_taken(self, session_id: str) -> bool:
-        return session_id in self._given or self.path(session_id).exists()
+        return session_id in self._given or self._saved(session_id).exists()
 
     def path(self, session_id: str) -> Path:
         """Where a session with this id is saved; no two ids share a file."""
         return self.folder / (file_name(checked_id(session_id)) + SUFFIX)
+
+    def _saved(self, session_id: str) -> Path:
+        """Where it is saved now: earlier versions gave some files another name."""
+        path = self.path(session_id)
+        former = self.folder / (former_file_name(session_id) + SUFFIX)
+        # A file system that ignores case may take another session's for it.
+        is_former = not path.exists() and former in self.list_saved()
+        return former if is_former else path
 
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
         """Write a session, the current one by default, and return its file; whole or not at all."""
         session = self.current() if session is None else session
         target = self.path(session.id) if path is None else Path(path).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)
+        if path is None and (saved := self._saved(session.id)) != target:
+            saved.rename(target)
         text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
         _write_whole(target, text + "\n")
         return target
@@ -96,7 +106,7 @@ class SessionDirectory:
     def _file(self, path: str | Path) -> Path:
         file = Path(path).expanduser()
         if isinstance(path, str) and not file.exists() and file.suffix != SUFFIX:
-            return self.path(path)
+            return self._saved(path)
         return file
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:

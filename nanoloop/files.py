@@ -7,9 +7,11 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
@@ -196,13 +198,30 @@ _LONG = "%%"
 """Marks a shortened name: no percent-encoded name contains it."""
 
 
+_CAPITAL = re.compile(r"(?P<encoded>%[0-9A-F]{2})|[A-Z]")
+
+
 def file_name(name: str) -> str:
-    """The safe file name of any text, without a suffix."""
+    """The safe file name of any text, without a suffix.
+
+    No two are alike, on file systems too that take upper and lower case for one.
+    """
+    former = former_file_name(name)
+    if _LONG in former:  # with its digest
+        return former
+    encoded = _CAPITAL.sub(lambda m: m["encoded"] or f"%{ord(m[0]):02X}", former)
+    return encoded if len(encoded) <= NAME_LIMIT else _shortened(former, name)
+
+
+def former_file_name(name: str) -> str:
+    """The one that earlier versions gave it."""
     encoded = quote(name.encode("utf-8", "surrogatepass"), safe="@").replace("~", "%7E")
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
-    if len(encoded) <= NAME_LIMIT:
-        return encoded
+    return encoded if len(encoded) <= NAME_LIMIT else _shortened(encoded, name)
+
+
+def _shortened(encoded: str, name: str) -> str:
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{encoded[:_READABLE].rstrip('%')}{_LONG}{digest}"
 
@@ -210,3 +229,16 @@ def file_name(name: str) -> str:
 def name_of(file: str) -> str | None:
     """The text that a file name stands for; None where it was shortened."""
     return None if _LONG in file else unquote(file, errors="surrogatepass")
+
+
+def rename_former(folder: Path, suffix: str) -> None:
+    """Give the files in a folder that earlier versions named their present names."""
+    for file in list(folder.glob(f"*{suffix}")):
+        former = file.name.removesuffix(suffix)
+        name = name_of(former)
+        if name is None or former != former_file_name(name) or former == file_name(name):
+            continue
+        present = file.with_name(file_name(name) + suffix)
+        if not present.exists():
+            with suppress(FileNotFoundError):  # another thread was first
+                file.rename(present)

@@ -145,8 +145,19 @@ def test_r3_30_what_is_missing_or_broken_is_an_error(folder):
         folder.load("c")
 
 
+def test_a_file_with_its_name_of_before_is_loaded_and_renamed(folder):
+    session = talked(folder, id="Room")
+    former = folder.folder / "Room.json"
+    folder.save(session).rename(former)
+    assert folder.load("Room").messages == session.messages
+    with pytest.raises(FileNotFoundError):
+        folder.load("room")
+    assert folder.save(session) == folder.path("Room")
+    assert folder.list_saved() == [folder.path("Room")]
+
+
 def test_ids_and_files_are_one_to_one_and_safe(folder):
-    paths = {folder.path(name) for name in ("a_b", "a:b", "a.b", "a@b", "A_B")}
+    paths = {str(folder.path(name)).lower() for name in ("a_b", "a:b", "a.b", "a@b", "A_B")}
     assert len(paths) == 5
     for wrong in ("../x", "a/b", ""):
         with pytest.raises(ValueError, match="no session id"):

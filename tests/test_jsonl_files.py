@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nanoloop.errors import StoreError, StoreLocked
-from nanoloop.files import NAME_LIMIT, file_name, name_of
+from nanoloop.files import NAME_LIMIT, file_name, former_file_name, name_of
 from nanoloop.stores.database import Commit
 from nanoloop.stores.jsonl.store import JsonlStore
 
@@ -192,7 +192,7 @@ async def test_a_second_store_on_the_folder_is_refused_until_the_first_is_closed
 
 async def test_two_names_that_the_file_system_takes_for_one_are_told_apart(store, tmp_path):
     await store.create(id="Chat")
-    (tmp_path / "Chat.jsonl").rename(tmp_path / "chat.jsonl")
+    (tmp_path / "%43hat.jsonl").rename(tmp_path / "chat.jsonl")
     with pytest.raises(StoreError, match="takes both names for one"):
         await store.load("chat")
     with pytest.raises(StoreError, match="takes both names for one"):
@@ -245,6 +245,45 @@ def test_a_file_name_is_safe_and_tells_its_id(name):
     assert name_of(made) in {name, None}
 
 
-@given(st.text(":ab/%", max_size=80), st.text(":ab/%", max_size=80))
-def test_two_ids_never_share_a_file_name(one, two):
-    assert (file_name(one) == file_name(two)) == (one == two)
+@given(st.text(":aAB/%5", max_size=80), st.text(":aAB/%5", max_size=80))
+def test_two_ids_never_share_a_file_name_where_case_is_ignored_either(one, two):
+    assert (file_name(one).lower() == file_name(two).lower()) == (one == two)
+
+
+def made_before(folder, name, *, key):
+    """A session as a version made it that kept capitals in the names of files."""
+    path = folder / f"{file_name(name)}.jsonl"
+    path.rename(folder / f"{former_file_name(name)}.jsonl")
+    path = folder / "keys" / f"{file_name(key)}.json"
+    path.rename(folder / "keys" / f"{former_file_name(key)}.json")
+
+
+@pytest.mark.parametrize("name", ["Room", "slack:C0AB", "A" * 100, "x" * 180 + "X"])
+async def test_a_file_with_its_name_of_before_is_found_and_renamed(store, tmp_path, name):
+    session = await store.create(id=name, key=name)
+    session.add_message("user", "hello")
+    await store.save(session)
+    await store.bind(name, name)
+    await store.close()
+    made_before(tmp_path, name, key=name)
+    (tmp_path / f"{former_file_name(name)}.jsonl.corrupt").write_bytes(b"torn\n")
+    reader = JsonlStore(tmp_path, read_only=True)
+    assert (await reader.get(name)).entry_count == (await reader.load(name)).entry_count == 1
+    assert await reader.bound(name) == name
+    again = JsonlStore(tmp_path)
+    assert (await again.load(name)).entry_count == 1
+    await again.create(id=name.lower() + "-other")
+    assert {path.name for path in tmp_path.glob(f"{file_name(name)}.*")} == {
+        f"{file_name(name)}.jsonl",
+        f"{file_name(name)}.jsonl.corrupt",
+    }
+    session = await again.load(name)
+    session.add_message("user", "again")
+    await again.save(session)
+    assert [info.id async for info in again.list()].count(name) == 1
+    assert await again.bound(name) == name
+    assert (await reader.get(name)).entry_count == 2
+    await again.bind(name, "other")
+    assert [each async for each in again.bindings()] == [(name, "other")]
+    await again.close()
+    await reader.close()

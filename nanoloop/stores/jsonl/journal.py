@@ -47,9 +47,13 @@ T = TypeVar("T")
 class Journal:
     """The file of one id, opened when it is needed."""
 
-    def __init__(self, path: Path, session_id: str, *, durable: bool, read_only: bool) -> None:
+    def __init__(
+        self, path: Path, session_id: str, *, former: Path, durable: bool, read_only: bool
+    ) -> None:
+        """`former` is where earlier versions had it."""
         self.id = session_id
         self._path = path
+        self._former = former
         self._durable = durable
         self._read_only = read_only
         self._lock = RLock()
@@ -74,7 +78,7 @@ class Journal:
         if self._file is None:
             with suppress(FileNotFoundError):
                 self._file = LogFile(
-                    self._path,
+                    self._found(),
                     self.id,
                     durable=self._durable,
                     read_only=self._read_only,
@@ -83,6 +87,14 @@ class Journal:
         if self._file is not None:
             self._file.catch_up()
         return self._file
+
+    def _found(self) -> Path:
+        """Where it is: under its former name only until whoever may write has renamed it."""
+        if self._former == self._path or self._path.exists() or not self._former.exists():
+            return self._path
+        # A file system that ignores case may have found another session's.
+        is_named_so = self._former in self._former.parent.iterdir()
+        return self._former if is_named_so else self._path
 
     def _forget(self) -> None:
         if self._file is not None:

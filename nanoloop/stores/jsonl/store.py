@@ -18,17 +18,20 @@ from nanoloop.events import Event, FileUnreadable, announce
 from nanoloop.files import (
     ProcessLock,
     file_name,
+    former_file_name,
     make_folder,
     name_of,
     put_file,
     read_file,
     refusal,
+    rename_former,
 )
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import Commit, StoredSession, micros
 from nanoloop.stores.jsonl.journal import AsyncJournal, Journal, OpenFiles
+from nanoloop.stores.jsonl.log_file import copy_of
 from nanoloop.stores.jsonl.reading import glance
 from nanoloop.stores.snapshot import decoding, expiry
 from nanoloop.stores.store import DatabaseStore
@@ -88,6 +91,7 @@ class _Folder:
         self._path = path
         self._is_durable = durability == "fsync"
         self._lock = lock
+        self._is_owned = False
         self._bindings = Bindings(path / KEYS, durable=self._is_durable)
         self.files = OpenFiles(self._journal, limit=open_files)
         self._writers = ThreadPoolExecutor(WRITERS[durability], thread_name_prefix="jsonl")
@@ -96,6 +100,7 @@ class _Folder:
         return Journal(
             self._path / f"{file_name(session_id)}{SUFFIX}",
             session_id,
+            former=self._path / f"{former_file_name(session_id)}{SUFFIX}",
             durable=self._is_durable,
             read_only=self._lock is None,
         )
@@ -191,8 +196,15 @@ class _Folder:
         """Be the one who may write; raises `StoreLocked`."""
         if self._lock is None:
             raise StoreError(f"{self._path} is open for reading only: nothing was written")
-        if not self._lock.is_held:
-            await self._in_thread(self._lock.take)
+        if not self._is_owned:
+            await self._in_thread(self._take, self._lock)
+
+    def _take(self, lock: ProcessLock) -> None:
+        lock.take()
+        for suffix in (SUFFIX, copy_of(Path(SUFFIX)).name):
+            rename_former(self._path, suffix)
+        self._bindings.rename_former()
+        self._is_owned = True
 
     async def _on(
         self,
@@ -309,21 +321,28 @@ class Bindings:
         """From now on this key means that session."""
         await wrap(make_folder)(self._folder)
         text = json.dumps({"key": key, "session": session_id})
-        await put_file(self._path(key), text.encode(), durable=self._durable)
+        await put_file(self._path(file_name(key)), text.encode(), durable=self._durable)
 
     async def bound(self, key: str) -> str | None:
         """The session that this key means, or None."""
-        found = _binding_in(await read_file(self._path(key)))
-        # On a file system that ignores case another key's file may answer.
-        return found[1] if found and found[0] == key else None
+        for name in dict.fromkeys((file_name(key), former_file_name(key))):
+            found = _binding_in(await read_file(self._path(name)))
+            # On a file system that ignores case another key's file may answer.
+            if found and found[0] == key:
+                return found[1]
+        return None
 
     def all(self) -> list[tuple[str, str]]:
         """Every key and its session."""
         data = (path.read_bytes() for path in sorted(self._folder.glob("*.json")))
         return [found for each in data if (found := _binding_in(each))]
 
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{file_name(key)}.json"
+    def rename_former(self) -> None:
+        """Give the files that earlier versions named their present names."""
+        rename_former(self._folder, ".json")
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
 
 
 def _binding_in(data: bytes | None) -> tuple[str, str] | None:
