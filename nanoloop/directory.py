@@ -6,13 +6,13 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Container
+from collections.abc import Callable, Container
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from nanoloop.files import file_name, former_file_name
-from nanoloop.session.head import Identity, checked_id, timestamp_id
+from nanoloop.session.head import Identity, checked_id, numbered, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
 
@@ -29,11 +29,14 @@ class SessionDirectory:
         *,
         agents: Container[str] | None = None,
         max_history: int | None = 100,
+        new_id: Callable[[], str] = timestamp_id,
     ) -> None:
+        """`new_id` makes the ids; one that is taken gets -01, -02 … behind it."""
         self.folder = Path(folder).expanduser()
         self.max_history = max_history
         """What new sessions have, unless they are given their own."""
         self._agents = agents
+        self._new_id = new_id
         self._current: Session | None = None
         self._given: set[str] = set()
 
@@ -59,8 +62,9 @@ class SessionDirectory:
         agent: str | None = None,
         max_history: int | None = None,
     ) -> Session:
-        """A new session, not the current one and not saved; its id is from the time."""
-        session_id = timestamp_id(taken=self._is_taken) if id is None else checked_id(id)
+        """A new session, not the current one and not saved; its id is new where none is given."""
+        names = numbered(self._new_id() if id is None else id)
+        session_id = next(name for name in names if id is not None or not self._is_taken(name))
         self._given.add(session_id)
         limit = self.max_history if max_history is None else max_history
         return Session(about=Identity(id=session_id, agent=agent, max_history=limit))

@@ -187,8 +187,12 @@ class Store(Protocol):
         metadata: Mapping[str, Any] | None = None,
         agent: str | None = None,
         replace: bool = False,
+        new_id: Callable[[], str] = ...,
     ) -> Session:
-        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
+        """Make a session, durable when this returns; raises `SessionExists` unless `replace`.
+
+        Without an id it has one that `new_id` makes, with -01, -02 … behind it if that is taken.
+        """
         ...
 
     async def add(self, session: Session, *, replace: bool = False) -> None:

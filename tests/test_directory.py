@@ -47,6 +47,13 @@ def test_r3_17_ids_are_from_the_time_and_stay(folder):
     assert session.id == before
 
 
+def test_c19_ids_may_be_made_as_wanted_and_are_numbered_where_they_are_taken(tmp_path):
+    folder = SessionDirectory(tmp_path, new_id=lambda: "project-x")
+    folder.save(folder.create())
+    other = SessionDirectory(tmp_path, new_id=lambda: "project-x")
+    assert [other.create().id, other.create().id] == ["project-x-01", "project-x-02"]
+
+
 def test_fix_two_sessions_of_one_second_have_two_ids(folder):
     ids = [folder.create().id for _ in range(5)]
     assert len(set(ids)) == 5

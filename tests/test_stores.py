@@ -8,7 +8,13 @@ import anyio
 import pytest
 from cryptography.fernet import Fernet
 
-from nanoloop.errors import SessionExists, SessionNotFound, StoreConflict, StoreError
+from nanoloop.errors import (
+    InvalidSessionId,
+    SessionExists,
+    SessionNotFound,
+    StoreConflict,
+    StoreError,
+)
 from nanoloop.events import SessionsCounted, hearing
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
@@ -117,6 +123,13 @@ class TestSessions:
         made = await store.create()
         assert len(made.id) == 32
         assert (await store.get(made.id)).id == made.id
+
+    async def test_c19_an_id_may_be_made_as_wanted_and_is_numbered_where_it_is_taken(self, store):
+        made = [await store.create(new_id=lambda: "session-1") for _ in range(3)]
+        assert [each.id for each in made] == ["session-1", "session-1-01", "session-1-02"]
+        assert (await store.create(id="own", new_id=lambda: "session-1")).id == "own"
+        with pytest.raises(InvalidSessionId):
+            await store.create(new_id=lambda: "../x")
 
     async def test_what_it_was_created_with_comes_back(self, store):
         made = await store.create(id="a:b", key="k", metadata={"x": [1]}, agent="poet", ttl=9)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import count
 from math import inf
 from typing import Any
 from uuid import uuid4
@@ -40,12 +41,14 @@ def timestamp_id(
     """`session-YYYYMMDD-HHMMSS`, with -01, -02 … where that one is taken."""
     is_taken = taken if callable(taken) else taken.__contains__
     base = (moment or datetime.now().astimezone()).strftime("session-%Y%m%d-%H%M%S")
-    if not is_taken(base):
-        return base
-    number = 1
-    while is_taken(f"{base}-{number:02d}"):
-        number += 1
-    return f"{base}-{number:02d}"
+    return next(name for name in numbered(base) if not is_taken(name))
+
+
+def numbered(session_id: str) -> Iterator[str]:
+    """This id, then with -01, -02 …, without end; raises `InvalidSessionId` for what is none."""
+    yield checked_id(session_id)
+    for number in count(1):
+        yield checked_id(f"{session_id}-{number:02d}")
 
 
 def id_for_key(key: str) -> str:

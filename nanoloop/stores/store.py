@@ -28,7 +28,15 @@ from nanoloop.errors import (
 from nanoloop.events import NumberMended, SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Seal, SessionInfo, Store
 from nanoloop.session.entry import Entry, entries_in, utc_now
-from nanoloop.session.head import ABOUT, Changes, ChangeTracker, Identity, new_id, seconds_of
+from nanoloop.session.head import (
+    ABOUT,
+    Changes,
+    ChangeTracker,
+    Identity,
+    new_id,
+    numbered,
+    seconds_of,
+)
 from nanoloop.session.session import Session
 from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
 from nanoloop.stores.snapshot import (
@@ -79,20 +87,30 @@ class DatabaseStore:
         metadata: Mapping[str, Any] | None = None,
         agent: str | None = None,
         replace: bool = False,
+        new_id: Callable[[], str] = new_id,
     ) -> Session:
-        """Make a session, durable when this returns; raises `SessionExists` unless `replace`."""
-        session = Session(
-            about=Identity(
-                id=new_id() if id is None else id,
-                key=key,
-                created_at=self.clock(),
-                ttl=seconds_of(ttl),
-                sliding=sliding,
-                metadata=metadata or {},
-                agent=agent,
-            ),
-            clock=self.clock,
+        """Make a session, durable when this returns; raises `SessionExists` unless `replace`.
+
+        Without an id it has one that `new_id` makes, with -01, -02 … behind it if that is taken.
+        """
+        about = Identity(
+            id=new_id() if id is None else id,
+            key=key,
+            created_at=self.clock(),
+            ttl=seconds_of(ttl),
+            sliding=sliding,
+            metadata=metadata or {},
+            agent=agent,
         )
+        if id is not None:
+            return await self._created(about, replace=replace)
+        for name in numbered(about.id):
+            with suppress(SessionExists):
+                return await self._created(changed(about, id=name))
+        raise AssertionError("there is always another number")
+
+    async def _created(self, about: Identity, *, replace: bool = False) -> Session:
+        session = Session(about=about, clock=self.clock)
         await self.add(session, replace=replace)
         return session
 
