@@ -11,13 +11,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from nanoloop.files import file_name, former_file_name
+from nanoloop.files import data_folder, file_name, former_file_name, make_folder
 from nanoloop.session.head import Identity, checked_id, numbered, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
 
 TIMESTAMP = "%Y-%m-%dT%H:%M:%S%z"
 SUFFIX = ".json"
+FOLDER = "directory"
+"""In the data folder, where no other folder is named."""
 
 
 class SessionDirectory:
@@ -25,14 +27,20 @@ class SessionDirectory:
 
     def __init__(
         self,
-        folder: str | Path,
+        folder: str | Path | None = None,
         *,
+        scope: str | None = None,
         agents: Container[str] | None = None,
         max_history: int | None = 100,
         new_id: Callable[[], str] = timestamp_id,
     ) -> None:
-        """`new_id` makes the ids; one that is taken gets -01, -02 … behind it."""
-        self.folder = Path(folder).expanduser()
+        """Without a folder it is `directory` in the data folder; each scope has its own in that.
+
+        A scope is any text: a project's path, a buffer's name. `new_id` makes the ids; one that is
+        taken gets -01, -02 … behind it.
+        """
+        whole = data_folder(os.environ) / FOLDER if folder is None else Path(folder).expanduser()
+        self.folder = whole / file_name(scope) if scope else whole
         self.max_history = max_history
         """What new sessions have, unless they are given their own."""
         self._agents = agents
@@ -80,15 +88,16 @@ class SessionDirectory:
         """Where it is saved now: earlier versions gave some files another name."""
         path = self.path(session_id)
         former = self.folder / (former_file_name(session_id) + SUFFIX)
+        if former == path or path.exists():
+            return path
         # A file system that ignores case may take another session's for it.
-        is_former = not path.exists() and former in self.list_saved()
-        return former if is_former else path
+        return former if former in self.list_saved() else path
 
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
         """Write a session, the current one by default, and return its file; whole or not at all."""
         session = self.current() if session is None else session
         target = self.path(session.id) if path is None else Path(path).expanduser()
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         if path is None and (saved := self._saved(session.id)) != target:
             saved.rename(target)
         text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
@@ -126,7 +135,7 @@ class SessionDirectory:
 
     def list_saved(self) -> list[Path]:
         """The saved sessions' files by name; none where there is no folder."""
-        return sorted(self.folder.glob(f"*{SUFFIX}"))
+        return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
         """Remove all but the newest `keep` files; returns those that go."""

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 import aiofiles
@@ -94,6 +94,20 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path:
+    """The user's folder for settings or for data, as the XDG rules have it."""
+    home = Path(env.get("HOME") or Path.home())
+    usual = {"config": home / ".config", "data": home / ".local" / "share"}[kind]
+    chosen = Path(env.get(f"XDG_{kind.upper()}_HOME", ""))
+    return (chosen if chosen.is_absolute() else usual) / "nanoloop"
+
+
+def data_folder(env: Mapping[str, str]) -> Path:
+    """The folder for everything that is kept, as far as the environment says."""
+    chosen = env.get("NANOLOOP_DATA")
+    return Path(chosen).expanduser() if chosen else user_folder("data", env)
 
 
 def make_folder(folder: Path) -> None:

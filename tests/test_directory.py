@@ -70,6 +70,41 @@ def test_r3_24_r3_25_r3_26_saving_returns_the_path(folder, tmp_path):
     assert custom.exists()
 
 
+@pytest.mark.parametrize(
+    ("env", "data"),
+    [
+        ({"NANOLOOP_DATA": "mine"}, "mine"),
+        ({}, ".local/share/nanoloop"),
+        ({"XDG_DATA_HOME": "x"}, "x"),
+    ],
+)
+def test_r3_24_without_a_folder_it_is_directory_in_the_data_folder(
+    tmp_path, monkeypatch, env, data
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("NANOLOOP_DATA", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    data = tmp_path / data / ("nanoloop" if "XDG_DATA_HOME" in env else "")
+    assert SessionDirectory().folder == data / "directory"
+    assert not data.exists()
+    assert SessionDirectory().save().parent == data / "directory"
+    assert data.stat().st_mode & 0o777 == 0o700
+
+
+def test_b3_5_each_scope_has_a_folder_and_a_current_session_of_its_own(folder):
+    scopes = ["/home/me/work", "/home/me/play", "..", "notes.json", "Work", "work"]
+    mine = [SessionDirectory(folder.folder, scope=scope) for scope in scopes]
+    for each in mine:
+        each.save(each.create(id="plan"))
+        assert [path.stem for path in each.list_saved()] == ["plan"]
+        assert each.folder.parent == folder.folder
+    assert len({str(each.folder).lower() for each in mine}) == len(scopes)
+    assert folder.list_saved() == []
+    assert mine[0].current() is not mine[1].current()
+
+
 def test_r3_24_r3_26_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = SessionDirectory("~/.chats/sessions")

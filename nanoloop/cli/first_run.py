@@ -27,13 +27,13 @@ from nanoloop.cli.servers import (
     running_servers,
 )
 from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.files import user_folder
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SMALLEST, Model, file_of, find, is_local
 from nanoloop.models.download import DownloadProgress, Tell, fetch
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.files import NAME, write
 from nanoloop.settings.problems import http_address
-from nanoloop.settings.sources import user_folder
 from nanoloop.settings.vendors import ServerSettings as Configured
 from nanoloop.settings.vendors import (
     keyed_vendors,

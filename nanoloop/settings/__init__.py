@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from nanoloop import defaults
 from nanoloop.events import Level
+from nanoloop.files import user_folder
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
@@ -34,7 +35,7 @@ from nanoloop.settings.problems import (
     function_name,
     http_address,
 )
-from nanoloop.settings.sources import DEFAULT, Origin, read_sources, user_folder
+from nanoloop.settings.sources import DEFAULT, Origin, read_sources
 from nanoloop.settings.vendors import VendorSettings, lacking, table_for, with_names
 from nanoloop.stores.place import store_url
 

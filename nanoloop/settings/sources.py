@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource
 
 from nanoloop.errors import SettingsError
+from nanoloop.files import user_folder
 from nanoloop.providers.vendors import VENDORS, address_in, split
 from nanoloop.settings.files import SettingsFile, UnreadableFile, find, read_agents, read_file
 from nanoloop.settings.keys import PREFIX, all_in, flag, is_list, setting, setting_in, variable
@@ -224,14 +225,6 @@ def read_sources(
         Source(table={"data": data, "models": data / "models"}),
     )
     return Sources(said=said, file=path)
-
-
-def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path:
-    """The user's folder for settings or for data, as the XDG rules have it."""
-    home = Path(env.get("HOME") or Path.home())
-    usual = {"config": home / ".config", "data": home / ".local" / "share"}[kind]
-    chosen = Path(env.get(f"XDG_{kind.upper()}_HOME", ""))
-    return (chosen if chosen.is_absolute() else usual) / "nanoloop"
 
 
 class _Texts(EnvSettingsSource):
