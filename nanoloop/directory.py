@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from nanoloop.errors import StoreError
 from nanoloop.files import data_folder, file_name, former_file_name, make_folder
 from nanoloop.session.head import Identity, checked_id, numbered, timestamp_id
 from nanoloop.session.imports import from_magent
@@ -18,6 +19,8 @@ from nanoloop.session.session import Session
 
 TIMESTAMP = "%Y-%m-%dT%H:%M:%S%z"
 SUFFIX = ".json"
+FORMAT = 1
+"""Of the files; those without a number are older, and are read too."""
 FOLDER = "directory"
 """In the data folder, where no other folder is named."""
 
@@ -94,11 +97,16 @@ class SessionDirectory:
         return former if former in self.list_saved() else path
 
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
-        """Write a session, the current one by default, and return its file; whole or not at all."""
+        """Write a session, the current one by default, and return its file; whole or not at all.
+
+        Raises `StoreError` where that would replace a file of a newer format.
+        """
         session = self.current() if session is None else session
         target = self.path(session.id) if path is None else Path(path).expanduser()
+        saved = target if path is not None else self._saved(session.id)
+        _check_format(saved)
         make_folder(target.parent)
-        if path is None and (saved := self._saved(session.id)) != target:
+        if saved != target:
             saved.rename(target)
         text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
         _write_whole(target, text + "\n")
@@ -107,11 +115,12 @@ class SessionDirectory:
     def load(self, path: str | Path) -> Session:
         """The session in a file, or with this id in the folder; made no current one.
 
-        Raises FileNotFoundError, ValueError for broken JSON and TypeError for no session. An
-        agent that isn't known is left out, with a warning.
+        Raises FileNotFoundError, ValueError for broken JSON, TypeError for no session and
+        `StoreError` for a newer format. An agent that isn't known is left out, with a warning.
         """
         file = self._file(path)
         data = json.loads(_text(file))
+        _check_format(file, data)
         session = from_magent(data, agents=self._agents, unknown_agent=_warn_of_agent)
         self._given.add(session.id)
         return self._with_rest(session, data)
@@ -138,9 +147,12 @@ class SessionDirectory:
         return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
-        """Remove all but the newest `keep` files; returns those that go."""
+        """Remove all but the newest `keep` files; returns those that go.
+
+        What a later version made stays.
+        """
         by_age = sorted(self.list_saved(), key=lambda file: file.stat().st_mtime, reverse=True)
-        gone = by_age[max(0, keep) :]
+        gone = [file for file in by_age[max(0, keep) :] if _format_of(_data(file)) <= FORMAT]
         for file in gone if not dry_run else ():
             file.unlink(missing_ok=True)
         return gone
@@ -151,6 +163,7 @@ def _file_form(session: Session) -> dict[str, Any]:
     # The entries say it all; the messages once more are for people and for older programs.
     del rest["full_chat_history"], rest["current_chat_history"]
     return {
+        "format": FORMAT,
         "id": session.id,
         "messages": session.messages,
         "timestamp": datetime.now().astimezone().strftime(TIMESTAMP),
@@ -158,6 +171,29 @@ def _file_form(session: Session) -> dict[str, Any]:
         "max_history": session.max_history,
         "session": rest,
     }
+
+
+def _check_format(file: Path, data: Any = None) -> None:
+    found = _format_of(_data(file) if data is None else data)
+    if found > FORMAT:
+        raise StoreError(
+            f"{file} is of format {found}, and this version knows {FORMAT}: install a newer "
+            "nanoloop, or choose another folder"
+        )
+
+
+def _format_of(data: Any) -> int:
+    """The format of a file; 0 where it says none."""
+    found = data.get("format") if isinstance(data, dict) else None
+    return found if isinstance(found, int) else 0
+
+
+def _data(file: Path) -> Any:
+    """What is in a file; None where there is none, or no JSON."""
+    try:
+        return json.loads(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _text(file: Path) -> str:

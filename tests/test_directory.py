@@ -4,6 +4,7 @@ import re
 import pytest
 
 from nanoloop.directory import SessionDirectory
+from nanoloop.errors import StoreError
 
 
 @pytest.fixture
@@ -196,6 +197,28 @@ def test_a_file_with_its_name_of_before_is_loaded_and_renamed(folder):
         folder.load("room")
     assert folder.save(session) == folder.path("Room")
     assert folder.list_saved() == [folder.path("Room")]
+
+
+def made_later(folder, **given):
+    """A file as a later version makes it."""
+    file = folder.save(talked(folder, **given))
+    data = json.loads(file.read_text())
+    assert data["format"] == 1
+    file.write_text(json.dumps({**data, "format": 2}))
+    return file
+
+
+def test_a_file_of_a_newer_format_is_refused_and_left_alone(folder):
+    file = made_later(folder, id="new")
+    before = file.read_text()
+    with pytest.raises(StoreError, match=r"new.json is of format 2, and this version knows 1"):
+        folder.load("new")
+    with pytest.raises(StoreError, match="format 2"):
+        folder.save(talked(folder, id="new"))
+    with pytest.raises(StoreError, match="format 2"):
+        folder.save(talked(folder, id="old"), file)
+    assert folder.prune(keep=0) == []
+    assert file.read_text() == before
 
 
 def test_ids_and_files_are_one_to_one_and_safe(folder):
