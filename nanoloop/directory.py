@@ -13,7 +13,8 @@ from typing import Any
 
 from nanoloop.errors import StoreError
 from nanoloop.files import data_folder, file_name, former_file_name, make_folder
-from nanoloop.session.head import Identity, checked_id, numbered, timestamp_id
+from nanoloop.session.entry import Entry
+from nanoloop.session.head import MEMO, SUMMARY, Identity, checked_id, numbered, timestamp_id
 from nanoloop.session.imports import from_magent
 from nanoloop.session.session import Session
 
@@ -36,11 +37,13 @@ class SessionDirectory:
         agents: Container[str] | None = None,
         max_history: int | None = 100,
         new_id: Callable[[], str] = timestamp_id,
+        autosave: bool = False,
     ) -> None:
         """Without a folder it is `directory` in the data folder; each scope has its own in that.
 
         A scope is any text: a project's path, a buffer's name. `new_id` makes the ids; one that is
-        taken gets -01, -02 … behind it.
+        taken gets -01, -02 … behind it. With `autosave` the sessions that it makes and loads are
+        saved behind each answer, and behind each new summary and memo.
         """
         whole = data_folder(os.environ) / FOLDER if folder is None else Path(folder).expanduser()
         self.folder = whole / file_name(scope) if scope else whole
@@ -48,6 +51,7 @@ class SessionDirectory:
         """What new sessions have, unless they are given their own."""
         self._agents = agents
         self._new_id = new_id
+        self._autosave = autosave
         self._current: Session | None = None
         self._given: set[str] = set()
 
@@ -78,7 +82,22 @@ class SessionDirectory:
         session_id = next(name for name in names if id is not None or not self._is_taken(name))
         self._given.add(session_id)
         limit = self.max_history if max_history is None else max_history
-        return Session(about=Identity(id=session_id, agent=agent, max_history=limit))
+        return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
+
+    def _kept(self, session: Session) -> Session:
+        """The same, as one that is saved by itself where that is wanted."""
+        if not self._autosave:
+            return session
+        saved = AutosavedSession().load_dict(session.to_dict())
+        saved.autosave = self._try_to_save
+        return saved
+
+    def _try_to_save(self, session: Session) -> None:
+        """Save it; what goes wrong is told, and costs no answer: the next save has all of it."""
+        try:
+            self.save(session)
+        except (OSError, StoreError) as error:
+            warnings.warn(f"session {session.id} was not saved: {error}", stacklevel=2)
 
     def _is_taken(self, session_id: str) -> bool:
         return session_id in self._given or self._saved(session_id).exists()
@@ -123,7 +142,7 @@ class SessionDirectory:
         _check_format(file, data)
         session = from_magent(data, agents=self._agents, unknown_agent=_warn_of_agent)
         self._given.add(session.id)
-        return self._with_rest(session, data)
+        return self._kept(self._with_rest(session, data))
 
     def _file(self, path: str | Path) -> Path:
         file = Path(path).expanduser()
@@ -156,6 +175,24 @@ class SessionDirectory:
         for file in gone if not dry_run else ():
             file.unlink(missing_ok=True)
         return gone
+
+
+class AutosavedSession(Session):
+    """A session that is saved behind each answer, and behind each new summary and memo."""
+
+    autosave: Callable[[Session], object] | None = None
+
+    def _append(self, entry: Entry) -> Entry:
+        entry = super()._append(entry)
+        if entry.role == "assistant" and self.autosave is not None:
+            self.autosave(self)
+        return entry
+
+    def touch(self, *parts: str, by_user: bool = False) -> None:
+        """Note that these parts have changed, and where things stand."""
+        super().touch(*parts, by_user=by_user)
+        if self.autosave is not None and not {SUMMARY, MEMO}.isdisjoint(parts):
+            self.autosave(self)
 
 
 def _file_form(session: Session) -> dict[str, Any]:

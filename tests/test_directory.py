@@ -3,8 +3,10 @@ import re
 
 import pytest
 
+from nanoloop import Agent
 from nanoloop.directory import SessionDirectory
 from nanoloop.errors import StoreError
+from nanoloop.providers.scripted import ScriptedProvider
 
 
 @pytest.fixture
@@ -144,6 +146,50 @@ def test_fix_a_loaded_session_goes_on(folder):
 def test_b3_4_a_loaded_session_may_become_the_current_one(folder):
     session = folder.switch(folder.load(folder.save(talked(folder))))
     assert folder.current() is session
+
+
+def test_b3_3_with_autosave_each_answer_and_each_digest_is_saved(tmp_path):
+    folder = SessionDirectory(tmp_path, autosave=True)
+    session = folder.current()
+    session.add_message("user", "Hello")
+    assert folder.list_saved() == []
+    session.add_message("assistant", "Hi there!")
+    assert folder.load(session.id).messages == session.messages
+    session.update_summary("They met.")
+    assert folder.load(session.id).summary == "They met."
+    session.memo = {"k": 1}
+    assert folder.load(session.id).memo == {"k": 1}
+    session.reset_history()
+    session.add_message("assistant", "anew")
+    assert [message["content"] for message in folder.load(session.id).messages] == ["anew"]
+
+
+async def test_b3_3_what_an_agent_says_is_saved_and_a_loaded_session_too(tmp_path):
+    folder = SessionDirectory(tmp_path, autosave=True)
+    agent = Agent("cook", provider=ScriptedProvider(["Fine.", "Good."]))
+    agent.attach_session(folder.current())
+    await agent.ask("Eggs?")
+    loaded = folder.load(folder.current().id)
+    assert [message["content"] for message in loaded.messages] == ["Eggs?", "Fine."]
+    agent.attach_session(loaded)
+    await agent.ask("Flour?")
+    assert len(folder.load(loaded.id).messages) == 4
+
+
+def test_an_autosave_that_fails_is_told_and_the_next_one_saves_all(tmp_path, monkeypatch):
+    folder = SessionDirectory(tmp_path, autosave=True)
+    session = folder.current()
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", _full)
+        with pytest.warns(UserWarning, match="was not saved: disk full"):
+            session.add_message("assistant", "one")
+    session.add_message("assistant", "two")
+    assert [m["content"] for m in folder.load(session.id).messages] == ["one", "two"]
+
+
+def test_without_autosave_nothing_is_written_by_itself(folder):
+    talked(folder)
+    assert folder.list_saved() == []
 
 
 def test_a_file_with_messages_only_is_read(folder):
