@@ -255,6 +255,27 @@ async def test_a_number_that_makes_no_sense_costs_no_message(store, file, later,
     assert [e.content["text"] for e in await store.entries("s")] == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("name", ["about", "window", "pending"])
+@pytest.mark.parametrize("odd", [b"-3", b'"many"', b"null"])
+async def test_a_place_in_the_file_that_makes_no_sense_costs_nothing(store, file, name, odd, heard):
+    session = await said(store, "one", "two")
+    session.trim_if_needed(1, 1)
+    await store.save(session)
+    data = file.read_bytes()
+    place = data.rindex(b'"at":')
+    odd_places = re.sub(
+        b'"%s":\\d+' % name.encode(), b'"%s":%s' % (name.encode(), odd), data[place:]
+    )
+    file.write_bytes(data[:place] + odd_places)
+    again = JsonlStore(file.parent, read_only=True)
+    back = await again.load("s")
+    assert ([e.content["text"] for e in back.window], back.title) == (["two"], "one")
+    assert [e.seq for e in await again.entries("s", after=1)] == [2]
+    assert heard == []
+    await again.close()
+    await goes_on(store, ["one", "two"][1:])
+
+
 async def test_a_corrupt_head_falls_back_on_the_one_before(store, file, later):
     await said(store, "one", "two")
     data = file.read_bytes()

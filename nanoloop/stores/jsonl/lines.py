@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanoloop.session.entry import UNDATED, Entry
+from nanoloop.session.head import is_place, place_in
 from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
@@ -73,11 +74,13 @@ def _read(record: dict[str, Any], offset: int, end: int) -> LogLine:
 
 
 def _check_head(record: dict[str, Any]) -> None:
-    """Raise where a head has no revision, no last number or no places."""
+    """Raise where a head has no revision, no last number or no places.
+
+    A place that makes no sense is none; a number is mended where it is read.
+    """
     int(record["rev"])
-    int(record["last"])
-    for offset in record["at"].values():
-        int(offset)
+    places = record["at"].items()
+    record |= {"last": record["last"], "at": {n: place_in(at) for n, at in places if is_place(at)}}
 
 
 def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
