@@ -404,7 +404,7 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRepaired(Event):
-    """A torn last line was cut off before the next append."""
+    """A torn last line was set aside, and cut off before the next append."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
