@@ -185,7 +185,9 @@ class TestDamage:
     async def test_a_number_that_makes_no_sense_costs_no_message(
         self, store, file, name, odd, heard
     ):
-        session = await said(store, "one", "two", "three")
+        session = await said(store, "one")
+        session.add_message("assistant", "two")
+        session.add_message("user", "three")
         session.trim_if_needed(1, 1)
         await store.save(session)
         change = f"UPDATE session SET head = json_set(head, '$.{name}', ?)"
@@ -194,6 +196,8 @@ class TestDamage:
         for read in (store.load, store.get):
             back = await read("s")
             assert [e.content["text"] for e in back.window][-1] == "three"
+            assert not back.log.is_whole or len(back.log.entries) == 3
+            assert back.turns == (0 if name == "turns" else 1)
             assert [e.content["text"] for e in await store.entries("s")] == ["one", "two", "three"]
         assert set(heard) == {NumberMended(session_id="s", number=name)}
         back.add_message("user", "four")
@@ -201,6 +205,15 @@ class TestDamage:
         heard.clear()
         assert (await store.get("s")).last_seq == 4
         assert heard == []
+
+    async def test_nor_do_those_of_the_last_resize(self, store, file, heard):
+        await said(store, "one")
+        odd = '{"turns": "many", "resized": {"type": "lite", "turn": 7, "seq": -4}}'
+        with raw(file) as other:
+            other.execute("UPDATE session SET head = json_patch(head, ?)", (odd,))
+        back = await store.get("s")
+        assert (back.turns, back.last_resize_turn, back.resized["seq"]) == (0, 0, 0)
+        assert [event.number for event in heard] == ["turns", "resized.seq"]
 
     @pytest.mark.parametrize("odd", [-3, "many", None], ids=str)
     async def test_nor_does_one_of_the_summary(self, store, file, odd, heard):

@@ -185,18 +185,17 @@ class MendedHead(dict[str, Any]):
 
 def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
     """The head, with numbers that can be gone by."""
-    odd = tuple(name for name in _PLACES if name in head and not is_place(head[name]))
+    odd = [name for name in _PLACES if name in head and not is_place(head[name])]
     resized = head.get("resized") or {}
-    odd += tuple(f"resized.{n}" for n in ("turn", "seq") if not is_place(resized.get(n, 0)))
-    if not odd:
+    odd_resized = [n for n in ("turn", "seq") if not is_place(resized.get(n, 0))]
+    if not odd and not odd_resized:
         return head
     mended = MendedHead(head)
-    mended.names = odd
+    mended.names = (*odd, *(f"resized.{name}" for name in odd_resized))
     start = max(1, place_in(head.get("start", 1)))
     count = place_in(head.get("count", 0)) + sum(b - a + 1 for a, b in head.get("hidden") or ())
     instead = {"start": start, "window": start, "last": start + count - 1}
-    for name in odd:
-        mended[name] = instead.get(name, 0)
+    mended |= {name: instead.get(name, 0) for name in odd}
     if resized:
         places = {name: place_in(resized.get(name, 0)) for name in ("turn", "seq")}
         places["turn"] = min(places["turn"], place_in(mended.get("turns", 0)))

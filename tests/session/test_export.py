@@ -193,6 +193,12 @@ def test_a_number_that_makes_no_sense_is_mended_and_told_and_the_rest_is_kept(na
     assert heard == [NumberMended(session_id=session.id, number=name)]
 
 
+def test_where_turns_are_counted_no_resize_was_in_a_later_one():
+    data = {"full_chat_history": SAID, "turns": "many", "last_resize_turn": 9}
+    session = Session.load(data)
+    assert (session.turns, session.last_resize_turn) == (1, 1)
+
+
 def test_places_of_the_window_that_are_none_are_left_out_and_told():
     session, heard = Session().set_chat_history(SAID), []
     data = session.to_dict()
