@@ -206,6 +206,12 @@ class TestDamage:
         assert (await store.get("s")).last_seq == 4
         assert heard == []
 
+    async def test_a_history_begins_at_the_first_message_at_the_earliest(self, store, file):
+        await said(store, "one")
+        with raw(file) as other:
+            other.execute("UPDATE session SET head = json_set(head, '$.start', 0)")
+        assert (await store.get("s")).log.is_whole
+
     async def test_nor_do_those_of_the_last_resize(self, store, file, heard):
         await said(store, "one")
         odd = '{"turns": "many", "resized": {"type": "lite", "turn": 7, "seq": -4}}'

@@ -185,7 +185,8 @@ class MendedHead(dict[str, Any]):
 
 def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
     """The head, with numbers that can be gone by."""
-    odd = [name for name in _PLACES if name in head and not is_place(head[name])]
+    least = {"start": 1}
+    odd = [n for n in _PLACES if n in head and place_in(head[n], -1) < least.get(n, 0)]
     resized = head.get("resized") or {}
     odd_resized = [n for n in ("turn", "seq") if not is_place(resized.get(n, 0))]
     if not odd and not odd_resized:
