@@ -17,6 +17,7 @@ from nanoloop.stores.snapshot import (
     encoded,
     expiry,
     head_of,
+    is_visible,
     message_ids,
     sections_of,
     window_start,
@@ -114,6 +115,11 @@ class StoredSession:
     unreadable: Sequence[str] = ()
     """What is there of it that could not be read, in words."""
     size: int = 0
+
+    def has_all(self, *, after: int) -> bool:
+        """Whether no entry is missing behind this number."""
+        first = self.entries[0].seq if self.entries else int(self.head["last"]) + 1
+        return not any(is_visible(self.head, seq) for seq in range(max(0, after) + 1, first))
 
     @classmethod
     def glance(

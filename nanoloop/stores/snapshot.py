@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
+from nanoloop.events import NumberMended, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo
 from nanoloop.session.entry import UNDATED, Entry, copied, dated, from_rfc3339
 from nanoloop.session.head import (
@@ -54,6 +55,11 @@ class StoredSnapshot:
                 seen=self.seen,
                 clock=clock,
             )
+
+    def tell_of_odd(self) -> None:
+        """Announce the numbers that made no sense."""
+        for name in self.odd:
+            announce(NumberMended(session_id=self.name, number=name))
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
-from nanoloop.events import NumberMended, SessionsCounted, SessionUnreadable, announce
+from nanoloop.events import SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Seal, SessionInfo, Store
 from nanoloop.session.entry import Entry, entries_in, utc_now
 from nanoloop.session.head import (
@@ -140,17 +140,17 @@ class DatabaseStore:
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also when it expired."""
         snapshot = await self.snapshot(session_id)
-        _tell_of_mended(snapshot)
+        snapshot.tell_of_odd()
         return await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
 
     async def load(self, session_id: str) -> Session:
         """The session with its window only, at a cost that history doesn't raise; as `get`."""
         stored = self._living(session_id, await self._open.window(session_id))
         after = window_start(stored.head) - 1
-        if is_missing(stored, after=after):  # its head doesn't say where its window begins
+        if not stored.has_all(after=after):  # its head doesn't say where its window begins
             return await self.get(session_id)
         snapshot = self._snapshot(stored, after=after)
-        _tell_of_mended(snapshot)
+        snapshot.tell_of_odd()
         return snapshot.to_session(self.clock)
 
     def _snapshot(self, stored: StoredSession, *, after: int) -> StoredSnapshot:
@@ -410,18 +410,6 @@ class DatabaseStore:
         if stored is None or has_expired(stored.head, self.clock()):
             raise SessionNotFound(session_id)
         return stored
-
-
-def is_missing(stored: StoredSession, *, after: int) -> bool:
-    """Whether it was read without all of its window, which begins behind `after`."""
-    last = int(stored.head["last"])
-    first = stored.entries[0].seq if stored.entries else last + 1
-    return any(is_visible(stored.head, seq) for seq in range(max(0, after) + 1, first))
-
-
-def _tell_of_mended(snapshot: StoredSnapshot) -> None:
-    for name in snapshot.odd:
-        announce(NumberMended(session_id=snapshot.name, number=name))
 
 
 SEALED = "_sealed"
