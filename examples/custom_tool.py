@@ -9,7 +9,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 STOCK = {"apples": 12, "pears": 0}
 
 
-@tool
+@tool(effect="reads")  # without it, an equal call would run only once in a turn
 async def stock(fruit: str) -> str:
     """Say how many of a fruit there are.
 

@@ -215,6 +215,14 @@ class ToolFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolNotRepeated(Event):
+    """The model asked again for what had been done in this turn; it was not run again."""
+
+    tool: str
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShrunk(Event):
     """The model said the request was too long; the window was cut harder, once."""
 

@@ -114,9 +114,16 @@ def vendor_of(provider: Provider, model: str | None) -> str:
     return "" if said is None else said(model)
 
 
+Effect = Literal["reads", "writes"]
+
+
 @runtime_checkable
 class Tool(Protocol):
-    """Something the model may call."""
+    """Something the model may call.
+
+    It may have `effect` (of the type `Effect`), `repeatable` and `timeout_seconds` too, as `@tool`
+    takes them. One that says nothing of its effect writes.
+    """
 
     @property
     def spec(self) -> ToolSpec:
@@ -126,6 +133,16 @@ class Tool(Protocol):
     async def call(self, arguments: Mapping[str, Any]) -> Any:
         """Run with arguments decoded from JSON; any exception is told to the model."""
         ...
+
+
+def effect_of(tool: Tool) -> Effect:
+    """What it says that its calls do; anything but "reads" is "writes"."""
+    return "reads" if getattr(tool, "effect", "writes") == "reads" else "writes"
+
+
+def is_repeatable(tool: Tool) -> bool:
+    """Whether it says that equal calls are meant to run each."""
+    return bool(getattr(tool, "repeatable", False))
 
 
 ARCHIVED = "archived"

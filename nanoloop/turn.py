@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +25,7 @@ from nanoloop.events import (
     ModelAnswered,
     ModelAsked,
     ToolFinished,
+    ToolNotRepeated,
     ToolStarted,
     WindowTrimmed,
     about,
@@ -41,18 +42,22 @@ from nanoloop.protocols import (
     Usage,
 )
 from nanoloop.session.chat import REASONING, decoded, open_calls
-from nanoloop.session.entry import TOOL_RESULT, Entry, fresh_id
+from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.log import message_count
 from nanoloop.session.resize import ReadEntries
 from nanoloop.session.session import Session
 from nanoloop.session.sync import Handler, called, fitting
+from nanoloop.tools.effects import UNKNOWN, Effects
 from nanoloop.tools.toolbox import as_text, here
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent
 
 SAME_CALLS = 4
-"""So often in a row a model may ask for the very same calls; the last time they are not run."""
+"""So often in a row a model may ask for the very same calls; the last time they are not run.
+
+Of a tool that is meant to be called several times alike it may ask as often as a turn has steps.
+"""
 BUFFER_SEVERITY = 30
 """What the rule of a full window weighs among the rules of a resize: more than the turns do."""
 
@@ -151,8 +156,13 @@ class Turn:
         self.id = fresh_id()[8:20]  # of time, and of chance
         self.said = ""
         """The text of the step going on, as far as it has come."""
+        self._running = 0
+        """Tools of the step that have not returned."""
         self._finished: list[Entry] = []
-        """Results of the step's tools that are done and not kept yet."""
+        """Results of the step's tools that are not known to be kept yet."""
+        self._effects = Effects(agent.toolbox)
+        self._asked = 0
+        """The number of the question, where the session has it."""
         self._usage = Usage()
         self._may_shrink = cutting is not None
         self._spoke_before = False
@@ -185,6 +195,7 @@ class Turn:
 
         with self.about():
             seq, evicted = await self.change(act)
+            self._asked = seq
             if evicted:
                 self._tell_trimmed(evicted)
         if shown is not None and seq:
@@ -222,6 +233,7 @@ class Turn:
     async def run(self) -> Answer:
         """Ask until there is an answer; raises `ProviderError` when there is none to be had."""
         here.set(self.session)
+        self._recall_effects()
         for step in range(1, self._agent.limits.steps + 1):
             reply = await self._ask(step)
             if not reply.tool_calls:
@@ -237,22 +249,23 @@ class Turn:
             # Handed over before the wait: stopped while it is saved, it is not added again.
             self.said = ""
             await self._keep([*_words(reply), *entries])
-            results = await self._run_tools(calls)
-            self._finished = []
-            await self._keep(results)
+            await self._run_tools(calls)
         steps = self._agent.limits.steps
         return self._given_up(steps, "max_steps", " without coming to an answer")
 
+    def _recall_effects(self) -> None:
+        """Know what was done for the question before the turn was interrupted."""
+        if since := self._asked or self.session.awaiting:
+            self._effects.recall([entry for entry in self.session.window if entry.seq > since])
+
     async def _keep(self, entries: Sequence[Entry]) -> None:
-        """Add these entries, durable when this returns; behind results what steers the turn."""
+        """Add these entries, durable when this returns."""
         if self._keeping.is_held:
             self._view.beside.extend(entries)
             return
-        is_between_steps = bool(entries) and entries[-1].type == TOOL_RESULT
 
         def act(session: Session) -> None:
-            steering = self._keeping.steering(session) if is_between_steps else ()
-            for entry in (*entries, *steering):
+            for entry in entries:
                 session.add_entry(entry)
 
         await self.change(act)
@@ -349,6 +362,9 @@ class Turn:
         )
 
     def _goes_in_circles(self, calls: Sequence[ToolCall]) -> bool:
+        if any(self._agent.toolbox.is_repeatable(call.name) for call in calls):
+            self._repeats, self._calls = 0, ""
+            return False
         asked = repr([(call.name, decoded(call.arguments)) for call in calls])
         self._repeats = self._repeats + 1 if asked == self._calls else 1
         self._calls = asked
@@ -361,26 +377,64 @@ class Turn:
         often = f": the model asked for the same thing {SAME_CALLS} times in a row"
         return f"{often} ({names})" if names else often
 
-    async def _run_tools(self, calls: Sequence[ToolCall]) -> list[Entry]:
-        """Run them side by side; their results in call order."""
-        results: dict[str, Entry] = {}
+    async def _run_tools(self, calls: Sequence[ToolCall]) -> None:
+        """Run them side by side and keep what they return; behind all of it what steers."""
+        self._running = len(calls)
         async with anyio.create_task_group() as group:
             for call in calls:
-                group.start_soon(self._run_tool, call, results, name=f"tool {call.name}")
-        return [results[call.id] for call in calls]
+                group.start_soon(self._run_tool, call, name=f"tool {call.name}")
+        await self._keep_finished(steers=not self._keeping.is_held)
 
-    async def _run_tool(self, call: ToolCall, results: dict[str, Entry]) -> None:
+    async def _run_tool(self, call: ToolCall) -> None:
+        async with self._effects.alone(call):
+            result = self._done_before(call) or await self._result(call)
+            self._effects.note(call, result)
+        self._finished.append(result)
+        self._running -= 1
+        # The last result is kept with what steers, when all tools have returned.
+        if self._running:
+            # A store that fails must not break off the other tools: the next commit tries again.
+            with suppress(Exception):
+                await self._keep_finished()
+
+    def _done_before(self, call: ToolCall) -> Entry | None:
+        result = self._effects.instead(call)
+        if result is not None:
+            announce(ToolNotRepeated(tool=call.name, call_id=call.id))
+        return result
+
+    async def _result(self, call: ToolCall) -> Entry:
         which = {"tool": call.name, "call_id": call.id}
         announce(ToolStarted(**which))
         outcome = await self._agent.toolbox.run(call)
-        results[call.id] = Entry.tool_result(
+        announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
+        return Entry.tool_result(
             call.name,
             outcome.text if outcome.success else None,
             None if outcome.success else outcome.error,
             call_id=call.id,
         )
-        self._finished.append(results[call.id])
-        announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
+
+    async def _keep_finished(self, *, steers: bool = False) -> None:
+        """Make durable what has finished by then; with `steers` behind it what steers the turn."""
+
+        def act(session: Session) -> list[Entry]:
+            finished = self._add_finished(session)
+            for entry in self._keeping.steering(session) if steers else ():
+                session.add_entry(entry)
+            return finished
+
+        kept = {entry.id for entry in await self.change(act)}
+        self._finished = [entry for entry in self._finished if entry.id not in kept]
+
+    def _add_finished(self, session: Session) -> list[Entry]:
+        """Add the results that are there, but for those that an earlier try has added."""
+        add = self._view.beside.append if self._keeping.is_held else session.add_entry
+        there = {entry.id for entry in (*session.window, *self._view.beside)}
+        for entry in self._finished:
+            if entry.id not in there:
+                add(entry)
+        return list(self._finished)
 
     # What there is without an answer
 
@@ -404,14 +458,15 @@ class Turn:
 
     def closing(self, why: str, *, since: int = 0) -> Act:
         """Add the results that are there, and say of the other calls why they have none."""
-        finished, self._finished = self._finished, []
 
         def act(session: Session) -> None:
-            for entry in finished:
-                session.add_entry(entry)
+            self._add_finished(session)
             for call in open_calls([e for e in session.window if e.seq >= since]):
-                name = call.content.get("tool", "")
-                session.add_entry(Entry.tool_result(name, None, why, call_id=call.call_id))
+                name, call_id = call.content.get("tool", ""), call.call_id
+                closed = Entry.tool_result(
+                    name, None, why, call_id=call_id, metadata={UNKNOWN: True}
+                )
+                session.add_entry(closed)
 
         return act
 

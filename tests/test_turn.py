@@ -75,7 +75,21 @@ async def test_an_answer_without_tools_takes_one_step():
     assert provider.calls[0].messages[-1] == {"role": "user", "content": "hi"}
 
 
-async def test_tools_run_side_by_side_and_their_results_stand_in_call_order():
+def asked_for(*names, tool="wait"):
+    """A reply that calls this tool with each of the names."""
+    return Reply(
+        tool_calls=tuple(
+            ToolCall(id=f"c{number}", name=tool, arguments=f'{{"name": "{name}"}}')
+            for number, name in enumerate(names)
+        )
+    )
+
+
+def results(session):
+    return [e.content["result"] for e in session.window if e.type == "tool_result"]
+
+
+async def test_tools_run_side_by_side_and_the_model_reads_their_results_in_call_order():
     first_may_end = anyio.Event()
 
     @tool
@@ -87,14 +101,10 @@ async def test_tools_run_side_by_side_and_their_results_stand_in_call_order():
             first_may_end.set()
         return name
 
-    both = tuple(
-        ToolCall(id=name, name="wait", arguments=f'{{"name": "{name}"}}')
-        for name in ("first", "second")
-    )
-    one, _ = turn(Reply(tool_calls=both), "done", tools=(wait,))
+    one, provider = turn(asked_for("first", "second"), "done", tools=(wait,))
     await one.run()
-    results = [e.content["result"] for e in one.session.window if e.type == "tool_result"]
-    assert results == ["first", "second"]
+    assert results(one.session) == ["second", "first"]
+    assert [m["content"] for m in provider.calls[1].messages[-2:]] == ["first", "second"]
 
 
 async def test_a_failing_tool_is_text_for_the_model_and_the_turn_goes_on(heard):

@@ -16,11 +16,12 @@ from typing import (
     ParamSpec,
     Required,
     TypeVar,
+    get_args,
     overload,
 )
 
 from nanoloop.errors import BadArguments
-from nanoloop.protocols import ToolSpec
+from nanoloop.protocols import Effect, ToolSpec
 from nanoloop.tools.threads import Threads
 from nanoloop.words import did_you_mean
 
@@ -48,12 +49,18 @@ class FunctionTool(Generic[P, R]):
         description: str | None = None,
         timeout_seconds: float | None = None,
         threads: int = 16,
+        effect: Effect = "writes",
+        repeatable: bool = False,
     ) -> None:
         update_wrapper(self, function)
         self.function = function
         self.name = _checked_name(name or _name_of(function))
         self.timeout_seconds = timeout_seconds
         """How long one call may take; None leaves it to the toolbox."""
+        self.effect = _checked_effect(effect)
+        """Whether a call changes anything; one that does runs once in a turn."""
+        self.repeatable = repeatable
+        """Whether each of several equal calls is to run, such as that of a die."""
         self._description = description
         self._threads = Threads(threads)
 
@@ -96,6 +103,12 @@ def _name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
+def _checked_effect(effect: Effect) -> Effect:
+    if effect not in get_args(Effect):
+        raise ValueError(f'a tool\'s effect is "reads" or "writes", not {effect!r}')
+    return effect
+
+
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(
@@ -116,6 +129,8 @@ def tool(
     description: str | None = None,
     timeout_seconds: float | None = None,
     threads: int = 16,
+    effect: Effect = "writes",
+    repeatable: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 

@@ -31,7 +31,7 @@ _READABLE = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-"})  # noqa
 _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e, "tau": math.tau}
 
 
-@tool
+@tool(effect="reads")
 async def calculator(expression: str) -> str:
     """Work out an arithmetic expression exactly.
 
@@ -163,7 +163,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@tool
+@tool(effect="reads")
 def clock(zone: str = "UTC") -> str:
     """Tell the current date, weekday and time of day.
 
@@ -213,4 +213,4 @@ def make_recall_tool(
             raise ToolError("there is no conversation here to look through") from None
         return await recall.told(there, words, max(1, min(limit, MOST)))
 
-    return FunctionTool(look_up, name=NAME)
+    return FunctionTool(look_up, name=NAME, effect="reads")

@@ -14,7 +14,7 @@ import anyio
 
 from nanoloop import defaults
 from nanoloop.errors import BadArguments, ToolError, ToolTimeout, UnknownTool
-from nanoloop.protocols import Tool, ToolCall, ToolSpec
+from nanoloop.protocols import Tool, ToolCall, ToolSpec, effect_of, is_repeatable
 from nanoloop.session.chat import MOST_PARTS
 from nanoloop.session.session import Session
 from nanoloop.tools.function import tool as as_tool
@@ -57,6 +57,14 @@ class Toolbox:
         self._result_chars = result_chars
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
         """What the model is told, in the order given."""
+
+    def writes(self, name: str) -> bool:
+        """Whether a call of that tool may change something."""
+        return name in self._tools and effect_of(self._tools[name][1]) == "writes"
+
+    def is_repeatable(self, name: str) -> bool:
+        """Whether equal calls of that tool are meant to run each."""
+        return name in self._tools and is_repeatable(self._tools[name][1])
 
     async def run(self, call: ToolCall) -> ToolOutcome:
         """Run one call; a failure is an outcome and never an exception."""
