@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from nanoloop.events import ContextNearLimit, announce
 from nanoloop.protocols import Store, ToolSpec
-from nanoloop.session.chat import entries_of, model_messages, result_text
+from nanoloop.session.chat import (
+    call_before,
+    entries_of,
+    late_results,
+    model_messages,
+    openai_call,
+    result_text,
+)
 from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
 from nanoloop.session.session import Session
 from nanoloop.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
 
+ARGUMENTS = 2000
+"""About so many characters of a call's arguments are shown with a late result."""
 MEMO_LIMIT = 8000
 """Characters of the memo that the model is shown."""
 
@@ -68,6 +77,14 @@ _MARKUP = re.compile(
 _TAG = re.compile(r"<(?=[/!?a-zA-Z|<\uff5c])|\[(?=/?(?:INST|SYSTEM)\w*\])", re.IGNORECASE)
 
 
+CallOf = Callable[[Entry], Entry | None]
+"""Finds the call of a late result."""
+
+
+def call_nowhere(_: Entry) -> None:
+    """Find none."""
+
+
 def build_messages(
     system: str,
     window: Sequence[Entry | Mapping[str, Any]],
@@ -79,19 +96,42 @@ def build_messages(
     extract: Sequence[str] = (),
     with_time: bool = False,
     vendor: str = "",
+    call_of: CallOf = call_nowhere,
 ) -> list[dict[str, Any]]:
     """The request: one system message, then the window.
 
     Nothing in it depends on the clock: `with_time` shows each user's message with the time it
     came at, so that the newest carries it and the older ones keep their bytes. A `vendor` gets
-    back what its own models thought before they called a tool.
+    back what its own models thought before they called a tool. A tool's result that came late is
+    told where it came; `call_of` finds its call where the window has it no more.
     """
     text = system_text(
         system, summary=summary, memo=memo, pins=pins, ledger=ledger, extract=extract
     )
     head = [{"role": "system", "content": text}] if text else []
     shown = [_as_shown(entry, with_time) for entry in _entries(window)]
-    return head + model_messages(shown, vendor=vendor)
+    return head + model_messages(_with_late_told(shown, call_of), vendor=vendor)
+
+
+def _with_late_told(entries: list[Entry], call_of: CallOf) -> list[Entry]:
+    for index, call in late_results(entries).items():
+        result = entries[index]
+        entries[index] = Entry.message("user", _late_text(result, call or call_of(result)))
+    return entries
+
+
+def _late_text(result: Entry, call: Entry | None) -> str:
+    """A result in words, since no server takes one that doesn't follow its call."""
+    asked = str(result.content.get("tool") or "a tool")
+    if call is not None:
+        given = openai_call(call)["function"]
+        arguments = given["arguments"]
+        if len(arguments) > ARGUMENTS:
+            arguments = shortened(arguments, ARGUMENTS)
+        asked = f"{given['name']}({arguments})"
+    asked = " ".join(as_data(asked).split())
+    said = as_data(result_text(result)).replace("\n", "\n  ")
+    return f"[The result of an earlier call came late; here it is as data: {asked}]\n  {said}"
 
 
 def _entries(window: Sequence[Entry | Mapping[str, Any]]) -> Iterator[Entry]:
@@ -186,6 +226,8 @@ SHORTER = (8000, 2000, 400)
 """The same for the newest ones, where they alone are too much; the first that fits."""
 
 
+CALL_WITHIN = 1000
+"""So many entries before a late result its call is looked for in the store."""
 NEAR = 0.8
 """The part of what the model can read from which on that is nearly full."""
 
@@ -265,6 +307,29 @@ class View:
             after, upto = missing
             read = await store.entries(self._session.id, after=after, upto=upto)
             self._session.bring_back(read, after=after, upto=upto)
+        await self._find_calls(store)
+
+    async def _find_calls(self, store: Store) -> None:
+        """Look for the calls of late results that only the store has."""
+        window, calls = self._session.window, self._abridged.calls
+        for index, call in late_results(window).items():
+            result = window[index]
+            if call is None and result.seq and result.seq not in calls:
+                first = result.seq - CALL_WITHIN
+                read = await store.entries(self._session.id, after=first - 1, upto=result.seq - 1)
+                calls[result.seq] = call_before(read, result)
+
+    def _call_of(self, result: Entry) -> Entry | None:
+        """The call of a late result; what is told of it once stays so, unless it was erased."""
+        calls = self._abridged.calls
+        if not result.seq:
+            return None
+        if self._abridged.epoch != self._session.epoch:
+            calls.clear()
+        if result.seq not in calls:
+            known = self._session.log.entries
+            calls[result.seq] = call_before([e for e in known if e.seq < result.seq], result)
+        return calls[result.seq]
 
     def request(self) -> list[dict[str, Any]]:
         """The messages for the model, as of now; it may cut the session's window to make them."""
@@ -279,6 +344,7 @@ class View:
             self._abridged.entries([*self._pending, *window, *self.beside]),
             with_time=self._bounds.with_time,
             vendor=self._vendor,
+            call_of=self._call_of,
             **self._told(),
         )
 
@@ -415,6 +481,8 @@ class Abridged:
     """Pending entries up to here are shown by their first words."""
     is_near: bool = False
     """Whether the last request came near what the model can read."""
+    calls: dict[int, Entry | None] = field(default_factory=dict)
+    """By the numbers of late results their calls, as far as they were found."""
     _shortenings: list[Shortening] = field(default_factory=list)
     _extract: list[tuple[int, str]] = field(default_factory=list)
 

@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from nanoloop import Entry, Session
 from nanoloop.context import EXTRACT_LINES, Bounds, Views
 from nanoloop.protocols import ToolSpec
+from nanoloop.stores.jsonl.store import JsonlStore
+from nanoloop.testing.trial import pair_violations
 from nanoloop.tokens import text_tokens
 
 PROMPT = "Be kind."
@@ -281,6 +283,93 @@ def assert_nothing_is_missing(session, messages):
     ]
     shown = [text for text in contents(messages) if text.startswith(("say ", "said ", "find "))]
     assert shown == said
+
+
+# Results
+
+
+HISTORIES = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), st.permutations(range(3)), st.integers(0, 3)),
+        st.tuples(st.just("late"), st.integers(0, 9), st.just(0)),
+        st.tuples(st.just("talk"), st.just(0), st.just(0)),
+    ),
+    max_size=12,
+)
+
+
+@given(HISTORIES)
+def test_in_whatever_order_results_come_the_bytes_of_what_was_read_stay(steps):
+    session, missing, recorded, before = Session(), [], [], []
+    session.add_message("user", "go")
+
+    def record(call_id):
+        session.add_entry(Entry.tool_result("find", f"result of {call_id}.", call_id=call_id))
+        recorded.append(call_id)
+
+    for number, (what, order, delayed) in enumerate(steps):
+        ids = [f"c{number}.{index}" for index in range(3)]
+        if what == "step":
+            for call_id in ids:
+                session.add_entry(Entry.tool_call("find", {"n": call_id}, call_id=call_id))
+            for index in order[delayed:]:
+                record(ids[index])
+            missing += [ids[index] for index in order[:delayed]]
+        elif what == "late" and missing:
+            record(missing.pop(order % len(missing)))
+        else:
+            session.add_message("user", f"say {number}")
+        messages = view_of(session).request()
+        assert messages[: len(before)] == before
+        assert not list(pair_violations(messages))
+        shown = " ".join(contents(messages))
+        assert all(shown.count(f"result of {call_id}.") == 1 for call_id in recorded)
+        before = messages
+        session.add_message("assistant", f"said {number}")
+
+
+def call_that_left(session):
+    """A call is open, and its window is cut behind it."""
+    session.add_message("user", "pay")
+    session.add_entry(Entry.tool_call("pay", {"amount": 5}, call_id="c1"))
+    for number in range(10):
+        session.add_message("user" if number % 2 else "assistant", f"m{number}")
+    session.trim_if_needed(4, 2)
+
+
+LATE = '[The result of an earlier call came late; here it is as data: pay({"amount": 5})]\n  paid'
+
+
+def test_a_result_whose_call_left_the_window_is_told_with_it():
+    session = Session()
+    call_that_left(session)
+    session.add_tool_result("c1", "paid")
+    assert view_of(session).request()[-1]["content"] == LATE
+
+
+async def test_a_result_whose_call_is_in_the_store_only_is_told_with_it(tmp_path):
+    store = JsonlStore(tmp_path)
+    session = await store.create(id="s")
+    call_that_left(session)
+    await store.save(session)
+    light = await store.load("s")
+    light.add_tool_result("c1", "paid")
+    view = view_of(light)
+    await view.fill(store)
+    assert view.request()[-1]["content"] == LATE
+
+
+async def test_of_a_call_that_was_erased_nothing_is_told(tmp_path):
+    store = JsonlStore(tmp_path)
+    session = await store.create(id="s")
+    call_that_left(session)
+    session.add_entry(Entry.tool_result("pay", "paid", call_id="c1"))
+    await store.save(session)
+    view = view_of(session)
+    await view.fill(store)
+    assert view.request()[-1]["content"] == LATE
+    await store.erase(session, [2])
+    assert view.request()[-1]["content"] == LATE.replace('({"amount": 5})', "")
 
 
 @pytest.mark.parametrize("count", [EXTRACT_LINES, 3 * EXTRACT_LINES])

@@ -35,6 +35,8 @@ _APART = "apart"
 """The metadata key of a call that begins a message though the assistant spoke just before it."""
 _RAW = "arguments"
 """The metadata key for arguments as the model wrote them, where JSON would write them otherwise."""
+WAITS_FOR = "waits_for"
+"""The metadata key of a call that stays open: in a few words what it waits for."""
 MOST_PARTS = 10_000
 """Lists and objects in all; more take long to make, and hold up every chat."""
 MOST_DEEP = 50
@@ -303,10 +305,12 @@ def _json(value: Any) -> str:
 def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[str, Any]]:
     """The same in the one form every model server takes: each call followed by its result.
 
-    A call without a result and a result without a call are left out. What a model of that vendor
+    The results of a message's calls stand in the order of the calls. A call without one is
+    followed by what it waits for, also where its result came late: what the model has read stays
+    as it was. Late results and those without a call are left out. What a model of that vendor
     thought before its calls goes along, in the vendor's own form.
     """
-    pairs = results_by_call(entries)
+    pairs = results_in_time(entries)
     messages: list[dict[str, Any]] = []
     index = 0
     while index < len(entries):
@@ -357,17 +361,23 @@ def _add_exchange(
     while after < len(entries) and entries[after].type == TOOL_CALL:
         calls.append(after)
         after += 1
-    answered = [call for call in calls if call in pairs]
-    if answered:
-        if entries[index].type == TOOL_CALL:
-            messages.append({"role": "assistant", "content": None})
-        messages[-1]["tool_calls"] = [openai_call(entries[call]) for call in answered]
-        messages[-1].update(thought)
-        for call in answered:
-            said = result_text(entries[pairs[call]])
-            call_id = call_id_of(entries[call])
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": said})
+    if entries[index].type == TOOL_CALL:
+        messages.append({"role": "assistant", "content": None})
+    messages[-1]["tool_calls"] = [openai_call(entries[call]) for call in calls]
+    messages[-1].update(thought)
+    for call in calls:
+        is_open = call not in pairs
+        said = _open_text(entries[call]) if is_open else result_text(entries[pairs[call]])
+        call_id = call_id_of(entries[call])
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": said})
     return after
+
+
+def _open_text(call: Entry) -> str:
+    """What a model is told in place of a result that there is not."""
+    if waits_for := call.metadata.get(WAITS_FOR):
+        return f"No result yet: it waits for {waits_for}. The result is told when it comes."
+    return "No result is known: the call may be running still, or may have taken effect."
 
 
 def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
@@ -387,6 +397,48 @@ def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
                 del open_calls[call]
                 pairs[call] = index
     return pairs
+
+
+def results_in_time(entries: Sequence[Entry]) -> dict[int, int]:
+    """Those pairs in which the result came before the assistant said or called anything more."""
+    pairs = results_by_call(entries)
+    if not pairs:
+        return pairs
+    steps = _steps(entries)
+    return {call: result for call, result in pairs.items() if steps[call] == steps[result]}
+
+
+def _steps(entries: Sequence[Entry]) -> list[int]:
+    """For each entry, which message of the assistant it is part of or comes after."""
+    steps: list[int] = []
+    for index, entry in enumerate(entries):
+        before = entries[index - 1] if index else None
+        goes_on = before is not None and (before.type == TOOL_CALL or before.role == "assistant")
+        begins = entry.role == "assistant" or (entry.type == TOOL_CALL and not goes_on)
+        steps.append((steps[-1] if steps else 0) + begins)
+    return steps
+
+
+def late_results(entries: Sequence[Entry]) -> dict[int, Entry | None]:
+    """The indexes of other results, each with its call where that is among these entries."""
+    if not any(entry.type == TOOL_RESULT for entry in entries):
+        return {}
+    calls = {result: entries[call] for call, result in results_by_call(entries).items()}
+    in_time = set(results_in_time(entries).values())
+    return {
+        index: calls.get(index)
+        for index, entry in enumerate(entries)
+        if entry.type == TOOL_RESULT and index not in in_time
+    }
+
+
+def call_before(entries: Sequence[Entry], result: Entry) -> Entry | None:
+    """The call among these earlier entries that the result answers."""
+    calls = {i: call for i, call in enumerate(entries) if call.type == TOOL_CALL}
+    for call in results_by_call(entries):
+        del calls[call]
+    found = _call_of(result, calls)
+    return None if found is None else entries[found]
 
 
 def _call_of(result: Entry, open_calls: dict[int, Entry]) -> int | None:

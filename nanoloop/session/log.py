@@ -12,7 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from nanoloop.session.chat import MessageSpan, char_size, results_by_call, spans_of
+from nanoloop.session.chat import (
+    MessageSpan,
+    char_size,
+    results_by_call,
+    results_in_time,
+    spans_of,
+)
 from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry, entries_in
 from nanoloop.session.head import Head
 
@@ -359,9 +365,8 @@ def _whole_pairs_from(entries: Sequence[Entry], start: int) -> int:
     """Move forward past results whose call is cut off; back to the call where nothing is left."""
     if start == 0:
         return 0
-    pairs = results_by_call(entries)
-    behind = max(_split_by(pairs, start).values(), default=start - 1) + 1
-    answered = set(pairs.values())
+    behind = max(_split_by(results_in_time(entries), start).values(), default=start - 1) + 1
+    answered = set(results_by_call(entries).values())
     while behind < len(entries) and _is_orphan(entries[behind], behind, answered):
         behind += 1
     return behind if behind < len(entries) else whole_before(entries, start)
@@ -376,8 +381,8 @@ def _is_orphan(entry: Entry, index: int, answered: set[int]) -> bool:
 
 
 def whole_before(entries: Sequence[Entry], start: int) -> int:
-    """The nearest index at or before `start` that parts no call from its result."""
-    pairs = results_by_call(entries)
+    """The nearest index at or before `start` that parts no call from a result in time."""
+    pairs = results_in_time(entries)
     while split := _split_by(pairs, start):
         start = _message_start(entries, min(split))
     return start

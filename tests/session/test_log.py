@@ -99,6 +99,13 @@ def test_a_result_without_a_call_goes_first():
     assert cut(entries, keep=3) == 0
 
 
+def test_a_late_result_holds_no_cut_back_and_is_not_cut_with_its_call():
+    call, late = Entry.tool_call("t", {}, call_id="c1"), _result("c1")
+    talk = [Entry.message(role, "x") for role in ("assistant", "user")]
+    assert cut([call, *talk, late, *talk], keep=3) == 3
+    assert cut([call, *talk, late, *talk], keep=2) == 4
+
+
 def _use(call_id):
     return {"type": "tool_use", "id": call_id, "name": "t", "input": {}}
 
