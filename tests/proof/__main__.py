@@ -1,4 +1,4 @@
-"""The long forms: `python -m tests.proof --operations 10000`, `--kills 300`, `--commits 10000`."""
+"""The long forms: `--operations 10000`, `--kills 300`, `--kills 300 --tools`, `--commits 10000`."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ import anyio
 from tests.proof.commits import prove_commits
 from tests.proof.drive import Broken, drive
 from tests.proof.kills import prove
+from tests.proof.results import prove_results
 from tests.proof.victims import url_in
 
 A_WORLD = 500
@@ -50,6 +51,12 @@ def commit(commits, kills, seed, store):
     tell(f"{store}: {report}")
 
 
+def run_tools(kills, seed, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(prove_results, url_in(folder, store), folder, kills, seed)
+    tell(f"{store}: {report}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=0, help="random steps of all kinds")
@@ -57,6 +64,7 @@ def main():
     parser.add_argument(
         "--commits", type=int, default=0, help="commits in all, with --kills in the middle of them"
     )
+    parser.add_argument("--tools", action="store_true", help="--kills while tools run side by side")
     parser.add_argument("--store", default="jsonl", help="jsonl, sqlite, or a store's URL")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -65,6 +73,8 @@ def main():
             operate(args.operations, args.seed)
         if args.commits:
             commit(args.commits, args.kills, args.seed, args.store)
+        elif args.tools:
+            run_tools(args.kills, args.seed, args.store)
         elif args.kills:
             kill(args.kills, args.seed, args.store)
     except Broken as broken:

@@ -17,12 +17,15 @@ from nanoloop.bus import InProcessBus
 from nanoloop.errors import SessionNotFound
 from nanoloop.events import hearing
 from nanoloop.messages import Delivery
+from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.head import SUMMARY
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.snapshot import encoded
 from nanoloop.stores.sqlite_file import SqliteConnector
+from nanoloop.testing.trial import pair_violations
 from tests.proof.commits import parts_of
 
 DIGESTER = "digester"
@@ -237,6 +240,64 @@ async def live(job):
     await store.close()
 
 
+class Telling:
+    """A store that tells of each result when it is durable."""
+
+    def __init__(self, store):
+        self._store = store
+        self._told = set()
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def save(self, session):
+        results = [entry for entry in session.window if entry.type == "tool_result"]
+        await self._store.save(session)
+        for result in results:
+            if result.content["success"] and result.id not in self._told:
+                self._told.add(result.id)
+                tell("kept", result.content["result"].split()[-1])
+
+
+async def step(job):
+    """Have a model ask for all of these tools at once, also where it did so before a kill."""
+    calls = [ToolCall(id="", name="work", arguments=f'{{"tool": {tool}}}') for tool in job["tools"]]
+    said = [Reply(tool_calls=tuple(calls), finish_reason="tool_calls"), Reply(text="done")]
+
+    @tool
+    async def work(tool: int) -> str:
+        """Do something that must be done once."""
+        with Path(job["ledger"]).open("a") as ledger:  # noqa: ASYNC230 - a line
+            ledger.write(f"{job['chat']} {tool}\n")
+        seconds = job["tools"][str(tool)]
+        if seconds is not None:
+            await anyio.sleep(seconds)
+        elif "resumes" not in job:  # else nobody had begun it before the kill
+            await anyio.sleep_forever()
+        return f"done {tool}"
+
+    def answer(messages, *_):
+        for problem in pair_violations(messages):
+            tell("wrong", problem)
+        tell("asked", str(len(messages)))
+        return said.pop(0)
+
+    store = Telling(Opening(data=Path()).open(job["store"]))
+    provider = ScriptedProvider(otherwise=answer)
+    loop = AgentLoop(provider=provider, agent=Agent(tools=[work]), store=store)
+    loop.bus.attach(Chats(Death("never", 1)))
+    with anyio.fail_after(SECONDS):
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            if "resumes" in job:
+                await loop.recover()
+            else:
+                first = Inbound(channel="test", chat=job["chat"], text="go", message_id="m")
+                await loop.bus.put(first)
+            loop.bus.close()
+    await store.close()
+
+
 async def commit(job):
     """Commit to these sessions in turn, until the end."""
     store = Opening(data=Path()).open(job["store"])
@@ -269,7 +330,7 @@ def main():
         if not child:
             tell("pid", str(os.getpid()))
             job = json.loads(line)
-            anyio.run(commit if "commits" in job else live, job)
+            anyio.run(step if "tools" in job else commit if "commits" in job else live, job)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         tell(
