@@ -24,9 +24,6 @@ from nanoloop.events import (
     ContextShrunk,
     ModelAnswered,
     ModelAsked,
-    ToolFinished,
-    ToolNotRepeated,
-    ToolStarted,
     WindowTrimmed,
     about,
     announce,
@@ -386,9 +383,7 @@ class Turn:
         await self._keep_finished(steers=not self._keeping.is_held)
 
     async def _run_tool(self, call: ToolCall) -> None:
-        async with self._effects.alone(call):
-            result = self._done_before(call) or await self._result(call)
-            self._effects.note(call, result)
+        result = await self._effects.run(call)
         self._finished.append(result)
         self._running -= 1
         # The last result is kept with what steers, when all tools have returned.
@@ -396,24 +391,6 @@ class Turn:
             # A store that fails must not break off the other tools: the next commit tries again.
             with suppress(Exception):
                 await self._keep_finished()
-
-    def _done_before(self, call: ToolCall) -> Entry | None:
-        result = self._effects.instead(call)
-        if result is not None:
-            announce(ToolNotRepeated(tool=call.name, call_id=call.id))
-        return result
-
-    async def _result(self, call: ToolCall) -> Entry:
-        which = {"tool": call.name, "call_id": call.id}
-        announce(ToolStarted(**which))
-        outcome = await self._agent.toolbox.run(call)
-        announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
-        return Entry.tool_result(
-            call.name,
-            outcome.text if outcome.success else None,
-            None if outcome.success else outcome.error,
-            call_id=call.id,
-        )
 
     async def _keep_finished(self, *, steers: bool = False) -> None:
         """Make durable what has finished by then; with `steers` behind it what steers the turn."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from nanoloop.events import ToolFinished, ToolNotRepeated, ToolStarted, announce
 from nanoloop.protocols import ToolCall
 from nanoloop.session.chat import decoded, result_text, results_by_call
 from nanoloop.session.entry import Entry
@@ -27,12 +28,12 @@ _NOT_KNOWN = (
 
 
 class Effects:
-    """Knows the writing calls of a turn by tool and arguments."""
+    """Runs the calls of a turn, and knows which of them must not run again."""
 
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
-        self._results: dict[str, Entry] = {}
-        """Of each call that must not run again, by what it asks for."""
+        self._first: dict[str, Entry] = {}
+        """The results of such calls, by what was asked for."""
         self._running: dict[str, anyio.Lock] = {}
 
     def recall(self, entries: Sequence[Entry]) -> None:
@@ -41,32 +42,49 @@ class Effects:
             said = entries[call].content
             self._note(str(said.get("tool")), said.get("parameters"), entries[result])
 
-    def alone(self, call: ToolCall) -> AbstractAsyncContextManager[Any]:
+    async def run(self, call: ToolCall) -> Entry:
+        """The result of this call; where the same was done before, what came of that."""
+        arguments = decoded(call.arguments)
+        async with self._alone(call.name, arguments):
+            if first := self._first.get(_key(call.name, arguments)):
+                return _not_repeated(call, first)
+            result = await self._result(call)
+            self._note(call.name, arguments, result)
+            return result
+
+    def _alone(self, tool: str, arguments: Any) -> AbstractAsyncContextManager[Any]:
         """Have an equal call wait until this one is done, where only one of them may run."""
-        if not self._runs_once(call.name):
+        if not self._runs_once(tool):
             return nullcontext()
-        return self._running.setdefault(_key(call.name, decoded(call.arguments)), anyio.Lock())
+        return self._running.setdefault(_key(tool, arguments), anyio.Lock())
 
-    def instead(self, call: ToolCall) -> Entry | None:
-        """The result to give without running the call; None where it is to be run."""
-        first = self._results.get(_key(call.name, decoded(call.arguments)))
-        if first is None:
-            return None
-        if first.metadata.get(UNKNOWN):
-            return Entry.tool_result(call.name, None, _NOT_KNOWN, call_id=call.id)
-        return Entry.tool_result(call.name, _DONE + result_text(first), call_id=call.id)
-
-    def note(self, call: ToolCall, result: Entry) -> None:
-        """Know what this call came to; one that failed may be tried again."""
-        self._note(call.name, decoded(call.arguments), result)
+    async def _result(self, call: ToolCall) -> Entry:
+        which = {"tool": call.name, "call_id": call.id}
+        announce(ToolStarted(**which))
+        outcome = await self._toolbox.run(call)
+        announce(ToolFinished(**which, success=outcome.success, seconds=round(outcome.seconds, 3)))
+        return Entry.tool_result(
+            call.name,
+            outcome.text if outcome.success else None,
+            None if outcome.success else outcome.error,
+            call_id=call.id,
+        )
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
+        """Know what this came to, unless it failed and may be tried again."""
         may_have_happened = result.content.get("success") or result.metadata.get(UNKNOWN)
         if may_have_happened and self._runs_once(tool):
-            self._results.setdefault(_key(tool, arguments), result)
+            self._first.setdefault(_key(tool, arguments), result)
 
     def _runs_once(self, tool: str) -> bool:
         return self._toolbox.writes(tool) and not self._toolbox.is_repeatable(tool)
+
+
+def _not_repeated(call: ToolCall, first: Entry) -> Entry:
+    announce(ToolNotRepeated(tool=call.name, call_id=call.id))
+    if first.metadata.get(UNKNOWN):
+        return Entry.tool_result(call.name, None, _NOT_KNOWN, call_id=call.id)
+    return Entry.tool_result(call.name, _DONE + result_text(first), call_id=call.id)
 
 
 def _key(tool: str, arguments: Any) -> str:
