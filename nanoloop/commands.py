@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
 
 
-BUSY = "An answer is going on here: wait for it, or /stop it first."
+_CLAIM: ContextVar[str] = ContextVar("claim", default="")
+"""The id of the entry that is the command being run: it goes with the commit of what it does."""
 
 
 class Runner(Protocol):
@@ -57,6 +59,14 @@ class Runner(Protocol):
         ...
 
 
+def _never(_: str) -> bool:
+    return False
+
+
+def _always(_: str) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command: its name, its line in /help, and what it does."""
@@ -64,6 +74,8 @@ class Command:
     name: str
     usage: str
     run: Callable[[Inbound, str], Awaitable[str]]
+    writes: Callable[[str], bool] = _never
+    """Whether it changes anything with these words behind it: then it waits for its turn."""
 
 
 def messages(count: int) -> str:
@@ -79,18 +91,8 @@ ENTRIES_A_MESSAGE = 4
 """Entries read for each message that `/history` shows: tool calls and results lie between."""
 
 
-def is_command(text: str) -> bool:
-    """Whether this is for the loop and not for the model."""
-    return text.startswith("/") and not text.startswith("//") and len(text) > 1
-
-
-def is_stop(text: str) -> bool:
-    """Whether this is the one command that waits for no other."""
-    return text.split(maxsplit=1)[:1] == ["/stop"]
-
-
 class Commands:
-    """Answers commands beside the lanes: none waits for a turn."""
+    """Answers commands, each for its chat."""
 
     def __init__(
         self,
@@ -123,7 +125,12 @@ class Commands:
         shelf = SessionCommands(sessions=sessions, runner=runner)
         known = (
             Command(name="help", usage="what there is to say", run=self._help),
-            Command(name="new", usage="begin a new conversation; this one is kept", run=self._new),
+            Command(
+                name="new",
+                usage="begin a new conversation; this one is kept",
+                run=self._new,
+                writes=_always,
+            ),
             Command(name="stop", usage="stop the answer that is going on", run=self._stop),
             Command(name="status", usage="how this conversation stands", run=self._status),
             *self._memory.commands,
@@ -131,18 +138,31 @@ class Commands:
             *erasing.commands,
             Command(name="history", usage="the last messages, /history 20", run=self._history),
             Command(name="recall", usage="find what was said, /recall WORDS", run=self._recall),
-            Command(name="agent", usage="who there is to talk to, /agent NAME", run=self._agent),
+            Command(
+                name="agent",
+                usage="who there is to talk to, /agent NAME",
+                run=self._agent,
+                writes=bool,
+            ),
             *shelf.commands,
         )
         self._commands = {command.name: command for command in known}
 
-    async def answer(self, message: Inbound) -> str:
+    def is_at_once(self, text: str) -> bool:
+        """Whether it changes nothing, and waits for nothing that was said before."""
+        name, rest = _parsed(text)
+        return name not in self._commands or not self._commands[name].writes(rest)
+
+    async def answer(self, message: Inbound, *, claim: str = "") -> str:
         """The answer to a command; an unknown one suggests the nearest."""
-        word, _, rest = message.text[1:].strip().partition(" ")
-        name = word.partition("@")[0].lower()  # chats write /help@bot
+        name, rest = _parsed(message.text)
         if name not in self._commands:
             return self._unknown(name)
-        return await self._commands[name].run(message, rest.strip())
+        before = _CLAIM.set(claim)
+        try:
+            return await self._commands[name].run(message, rest)
+        finally:
+            _CLAIM.reset(before)
 
     def _unknown(self, name: str) -> str:
         hint = did_you_mean(name, self._commands, "/help lists what there is.", shown="/{}".format)
@@ -153,14 +173,10 @@ class Commands:
 
     async def _new(self, message: Inbound, _: str) -> str:
         key = message.session_key
-        stopped = self._runner.stop(key)
-        await self._sessions.start_new(key, agent=message.agent)
-        parts = ["A new conversation begins; the old one is kept."]
-        if stopped:
-            parts.append("The answer that was going on was stopped.")
-        if waiting := self._runner.waiting(key):
-            parts.append(f"{messages(waiting)} still waiting will be answered in the new one.")
-        return " ".join(parts)
+        session = await self._sessions.start_new(key, agent=message.agent, claim=_CLAIM.get())
+        said = "A new conversation begins; the old one is kept."
+        waiting = len(session.waiting)
+        return f"{said} {messages(waiting)} waiting will be answered in it." if waiting else said
 
     async def _stop(self, message: Inbound, _: str) -> str:
         key = message.session_key
@@ -216,6 +232,12 @@ class Commands:
         return f"From now on {name} answers here."
 
 
+def _parsed(text: str) -> tuple[str, str]:
+    """A command's name, and what stands behind it."""
+    word, _, rest = text[1:].strip().partition(" ")
+    return word.partition("@")[0].lower(), rest.strip()  # chats write /help@bot
+
+
 USAGE = "/forget takes a number from /history, or two: /forget 12, /forget 12-15, /forget last"
 MOST = 1000
 """Entries that go at once."""
@@ -242,6 +264,7 @@ class ErasingCommands:
                 name="forget",
                 usage="erase a message for good, /forget NUMBER; the last exchange, /forget last",
                 run=self._forget,
+                writes=_always,
             ),
         )
 
@@ -258,8 +281,6 @@ class ErasingCommands:
         said = [entry.seq for entry in entries]
         if not said:
             return f"There is no message #{rest} here: /history shows the numbers."
-        if self._runner.is_busy(message.session_key):
-            return BUSY  # what is being answered may still quote it
         new = sum(entry.type != ERASED for entry in entries)
         told = (f"Erased for good: {_entries(new)}.", *await self._erase(session, said))
         return " ".join(told)
@@ -267,7 +288,7 @@ class ErasingCommands:
     async def _erase(self, session: Session, seqs: list[int]) -> list[str]:
         """Erase them; returns what there is to say of it."""
         before = session.summary
-        session = await self._sessions.erase(session.id, seqs)
+        session = await self._sessions.erase(session.id, seqs, claim=_CLAIM.get())
         if session.summary == before:
             return await self._leave_index(session, seqs)
         self._summarizer.fire_and_forget(session, force=True)
@@ -320,11 +341,13 @@ class MemoryCommands:
                 name="summary",
                 usage="what stands for older messages, /summary edit TEXT sets it right",
                 run=self._summary,
+                writes=bool,
             ),
             Command(
                 name="compact",
                 usage="summarise older messages now, /compact WHAT TO KEEP IN MIND",
                 run=self._compact,
+                writes=_always,
             ),
         )
 
@@ -377,9 +400,14 @@ class PinCommands:
     def __init__(self, *, sessions: Sessions) -> None:
         self._sessions = sessions
         self.commands = (
-            Command(name="pin", usage="keep a message in view, /pin NUMBER", run=self._pin),
             Command(
-                name="unpin", usage="no longer, /unpin NUMBER; /unpin for all", run=self._unpin
+                name="pin", usage="keep a message in view, /pin NUMBER", run=self._pin, writes=bool
+            ),
+            Command(
+                name="unpin",
+                usage="no longer, /unpin NUMBER; /unpin for all",
+                run=self._unpin,
+                writes=_always,
             ),
         )
 
@@ -438,11 +466,26 @@ class SessionCommands:
                 name="sessions", usage="this chat's conversations, /sessions WORDS", run=self._list
             ),
             Command(
-                name="switch", usage="go on with another one, /switch NUMBER", run=self._switch
+                name="switch",
+                usage="go on with another one, /switch NUMBER",
+                run=self._switch,
+                writes=_always,
             ),
-            Command(name="rename", usage="give this one a title, /rename TITLE", run=self._rename),
-            Command(name="undo", usage="take back the last exchange", run=self._undo),
-            Command(name="fork", usage="go on in a copy; this one stays as it is", run=self._fork),
+            Command(
+                name="rename",
+                usage="give this one a title, /rename TITLE",
+                run=self._rename,
+                writes=_always,
+            ),
+            Command(
+                name="undo", usage="take back the last exchange", run=self._undo, writes=_always
+            ),
+            Command(
+                name="fork",
+                usage="go on in a copy; this one stays as it is",
+                run=self._fork,
+                writes=_always,
+            ),
             Command(name="export", usage="this one as text, /export md or json", run=self._export),
         )
 
@@ -467,9 +510,7 @@ class SessionCommands:
         if wanted not in known:
             said = f"There is no conversation {wanted!r} here" if wanted else "Which one"
             return f"{said}: /sessions lists them, /switch NUMBER goes to one."
-        if self._runner.is_busy(key):
-            return BUSY
-        session = await self._sessions.switch(key, known[wanted].id)
+        session = await self._sessions.switch(key, known[wanted].id, claim=_CLAIM.get())
         return f"Here goes on: {session.title or session.id}"
 
     async def _rename(self, message: Inbound, title: str) -> str:
@@ -482,11 +523,8 @@ class SessionCommands:
     async def _undo(self, message: Inbound, _: str) -> str:
         key = message.session_key
         session = await self._sessions.current(key)
-        # No await between this and the undo: a message that comes then waits for its turn.
-        if self._runner.is_busy(key):
-            return BUSY
         try:
-            taken = await self._sessions.undo(session)
+            taken = await self._sessions.undo(session, claim=_CLAIM.get())
         except NotPossible as refused:
             return f"Nothing was taken back: {refused}."
         said = " ".join(str(taken[0].content.get("text") or "").split()) if taken else ""
@@ -499,10 +537,8 @@ class SessionCommands:
     async def _fork(self, message: Inbound, _: str) -> str:
         key = message.session_key
         session = await self._sessions.current(key)
-        if self._runner.is_busy(key):
-            return BUSY
         fork = await self._sessions.fork(session.id, key=key)
-        await self._sessions.switch(key, fork.id)
+        await self._sessions.switch(key, fork.id, claim=_CLAIM.get())
         return "Here goes on a copy; /sessions lists both."
 
     async def _export(self, message: Inbound, form: str) -> str:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from nanoloop.agents import Agent
+import anyio
+
+from nanoloop.agents import Agent, Agents
 from nanoloop.context import Views
-from nanoloop.errors import NanoloopError, SessionNotFound, place_of
+from nanoloop.errors import (
+    SessionDamaged,
+    SessionNotFound,
+    StoreConflict,
+    StoreError,
+    place_of,
+)
 from nanoloop.events import (
     HookFailed,
     ResizeFailed,
@@ -18,6 +27,7 @@ from nanoloop.events import (
     TurnFinished,
     TurnStarted,
     TurnStopped,
+    WindowTrimmed,
     announce,
 )
 from nanoloop.intake import user_entry
@@ -27,11 +37,16 @@ from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
+from nanoloop.session.queue import STEERS
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
-from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn
+from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
 
 STOPPED = "Stopped."
+STORE_SECONDS = 1.0
+"""How long a store that is away is left alone between two tries, once its time is over."""
+Sorry = Callable[[StoreError], Awaitable[None]]
+"""Tells a chat that its store is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +55,7 @@ class ExchangeParts:
 
     provider: Provider
     """Who is asked where the agent has none of its own."""
+    agents: Agents
     sessions: Sessions
     bus: Bus
     summarizer: Summarizer
@@ -50,22 +66,50 @@ class ExchangeParts:
     follow: Callable[[str], object]
     """Told of each session whose window was cut."""
 
+    def begin(self, session: Session, *questions: Entry) -> Begun:
+        """Make these the question that is answered next, and cut the window if it is full."""
+        agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
+        for question in questions:
+            session.awaiting = session.add_entry(question).seq
+        limit, keep = self._buffer_of(agent)
+        return Begun(seq=session.awaiting, evicted=trimmed(session, limit, keep))
+
+    def begun(self, session: Session, begun: Begun) -> None:
+        """Go on behind a beginning that is durable: what left the window is folded in."""
+        if begun.evicted:
+            announce(WindowTrimmed(evicted=begun.evicted, kept=len(session.window)))
+            self.follow(session.id)
+        session.release()
+        self.summarizer.fire_and_forget(session)
+
+    def cutting(self, session: Session, agent: Agent) -> Cutting:
+        """How this agent's turns cut this session's window."""
+        limit, keep = self._buffer_of(agent)
+        # Not a method of an exchange: it would hold a session in a circle.
+        heard = partial(self.summarizer.fire_and_forget, session)
+        return Cutting(limit=limit, keep=keep, heard=heard, follow=self.follow)
+
+    def _buffer_of(self, agent: Agent) -> tuple[int, int]:
+        limits = agent.limits
+        return limits.messages or self.buffer_limit, limits.kept or self.buffer_min
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A question that is answered next."""
+
+    seq: int
+    evicted: int
+    """Messages that left the window for it."""
+
 
 class Exchange:
-    """What the loop does for one message in its session's lane."""
+    """A question of a chat, on its way to an answer that is sent."""
 
-    def __init__(
-        self,
-        session: Session,
-        message: Inbound,
-        *,
-        agent: Agent,
-        parts: ExchangeParts,
-        steering: Callable[[Session], Sequence[Entry]],
-    ) -> None:
+    def __init__(self, session: Session, message: Inbound, *, parts: ExchangeParts) -> None:
         self.session = session
         self.message = message
-        self._agent = agent
+        self._agent = agent = parts.agents.of(session)
         self._sessions = parts.sessions
         self._store = parts.sessions.store
         self._bus = parts.bus
@@ -85,14 +129,8 @@ class Exchange:
             agent=agent,
             provider=provider,
             view=self._view,
-            keeping=Keeping(change=parts.sessions.change, store=self._store, steering=steering),
-            cutting=Cutting(
-                limit=agent.limits.messages or parts.buffer_limit,
-                keep=agent.limits.kept or parts.buffer_min,
-                # Not a method of this object: it would hold a session in a circle.
-                heard=partial(parts.summarizer.fire_and_forget, session),
-                follow=parts.follow,
-            ),
+            keeping=Keeping(change=parts.sessions.change, store=self._store, steering=steering_in),
+            cutting=parts.cutting(session, agent),
             on_text=_stream_to(parts.bus, message, session.id),
         )
 
@@ -101,44 +139,27 @@ class Exchange:
         """The turn's name in events."""
         return self._turn.id
 
-    async def hear(self, *kept: Entry) -> None:
-        """Keep the user's message, durable when this returns, and cut the window if it is full.
-
-        What waited is given as it was `kept`, the message last.
-        """
-        await self._turn.begin(*(kept or (user_entry(self.message),)), then=_await_answer)
-        await self._begun()
-
     async def pick_up(self) -> None:
         """Go on with a message that was kept before a restart; calls in between are closed."""
         why = "interrupted by a restart; whether it took effect is not known"
         await self._turn.begin(then=self._turn.closing(why))
-        await self._begun()
-
-    async def _begun(self) -> None:
-        with self._turn.about():
-            self.session.release()
-            self._summarise()
-            await self._view.fill(self._store)
-
-    def _summarise(self) -> None:
-        self._summarizer.fire_and_forget(self.session)
 
     async def think(self, *, resumed: bool = False) -> Answer:
         """Ask the model until there is an answer; raises `ProviderError`."""
         with self._turn.about():
             announce(TurnStarted(resumed=resumed))
+            await self._view.fill(self._store)
             try:
                 return await self._turn.run()
             except Exception as error:
                 await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
                 raise
 
-    async def deliver(self, answer: Answer) -> None:
-        """Keep the answer, then send it."""
+    async def deliver(self, answer: Answer, *, sorry: Sorry) -> None:
+        """Keep the answer, then send it; `sorry` is told where the store is away for long."""
         with self._turn.about():
             # Kept before it is sent: what the chat has read is never unknown to the log.
-            said = await self._keep(answer)
+            said = await self._keep(answer, sorry)
             await self._send(answer.text, said)
             announce(self._receipt(answer))
             self._view.learn(answer.usage.tokens_in, steps=answer.steps)
@@ -146,7 +167,7 @@ class Exchange:
                 self._summarizer.work_beside(self.session, self._resize)
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
-    async def _keep(self, answer: Answer) -> Entry:
+    async def _keep(self, answer: Answer, sorry: Sorry) -> Entry:
         kept: list[Entry] = []
 
         def act(session: Session) -> None:
@@ -162,10 +183,24 @@ class Exchange:
             if not self.session.has_expired():
                 raise  # deleted by somebody: nothing is revived
             await self._keep_anew(act)
-        except NanoloopError:  # the chat is told so, and no answer comes later
-            self.session.arrived(kept[-1].seq)
+        except (SessionDamaged, StoreConflict):
             raise
+        except StoreError as error:
+            await sorry(error)
+            await self._keep_in_the_end(act, answer.entries[-1].id)
         return kept[-1]
+
+    async def _keep_in_the_end(self, act: Act, last: str) -> None:
+        """What was paid for is not given up: the store will be back."""
+
+        def again(session: Session) -> None:
+            if not any(entry.id == last for entry in session.window):
+                act(session)
+
+        while True:
+            await anyio.sleep(STORE_SECONDS)
+            with suppress(StoreError):
+                return await self._turn.change(again)
 
     async def _keep_anew(self, act: Act) -> None:
         """The conversation's time ran out meanwhile: the next one begins with this exchange."""
@@ -198,7 +233,7 @@ class Exchange:
             announce(ResizeFailed(error=name))
         else:
             self.session.release()
-            self._summarise()
+            self._summarizer.fire_and_forget(self.session)
 
     async def _tell_hooks(self, outcome: RequestOutcome) -> None:
         try:
@@ -224,16 +259,6 @@ class Exchange:
             announce(TurnStopped(waiting=waiting))
         await self.say(STOPPED, kind="notice")
 
-    async def interrupt(self, told: Entry, *, goes_on: bool) -> None:
-        """Keep what was finished, close what was not, and tell the model why."""
-
-        def then(session: Session) -> None:
-            session.add_entry(told)
-            session.awaiting = session.awaiting if goes_on else 0
-
-        why = "interrupted before it finished: a message was changed"
-        await self._turn.break_off(why, then=then)
-
     async def fail(self, apology: str, incident: str | None = None) -> None:
         """Keep the user's message, close what is open, and apologise."""
         await self._turn.break_off("the turn failed before it finished", then=_await_nothing)
@@ -245,8 +270,9 @@ class Exchange:
         await self._bus.publish(said)
 
 
-def _await_answer(session: Session) -> None:
-    session.awaiting = session.last_seq
+def steering_in(session: Session) -> list[Entry]:
+    """What waits and is to be told to the turn that is going on."""
+    return [entry for entry in session.waiting if entry.metadata.get(STEERS)]
 
 
 def _await_nothing(session: Session) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import AMENDMENT, AMENDS
+from nanoloop.session.queue import AMENDMENT, AMENDS, BURST, COMMAND, STEERS
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
 """Where an image may be for the model to see it; the last are ours, and sent as data."""
@@ -24,7 +24,20 @@ def user_entry(message: Inbound) -> Entry:
         metadata["group"] = True
     if message.origin != "user":
         metadata["origin"] = message.origin
+    if is_command(message):
+        metadata["origin"] = COMMAND
+    if message.steers:
+        metadata[STEERS] = True
+    if message.burst_seconds:
+        metadata[BURST] = message.burst_seconds
     return Entry.message("user", _content(message), metadata=metadata)
+
+
+def is_command(message: Inbound) -> bool:
+    """Whether it is for the loop and not for the model; what a message was changed to is not."""
+    text = message.text
+    is_one = text.startswith("/") and not text.startswith("//") and len(text) > 1
+    return is_one and not amended_by(message)
 
 
 def amended_by(message: Inbound) -> str | None:
@@ -53,6 +66,7 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         sender=kept["sender"] or "",
         message_id=kept["message_id"],
         reply_to=kept["reply_to"],
+        burst_seconds=float(entry.metadata.get(BURST) or 0),
         key=key,
     )
 

@@ -309,6 +309,7 @@ def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop
         context_tokens=settings.context_tokens,
         context_limit=settings.context_limit,
         handover=settings.handover,
+        store_timeout_seconds=settings.store.timeout_seconds,
         max_concurrent_turns=settings.loop.max_concurrent_turns,
         with_time=settings.include_time,
         answer_unanswered=settings.loop.on_unanswered == "answer",

@@ -46,7 +46,7 @@ async def send_answer(
     """Send it; where its channel can tell, the session hears when it has arrived."""
 
     async def arrived() -> None:
-        sessions.on_the_way.discard((session.id, seq))
+        sessions.has_arrived(session.id, seq)
         with suppress(Exception):  # then it stays owed, and is sent again after a restart
             # Opened again: since an undo, say, another object is the one of this id.
             now = await sessions.open(session.id)
@@ -55,25 +55,24 @@ async def send_answer(
 
     if seq not in session.unsent:
         return await bus.publish(answer)
-    sessions.on_the_way.add((session.id, seq))
+    sessions.sent(session.id, seq)
     return await bus.publish(answer, arrived=arrived)
 
 
-async def send_owed(session: Session, *, bus: Bus, sessions: Sessions) -> None:
-    """Send again what may not have arrived before a restart, in order."""
-    for seq in session.unsent:
-        if (session.id, seq) in sessions.on_the_way:
-            continue
-        question, answer = await _owed(sessions, session.id, seq)
-        if question is None or answer is None:
-            await sessions.change(session, partial(Session.arrived, seq=seq))
-        elif question.channel in bus.channels:
-            if not bus.confirms(question.channel):  # then never twice: kept before it is sent
-                await sessions.change(session, partial(Session.arrived, seq=seq))
-            text = reply_to(question, str(answer.content["text"]), "answer", session.id)
-            await send_answer(
-                named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq
-            )
+async def send_owed(session: Session, seq: int, *, bus: Bus, sessions: Sessions) -> bool:
+    """Send again what may not have arrived before a restart; False where its channel is gone."""
+    question, answer = await _owed(sessions, session.id, seq)
+    arrived = partial(Session.arrived, seq=seq)
+    if question is None or answer is None:
+        await sessions.change(session, arrived)
+        return True
+    if question.channel not in bus.channels:
+        return False
+    if not bus.confirms(question.channel):  # then never twice: kept before it is sent
+        await sessions.change(session, arrived)
+    text = reply_to(question, str(answer.content["text"]), "answer", session.id)
+    await send_answer(named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq)
+    return True
 
 
 async def _owed(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -35,14 +36,14 @@ class Sessions:
     As long as anyone holds a session, a summary say, opening it again gives the same object.
     """
 
-    def __init__(self, store: Store, *, limit: int = 1000) -> None:
+    def __init__(self, store: Store, *, limit: int = 1000, patience_seconds: float = 0) -> None:
         self.store = store
-        self.writer = SessionWriter(store)
+        self.writer = SessionWriter(store, patience_seconds=patience_seconds)
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: BoundedDict[str, Session] = BoundedDict(limit)
         self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
-        self.on_the_way: set[tuple[str, int]] = set()
-        """Answers that this process has sent and that may not have arrived: session and number."""
+        self._sent: dict[str, frozenset[int]] = {}
+        """Answers that this process has sent and that may not have arrived, by session."""
 
     async def open(self, session_id: str) -> Session:
         """The session with this id; raises `SessionNotFound`."""
@@ -56,6 +57,25 @@ class Sessions:
             raise SessionNotFound(session_id)
         self._recent[session.id] = session
         return session
+
+    def known(self, key: str) -> Session | None:
+        """The session that this chat has now, where it is in memory."""
+        return self._alive.get(self._id_by_key.get(key, ""))
+
+    def sent_of(self, session_id: str) -> frozenset[int]:
+        """The answers of this session that this process has sent and that may not have arrived."""
+        return self._sent.get(session_id, frozenset())
+
+    def sent(self, session_id: str, seq: int) -> None:
+        """This answer is on its way."""
+        self._sent[session_id] = self.sent_of(session_id) | {seq}
+
+    def has_arrived(self, session_id: str, seq: int) -> None:
+        """This answer is on its way no more."""
+        left = self.sent_of(session_id) - {seq}
+        self._sent.pop(session_id, None)
+        if left:
+            self._sent[session_id] = left
 
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
         """As `SessionWriter.change`; one that is gone is let go of."""
@@ -76,9 +96,14 @@ class Sessions:
         """The session that this chat has now; a new one where it has none, or it expired."""
         session_id = await self.current_id(key)
         try:
-            return await self.open(session_id)
+            session = await self.open(session_id)
+            while session.moved:
+                await self._pass_on(session)
+                session = await self.open(session.moved)
+                self._id_by_key[key] = session.id
         except SessionNotFound:
             return await self._create(key, session_id, agent)
+        return session
 
     async def current_id(self, key: str) -> str:
         """The id of the session that this chat has now, or will get."""
@@ -98,32 +123,55 @@ class Sessions:
         announce(SessionStarted(session_id=session_id, key=key))
         return session
 
-    async def start_new(self, key: str, *, agent: str | None = None) -> Session:
+    async def start_new(self, key: str, *, agent: str | None = None, claim: str = "") -> Session:
         """A fresh session for this chat; the one it had stays stored."""
-        old_id = await self.current_id(key)
+        old = await self._left(key)
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
         )
-        self._hold(created)
-        await self.switch(key, created.id)
+        self._alive[created.id] = self._recent[created.id] = created
+        await self._go_on_in(created, key, old, claim=claim)
+        old_id = id_for_key(key) if old is None else old.id
         announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
         return created
 
-    async def _hand_on(self, old_id: str, session: Session) -> None:
-        """Let the next one know what this chat's last messages were: none is answered twice."""
-        heard: tuple[str, ...] = ()
-        with suppress(SessionNotFound, StoreError):  # a damaged one can be left too
-            heard = (await self.open(old_id)).heard[-HANDED_ON:]
-        if not all(map(session.has_seen, heard)):
-            await self.change(session, lambda now: now.know(heard))
-
-    async def switch(self, key: str, session_id: str) -> Session:
+    async def switch(self, key: str, session_id: str, *, claim: str = "") -> Session:
         """Give this chat another session; raises `SessionNotFound`."""
         session = await self.open(session_id)
-        await self._hand_on(await self.current_id(key), session)
-        await self.store.bind(key, session_id)
-        self._id_by_key[key] = session_id
+        await self._go_on_in(session, key, await self._left(key), claim=claim)
         return session
+
+    async def _left(self, key: str) -> Session | None:
+        """The session that this chat is about to leave; None for one that can't be read."""
+        with suppress(StoreError):
+            return await self.current(key)
+        return None
+
+    async def _go_on_in(
+        self, session: Session, key: str, old: Session | None, *, claim: str
+    ) -> None:
+        """Have the chat go on there, what waits with it; one commit in the old one decides.
+
+        With it the old one lets go of the command that asked for this, its `claim`.
+        """
+        if old is not None:
+            if session is not old:
+                heard = old.heard[-HANDED_ON:]
+                await self.change(session, partial(_welcome, heard=heard))
+            await self.change(old, partial(_leave, moved=session.id, claim=claim))
+        await self.store.bind(key, session.id)
+        self._id_by_key[key] = session.id
+        if old is not None:
+            await self._pass_on(old)
+
+    async def _pass_on(self, old: Session) -> None:
+        """Have what waits in a conversation that its chat has left wait where that goes on."""
+        waiting = old.waiting
+        if not old.moved or not waiting:
+            return
+        session = await self.open(old.moved)
+        await self.change(session, partial(_take_over, waiting=waiting))
+        await self.change(old, partial(_hand_over, waiting=waiting))
 
     # What people do with them
 
@@ -155,23 +203,26 @@ class Sessions:
 
         return await (added(new_id) if new_id else _stamped(key or session_id, added))
 
-    async def undo(self, session: Session) -> list[Entry]:
+    async def undo(self, session: Session, *, claim: str = "") -> list[Entry]:
         """Take back the last exchange, durable when this returns; [] where there is none.
 
-        Raises `NotPossible` where it can't be done.
+        Raises `NotPossible` where it can't be done. The command that asked for it, its `claim`,
+        goes with it.
         """
         if not session.shows_earlier:  # then the window would be empty afterwards
             await self.writer.make_whole(session)
-        return await self.change(session, _undone)
+        return await self.change(session, partial(_undone, claim=claim))
 
-    async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
+    async def erase(self, session_id: str, seqs: Collection[int], *, claim: str = "") -> Session:
         """Erase these entries for good, durable when this returns; raises `NotPossible`.
+
+        The command that asked for it, its `claim`, goes with them.
 
         Whoever held another object of this session can't bring them back: its saves conflict.
         """
         session = await self.open(session_id)
         try:
-            await self.writer.erase(session, seqs)
+            await self.writer.erase(session, seqs, claim=claim)
         except BaseException:  # what was erased in memory only must not seem to be gone
             self.forget(session_id)
             raise
@@ -216,7 +267,9 @@ class Sessions:
         self._recent[session.id] = session
 
 
-def _undone(session: Session) -> list[Entry]:
+def _undone(session: Session, *, claim: str) -> list[Entry]:
+    if session.awaiting:
+        raise NotPossible("its answer is still going on: wait for it, or stop it first")
     asked = last_exchange(session.entries_between(0, session.last_seq))
     summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
     if asked and asked[0].seq <= summed_up:
@@ -224,7 +277,34 @@ def _undone(session: Session) -> list[Entry]:
             "the last exchange is part of the summary already and can't be taken back: "
             "begin a new conversation, or fork this one from an earlier message"
         )
+    session.let_go_held(claim)
     return session.undo()
+
+
+def _welcome(session: Session, *, heard: Collection[str]) -> None:
+    """Let it know what this chat's last messages were: none is answered twice."""
+    if not all(map(session.has_seen, heard)):
+        session.know(heard)
+    if session.moved:
+        session.move("")
+
+
+def _leave(session: Session, *, moved: str, claim: str) -> None:
+    session.let_go_held(claim)
+    if moved != session.id:
+        session.move(moved)
+
+
+def _take_over(session: Session, *, waiting: Sequence[Entry]) -> None:
+    there = {entry.id for entry in (*session.waiting, *session.window)}
+    for entry in waiting:
+        if entry.id not in there:
+            session.hold(entry)
+
+
+def _hand_over(session: Session, *, waiting: Sequence[Entry]) -> None:
+    for entry in waiting:
+        session.let_go_held(entry.id)
 
 
 async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Session:

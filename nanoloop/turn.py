@@ -125,6 +125,17 @@ class Answer:
     """What the model asks the client's tools for, where that ended the turn."""
 
 
+def trimmed(session: Session, limit: int, keep: int) -> int:
+    """Cut a window that is full to about its last `keep` messages; how many left it."""
+    buffer = _buffer_of(session, limit)
+    return len(session.trim_if_needed(limit=buffer, min_keep=keep)[0]) if buffer else 0
+
+
+def _buffer_of(session: Session, limit: int) -> int:
+    # A limit of messages that the session was given itself weighs more than this one.
+    return 0 if session.settings.is_set and session.settings.messages > 0 else limit
+
+
 class Turn:
     """One question in a session, on its way to an answer."""
 
@@ -200,19 +211,13 @@ class Turn:
         return seq
 
     def _trim(self, session: Session) -> int:
-        """Cut the window if it is full; how many messages left it."""
-        if self._cutting is None or not (limit := self._buffer):
-            return 0
-        return len(session.trim_if_needed(limit=limit, min_keep=self._cutting.keep)[0])
+        cutting = self._cutting
+        return 0 if cutting is None else trimmed(session, cutting.limit, cutting.keep)
 
     @property
     def _buffer(self) -> int:
         """With more messages the window is full; 0: it never is."""
-        settings = self.session.settings
-        # A limit of messages that the session was given itself weighs more than this one.
-        if self._cutting is None or (settings.is_set and settings.messages > 0):
-            return 0
-        return self._cutting.limit
+        return 0 if self._cutting is None else _buffer_of(self.session, self._cutting.limit)
 
     def _tell_trimmed(self, evicted: int) -> None:
         kept = len(self.session.window)
@@ -438,12 +443,7 @@ class Turn:
 
         def act(session: Session) -> None:
             self._add_finished(session)
-            for call in open_calls([e for e in session.window if e.seq >= since]):
-                name, call_id = call.content.get("tool", ""), call.call_id
-                closed = Entry.tool_result(
-                    name, None, why, call_id=call_id, metadata={UNKNOWN: True}
-                )
-                session.add_entry(closed)
+            close_calls(session, why, since=since)
 
         return act
 
@@ -468,6 +468,14 @@ class Turn:
             return False
         decision = await self.session.async_judge_resize(read=read) or {}
         return bool(decision.get("severity", BUFFER_SEVERITY) < BUFFER_SEVERITY)
+
+
+def close_calls(session: Session, why: str, *, since: int = 0) -> None:
+    """Say of the calls from `since` on that have no result why they have none."""
+    for call in open_calls([e for e in session.window if e.seq >= since]):
+        name, call_id = call.content.get("tool", ""), call.call_id
+        unknown = {UNKNOWN: True}
+        session.add_entry(Entry.tool_result(name, None, why, call_id=call_id, metadata=unknown))
 
 
 Paths = str | Sequence[str]

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
+from itertools import chain, repeat
 from random import uniform
 from typing import TypeVar
 
 import anyio
 
-from nanoloop.errors import NotPossible, SessionNotFound, StoreConflict
+from nanoloop.errors import (
+    NotPossible,
+    SessionDamaged,
+    SessionNotFound,
+    StoreConflict,
+    StoreError,
+)
 from nanoloop.protocols import Store
 from nanoloop.session.session import Session
 
@@ -26,8 +34,10 @@ T = TypeVar("T")
 class SessionWriter:
     """Writes sessions to a store, each change of one after the other."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, patience_seconds: float = 0) -> None:
+        """A store that can't be reached is tried for so long."""
         self.store = store
+        self._patience_seconds = patience_seconds
         self._order = WriteOrder()
 
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
@@ -53,20 +63,32 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def _save(self, session: Session) -> None:
-        if not session.revision:  # no store knows it yet: it was made elsewhere and attached
-            await self.store.add(session)
-        elif not session.is_saved:
-            await self.store.save(session)
+        if session.revision and session.is_saved:
+            return None
+        # One that no store knows yet was made elsewhere and attached.
+        save = self.store.save if session.revision else self.store.add
+        give_up = time.monotonic() + self._patience_seconds
+        for pause in chain((0.05, 0.1, 0.2, 0.5), repeat(1.0)):
+            try:
+                return await save(session)
+            except (SessionDamaged, StoreConflict):
+                raise
+            except StoreError:
+                if time.monotonic() + pause > give_up:
+                    raise
+            await anyio.sleep(pause)
+        return None
 
-    async def erase(self, session: Session, seqs: Collection[int]) -> None:
+    async def erase(self, session: Session, seqs: Collection[int], *, claim: str = "") -> None:
         """Erase these entries for good, as `Store.erase`; raises `NotPossible` for others."""
-        await self._order.write(session.id, partial(self._erase, session, seqs))
+        await self._order.write(session.id, partial(self._erase, session, seqs, claim))
 
-    async def _erase(self, session: Session, seqs: Collection[int]) -> None:
+    async def _erase(self, session: Session, seqs: Collection[int], claim: str) -> None:
         for _ in range(TRIES):
             if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
                 raise NotPossible(f"there is no message #{wrong[0]} here")
             try:
+                session.let_go_held(claim)
                 return await self.store.erase(session, seqs)
             except StoreConflict:
                 await self._renew(session)

@@ -8,7 +8,6 @@ import pytest
 from nanoloop import Inbound, Session
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.sentences import ENGLISH
 from nanoloop.session.head import Identity
 from nanoloop.stores.in_memory import InMemoryStore
 from tests.test_amending import Failing
@@ -31,38 +30,6 @@ async def test_what_could_not_be_kept_before_its_turn_is_answered_in_it(store, f
         await anyio.wait_all_tasks_blocked()
     assert await log_of(store) == ["one", "1", "two", "2"]
     assert not (await store.get("test:a")).waiting
-
-
-async def test_who_waited_hears_of_it_when_its_turn_fails_to_be_kept():
-    failing = Failing(InMemoryStore())
-    provider = ScriptedProvider(["1", "2"], held=True)
-    async with running(provider, failing) as loop:
-        loop.bus.put_nowait(said("one"))
-        await provider.asked()
-        await loop.bus.hand_in(said("two"))
-        failing.plan = [
-            "fine",
-            "before",
-            "before",
-        ]  # the answer; its arrival and the second question
-        provider.release()
-        assert ENGLISH["store_down"] in (await loop.chat.until(2))[1]
-        assert loop.chat.sent[1].reply_to == "two"
-
-
-async def test_an_answer_that_could_not_be_kept_is_not_owed():
-    failing = Failing(InMemoryStore())
-    provider = ScriptedProvider(["1", "2"], held=True)
-    async with running(provider, failing) as loop:
-        loop.bus.put_nowait(said("one"))
-        await provider.asked()
-        failing.plan = ["before"]
-        provider.release()
-        assert ENGLISH["store_down"] in (await loop.chat.until(1))[0]
-        loop.bus.put_nowait(said("two"))
-        await loop.chat.until(2)
-        await anyio.wait_all_tasks_blocked()
-        assert (await failing.get("test:a")).unsent == ()
 
 
 async def test_a_store_that_breaks_in_its_own_way_stops_no_other_chat():
@@ -97,24 +64,12 @@ async def test_a_burst_stays_in_the_conversation_it_began_in(store):  # noqa: F8
     async with running(ScriptedProvider(["1", "2"]), store) as loop:
         loop.bus.put_nowait(said("one", burst_seconds=0.1))
         await loop.bus.hand_in(said("two", burst_seconds=0.1))
-        new = await loop.sessions.start_new("test:a")
+        await loop.bus.hand_in(said("/new"))
         await loop.bus.hand_in(said("three"))
-        assert await loop.chat.until(2) == ["1", "2"]
+        assert (await loop.chat.until(3))[::2] == ["1", "2"]
+        new = await loop.sessions.current("test:a")
     assert await log_of(store) == ["one", "two", "1"]
     assert await log_of(store, new.id) == ["three", "2"]
-
-
-async def test_what_waits_in_a_conversation_that_goes_away_is_answered_all_the_same(store):  # noqa: F811 - a fixture
-    provider = ScriptedProvider(["1", "2"], held=True)
-    async with running(provider, store) as loop:
-        loop.bus.put_nowait(said("one"))
-        await provider.asked()
-        await loop.bus.hand_in(said("two"))
-        await store.delete("test:a")
-        loop.sessions.forget("test:a")
-        provider.release()
-        assert "2" in await loop.chat.until(2)
-    assert await log_of(store) == ["two", "2"]
 
 
 async def test_a_message_that_waits_keeps_its_conversation_alive():

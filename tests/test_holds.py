@@ -140,22 +140,20 @@ async def test_after_switch_a_repeated_message_is_still_known(store):
         assert await loop.chat.until(1) == ["3"]
 
 
-async def test_what_waits_when_a_chat_begins_anew_is_answered_once(store):
-    provider = ScriptedProvider(["1", "2"], held=True)
+async def test_what_waits_before_a_new_beginning_belongs_to_the_old_conversation(store):
+    provider = ScriptedProvider(["1", "2", "3"], held=True)
     async with running(provider, store) as loop:
         loop.bus.put_nowait(said("one"))
         await provider.asked()
-        await loop.bus.hand_in(said("two"))
-        loop.bus.put_nowait(said("/new"))
-        await loop.chat.until(1)
-        await provider.asked()
-        provider.release()
-        assert "2" in await loop.chat.until(3)
+        for name in ("two", "/new", "three"):
+            await loop.bus.hand_in(said(name))
+        provider.release(9)
+        told = await loop.chat.until(4)
         new = await loop.sessions.current("test:a")
-        # Its turn may come just before the chat begins anew, or just behind.
-        both = await log_of(store) + await log_of(store, new.id)
-        assert [both.count("two"), both.count("2")] == [1, 1]
-        assert not (await store.get("test:a")).waiting
+    assert (told[:2], told[3]) == (["1", "2"], "3")
+    assert await log_of(store) == ["one", "1", "two", "2"]
+    assert await log_of(store, new.id) == ["three", "3"]
+    assert not (await store.get("test:a")).waiting
 
 
 async def test_an_answer_that_was_not_sent_is_sent_after_a_restart_under_the_same_name(store):

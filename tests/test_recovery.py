@@ -4,13 +4,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import anyio
-import pytest
 
 from nanoloop.errors import SendLater, StoreError
 from nanoloop.events import TurnFailed, current_session, hearing
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
 from tests.test_amending import Failing
 from tests.test_holds import Chat, running, said, store  # noqa: F401 - a fixture
@@ -140,21 +140,41 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
     assert failed == ["test:b"]
 
 
-@pytest.mark.parametrize("is_back", [True, False])
-async def test_a_turn_taken_up_whose_answer_can_not_be_kept_fails_as_any_other(is_back):
+async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(monkeypatch):
+    monkeypatch.setattr("nanoloop.exchange.STORE_SECONDS", 0.01)
     failing = Failing(InMemoryStore())
-    async with running(ScriptedProvider(held=True), failing) as loop:
+    provider = ScriptedProvider(["1"], held=True)
+    async with running(provider, failing, store_timeout_seconds=0) as loop:
         loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        failing.plan = ["before"] * 3
+        provider.release()
+        told = await loop.chat.until(2)
+    assert (ENGLISH["store_down"] in told[0], told[1]) == (True, "1")
+    assert [m["content"] for m in (await failing.get("test:a")).messages] == ["one", "1"]
+
+
+async def test_a_message_is_not_acknowledged_before_the_store_is_back(monkeypatch):
+    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
+    failing = Failing(InMemoryStore())
+    async with running(ScriptedProvider(["1", "2"]), failing, store_timeout_seconds=0) as loop:
+        loop.bus.put_nowait(said("one"))
+        await loop.chat.until(1)
         await anyio.wait_all_tasks_blocked()
-    failing.plan = ["before"] if is_back else ["before"] * 2
-    async with running(ScriptedProvider(["1", "2"]), failing, recover=True) as loop:
-        assert await loop.chat.until(1) != ["1"]
-        assert (loop.chat.sent[0].kind, loop.chat.sent[0].reply_to) == ("error", "one")
+        failing.plan = ["before"] * 3 + ["after"]
+        await loop.bus.hand_in(said("two"))
+        assert failing.plan == []
+        told = await loop.chat.until(3)
+    assert (told[0], ENGLISH["store_down"] in told[1], told[2]) == ("1", True, "2")
+
+
+async def test_a_store_that_is_away_for_a_moment_is_told_to_nobody():
+    failing = Failing(InMemoryStore())
+    failing.plan = ["before", "fine", "before"]
+    async with running(ScriptedProvider(["1", "2"]), failing) as loop:
+        loop.bus.put_nowait(said("one"))
         loop.bus.put_nowait(said("two"))
-        assert (await loop.chat.until(2))[1:] == ["2"]
-    async with running(ScriptedProvider(["3"]), failing, recover=True) as loop:
-        await anyio.wait_all_tasks_blocked()
-        assert loop.chat.sent == []
+        assert await loop.chat.until(2) == ["1", "2"]
 
 
 async def test_what_a_new_conversation_has_heard_is_not_heard_again_from_the_old_one(store):  # noqa: F811 - a fixture

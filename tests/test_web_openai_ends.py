@@ -173,7 +173,11 @@ async def test_a_bus_that_takes_nothing_more_asks_to_come_again(web):
 
 async def test_a_message_that_got_lost_is_an_error_and_no_endless_wait(web, monkeypatch):
     monkeypatch.setattr(answer, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(web.app.loop, "_put", lambda *_: None)
+
+    async def lost(_):
+        """As if it had never come."""
+
+    monkeypatch.setattr(web.app.loop._chats, "take", lost)
     with pytest.raises(openai.InternalServerError, match="Something went wrong on my side"):
         await ask(web.openai, "one", user="ann")
 

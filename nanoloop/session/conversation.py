@@ -5,7 +5,7 @@ All of it that a store keeps is in `Head` and in `PARTS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -33,7 +33,7 @@ from nanoloop.session.head import (
 )
 from nanoloop.session.log import Archive, Log, cut, cut_to_fit, message_count, whole_before
 from nanoloop.session.options import Options
-from nanoloop.session.queue import Queue, is_asked, last_exchange, message_id_of
+from nanoloop.session.queue import Next, Queue, is_asked, last_exchange, message_id_of
 
 TITLE_LIMIT = 60
 """Characters of the first user's words that make the title."""
@@ -71,6 +71,8 @@ class Conversation:
         """The tokens of all turns so far, by kind."""
         self.resized: Mapping[str, Any] = {}
         """Type, turn and reason of the last resize, and the newest number then; or nothing."""
+        self.moved = ""
+        """The session in which its chat goes on, where it does."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
@@ -278,11 +280,10 @@ class Conversation:
             self.queue.hold(entry.copy())
             self.touch(WAITING, by_user=True)
 
-    def drop_held(self, entry: Entry) -> None:
-        """Be as if that message had never come, so that it may come again."""
+    def next(self, sent: Container[int] = ()) -> Next:
+        """What this chat owes first; `sent` are answers that are on their way."""
         with self.lock:
-            self.queue.heard.remove(message_id_of(entry))
-            self.let_go_held(entry.id)
+            return self.queue.next(self._awaiting, sent)
 
     def take_held(self, entry_id: str) -> Entry | None:
         """That message, for its turn: once it is added to the log it waits no more; or None."""
@@ -628,6 +629,7 @@ class Conversation:
             waiting=len(self.queue.waiting),
             unsent=self.queue.unsent,
             resized=self.resized,
+            moved=self.moved,
         )
 
     def part(self, name: str) -> Any:
@@ -647,6 +649,7 @@ class Conversation:
         self.spent = head.spent
         self.queue.unsent = head.unsent
         self.resized = head.resized
+        self.moved = head.moved
 
     def restore_log(self, head: Head, log: Log, heard: Iterable[str]) -> None:
         """Take over the log that a store kept; its entries may be newer than the head."""

@@ -115,6 +115,8 @@ class Head:
     unsent: tuple[int, ...] = ()
     resized: Mapping[str, Any] = field(default_factory=dict)
     """Type, turn and reason of the last resize, and the newest number then."""
+    moved: str = ""
+    """The session in which its chat goes on, where it does."""
 
     def dump(self) -> dict[str, Any]:
         """As stores write it; what says nothing is left out."""
@@ -146,6 +148,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "waiting": 0,
     "unsent": (),
     "resized": {},
+    "moved": "",
 }
 _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "updated_at": (rfc3339, from_rfc3339),
@@ -161,6 +164,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "unsent": (list, lambda seqs: tuple(map(int, seqs))),
     "resized": (dict, dict),
+    "moved": (str, str),
 }
 """How a field is stored, and read again; any other is a number."""
 

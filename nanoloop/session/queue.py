@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nanoloop.session.entry import Entry
 
@@ -15,8 +15,46 @@ SEEN_LIMIT = 128
 NOTED_LIMIT = 100
 """The most of them that are in no entry of its log."""
 
+COMMAND = "command"
+"""The origin of an entry that is a command; it waits like any other, and gets into no log."""
+STEERS, BURST = "steers", "burst"
+"""The metadata keys of a message: it is told to the turn going on; what is said so soon after it
+is answered with it."""
+
 _line = json.JSONEncoder().encode
 """An id as it stands in the text: with no line break in it, whatever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """An answer is to be sent; this process has not done so."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Think:
+    """A question of the log is to be answered."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A command is to be run."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A message that waits is to become the next question."""
+
+    entry: Entry
+
+
+Next = Send | Think | Run | Ask | None
+"""What a chat owes first."""
 
 
 class Queue:
@@ -38,6 +76,18 @@ class Queue:
         """Keep a message until its turn comes."""
         self.heard.add(message_id_of(entry))
         self.waiting = (*self.waiting, entry)
+
+    def next(self, awaiting: int, sent: Container[int]) -> Next:
+        """What is owed first: an answer that is not sent, a question without one, what waits."""
+        unsent = next((seq for seq in self.unsent if seq not in sent), None)
+        if unsent is not None:
+            return Send(unsent)
+        if awaiting:
+            return Think(awaiting)
+        if not self.waiting:
+            return None
+        oldest = self.waiting[0]
+        return Run(oldest) if oldest.metadata.get("origin") == COMMAND else Ask(oldest)
 
     def find(self, entry_id: str) -> Entry | None:
         """The waiting message with this id of an entry."""

@@ -38,6 +38,7 @@ ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 _STANDING = (
     *("about", "log", "queue", "updated_at", "turns", "epoch", "spent", "resized"),
+    "moved",
     *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
 """All of a session that a store keeps, but for its settings."""
@@ -101,6 +102,12 @@ class Session(Conversation):
             self._handlers.resizes = {}
             for name, handler in resize_handlers.items():
                 self.set_resize_handlers(name, handler)
+
+    def move(self, session_id: str) -> None:
+        """Note in which session its chat goes on; "" for this one."""
+        with self.lock:
+            self.moved = session_id
+            self.touch()
 
     @property
     def is_saved(self) -> bool:

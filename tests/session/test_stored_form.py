@@ -256,7 +256,7 @@ class Lives(RuleBasedStateMachine):
         if may_take:
             self.session.add_entry(self.session.take_held(first.id))
         else:
-            self.session.drop_held(first)
+            self.session.let_go_held(first.id)
 
     @rule(name=NAMES, text=st.none() | st.just("other words"))
     def amend(self, name, text):

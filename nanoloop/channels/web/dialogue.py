@@ -14,7 +14,6 @@ from nanoloop.attachments import SCHEME, TEXT_SHOWN
 from nanoloop.channels.web.access import Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
-from nanoloop.commands import BUSY
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.protocols import Store
 from nanoloop.session.entry import MESSAGE, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
@@ -83,6 +82,9 @@ def _bounded(text: str) -> str:
     return f"{text[:TEXT_SHOWN]}\n[… {len(text) - TEXT_SHOWN} characters left out]"
 
 
+BUSY = "An answer is going on here: wait for it, or stop it first."
+
+
 def inbound(
     session: Session, text: str, message_id: str, *, key: str, files: Sequence[Attachment] = ()
 ) -> Inbound:
@@ -142,10 +144,7 @@ async def retry(call: ApiCall, again: Retry) -> Response:
     parts = call.backend.parts
     session = await parts.sessions.open(call.session_id)
     key = await lane_of(call.backend, session)
-    if not session.shows_earlier:
-        session = await parts.sessions.store.get(session.id)
     message = await _asked_again(call, again, session, key)
-    # No await between this and the undo: a message that comes then waits for its turn.
     if parts.runner.is_busy(key):
         raise Refusal(409, BUSY)
     await parts.sessions.undo(session)

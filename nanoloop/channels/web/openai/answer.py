@@ -33,8 +33,8 @@ from nanoloop.channels.web.openai.request import (
     error_form,
     refusal_of_name,
 )
-from nanoloop.commands import is_command
 from nanoloop.errors import BusFull
+from nanoloop.intake import is_command
 from nanoloop.messages import Inbound
 from nanoloop.protocols import OnText, Usage
 from nanoloop.session.session import Session
@@ -296,7 +296,7 @@ class SessionQuestion:
             with anyio.move_on_after(LOOK_SECONDS):
                 await over.wait()
             is_busy = self._backend.parts.runner.is_busy(self._message.session_key)
-            idle = 0 if is_busy or is_command(self._message.text) else idle + 1
+            idle = 0 if is_busy or is_command(self._message) else idle + 1
 
     def _take_back(self, *, is_answering: bool) -> None:
         key = self._message.session_key
@@ -311,7 +311,7 @@ class SessionQuestion:
     def _outcome(self, heard: AnswerListener) -> Completion:
         if heard.kind == "error":
             raise _not_to_be_sent_again(refusal_of_name(heard.error, heard.text))
-        if heard.kind == "answer" or is_command(self._message.text):
+        if heard.kind == "answer" or is_command(self._message):
             return heard.completion(heard.text)
         if heard.was_stopped:
             return heard.completion(heard.said)
