@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 
-from nanoloop.commands import Commands
 from nanoloop.errors import (
     HistoryNotLoaded,
     LaneFull,
@@ -45,6 +44,7 @@ from nanoloop.session.session import Session
 from nanoloop.turn import close_calls
 
 if TYPE_CHECKING:
+    from nanoloop.commands import Commands
     from nanoloop.turn import Answer
 
 WAITING_BYTES = 1_000_000

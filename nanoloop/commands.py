@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from nanoloop.agents import Agents
 from nanoloop.errors import IndexUnusable, NotPossible
 from nanoloop.events import RecallFailed, about, announce
 from nanoloop.memory.summarizer import WAITS, Summarizer, state_text
@@ -24,6 +23,7 @@ from nanoloop.sessions import Sessions, matching, mentions
 from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
+    from nanoloop.agents import Agents
     from nanoloop.memory.recall import Recall
 
 

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from nanoloop.agents import Agent, Agents
 from nanoloop.context import Views
 from nanoloop.errors import (
     SessionDamaged,
@@ -41,6 +40,9 @@ from nanoloop.session.queue import STEERS
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
+
+if TYPE_CHECKING:
+    from nanoloop.agents import Agent, Agents
 
 STOPPED = "Stopped."
 STORE_SECONDS = 1.0
