@@ -328,7 +328,7 @@ class Chats:
         session = await self._sessions.open(session_id)
         sent = self._sessions.sent_of(session_id)
         # Not before what is being written is durable.
-        todo = await self._sessions.change(session, lambda now: now.next(sent))
+        todo = await self._sessions.writer.look(session, lambda now: now.next(sent))
         match todo:
             case Send():
                 return await send_owed(session, todo.seq, bus=self._bus, sessions=self._sessions)

@@ -49,6 +49,12 @@ class SessionWriter:
         """
         return await self._order.write(session.id, partial(self._change, session, act))
 
+    async def look(self, session: Session, act: Callable[[Session], T]) -> T:
+        """What `act`, which changes nothing, says once all that is new is durable."""
+        if session.is_saved and not self._order.is_writing(session.id):
+            return act(session)
+        return await self.change(session, act)
+
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         for number in range(TRIES):
             done = act(session)
@@ -135,6 +141,10 @@ class WriteOrder:
         finally:
             self._pass_on(place)
         return result
+
+    def is_writing(self, session_id: str) -> bool:
+        """Whether a write goes on in this event loop."""
+        return (asyncio.get_running_loop(), session_id) in self._waiting
 
     async def _turn(self, place: Place) -> None:
         mine = anyio.Event()

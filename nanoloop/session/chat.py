@@ -421,7 +421,7 @@ def _steps(entries: Sequence[Entry]) -> list[int]:
 
 def late_results(entries: Sequence[Entry]) -> dict[int, Entry | None]:
     """The indexes of other results, each with its call where that is among these entries."""
-    if not any(entry.type == TOOL_RESULT for entry in entries):
+    if TOOL_RESULT not in [entry.type for entry in entries]:
         return {}
     calls = {result: entries[call] for call, result in results_by_call(entries).items()}
     in_time = set(results_in_time(entries).values())

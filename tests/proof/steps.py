@@ -77,13 +77,23 @@ async def begin_anew(world, chat, rules):
     await world.say(chat, "/new")
 
 
+async def queue_a_beginning(world, chat, rules):
+    """It waits for its turn, as all that changes something does."""
+    await world.hand_in(chat, "/new")
+
+
+async def queue_compact(world, chat, rules):
+    await world.hand_in(chat, "/compact")
+
+
 @step(6)
 async def in_the_middle(world, chat, rules):
     """Something else happens while a turn waits for its model."""
     async with answering(world, chat) as mark:
-        others = [begin_anew, command, compact, delete, release, fork, stop, crash]
+        others = [queue_a_beginning, command, queue_compact, delete, release, fork, stop, crash]
         await world.chance.choice(others)(world, chat, rules)
-    await world.heard(mark)
+    if mark not in world.excused:
+        await world.heard(mark)
 
 
 @asynccontextmanager
@@ -110,7 +120,7 @@ async def wait_in_line(world, chat, rules):
         marks = [await world.hand_in(chat, "hello") for _ in range(3)]
         chosen = world.chance.choice(marks)
         changes = [partial(edit, mark=chosen), partial(take_back, mark=chosen)]
-        others = [begin_anew, command, delete, stop, crash, *changes]
+        others = [queue_a_beginning, command, delete, stop, crash, *changes]
         await world.chance.choice(others)(world, chat, rules)
 
 
@@ -188,16 +198,18 @@ async def erase(world, chat, rules):
     session = await world.session_of(chat)
     if any(entry.role == "user" for entry in session.window):
         rules.rewritten(session.id)
-        rules.emptied(session)  # a summary that is being written is late
-        await world.say(chat, "/forget last")
+        async with world.calm():
+            rules.emptied(session)  # a summary that is being written is late
+            await world.say(chat, "/forget last")
 
 
 @step(2)
 async def delete(world, chat, rules):
     session_id = (await world.session_of(chat)).id
     await world.store.delete(session_id)
-    world.loop.sessions.forget(session_id)
     rules.gone(session_id)
+    # What was asked there goes with it.
+    world.excused |= {mark for asked, mark in world.asked if asked == chat} - set(world.answered)
 
 
 @step(3)
@@ -215,10 +227,11 @@ async def change(world, chat, rules, act):
     session = await world.session_of(chat)
     try:
         await act(session)
-    except HistoryNotLoaded:
+    except (HistoryNotLoaded, SessionNotFound):  # the last where somebody deleted it
         return
     rules.rewritten(session.id)
-    await world.store.save(session)
+    with suppress(SessionNotFound):  # somebody deleted it
+        await world.store.save(session)
 
 
 @step(4)
