@@ -56,7 +56,7 @@ INTERRUPTED = "interrupted before it finished: a message was changed"
 class Arrival:
     """What became of a message."""
 
-    session_id: str
+    session: Session
     outcome: Literal["kept", "repeated", "full"] = "kept"
     begun: Begun | None = None
     """The question that it is, where nothing else was owed."""
@@ -211,13 +211,13 @@ class Chats:
             name = delivery.message.message_id or ""
             announce(MessageRepeated(key=key, message_id=name))
         if arrival.begun is not None:
-            self._note(await self._sessions.open(arrival.session_id), arrival.begun)
+            self._note(arrival.session, arrival.begun)
         running = self._turns.get(key)
         if arrival.ends_turn and running is not None:
             running.is_amended = True
             running.scope.cancel()
         await delivery.ack(owed=arrival.outcome != "repeated")
-        self.wake(key, arrival.session_id)
+        self.wake(key, arrival.session.id)
 
     async def _kept_in_the_end(self, delivery: Delivery) -> Arrival:
         """The same, however long the store is away; the chat is told of that once."""
@@ -239,11 +239,12 @@ class Chats:
         act = partial(self._take_in, message=message, entry=entry)
         while True:
             session = await self._sessions.current(message.session_key, agent=message.agent)
-            # Deleted by another process: the chat begins anew.
-            with suppress(SessionNotFound), about(session_id=session.id):
+            try:
                 arrival = await self._sessions.change(session, act)
-                if arrival is not None:
-                    return arrival
+            except SessionNotFound:  # deleted by another process: the chat begins anew
+                continue
+            if arrival is not None:
+                return arrival
 
     def _take_in(self, session: Session, *, message: Inbound, entry: Entry) -> Arrival | None:
         """Have the session take it in; None where its chat has moved on."""
@@ -254,7 +255,7 @@ class Chats:
             return kept
         # A change may come under the name of what it changes.
         if name is not None and name != amended_by(message) and session.has_seen(name):
-            return Arrival(session_id=session.id, outcome="repeated")
+            return Arrival(session=session, outcome="repeated")
         if amended_by(message):
             return self._amend(session, message, entry)
         return self._queue(session, message, entry)
@@ -262,18 +263,18 @@ class Chats:
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
         """Have it wait for its turn, which comes at once where nothing else is owed."""
         if not self._has_room(session, entry):
-            return Arrival(session_id=session.id, outcome="full")
+            return Arrival(session=session, outcome="full")
         if is_command(message) or session.next(self._sessions.sent_of(session.id)) is not None:
             session.hold(entry)
-            return Arrival(session_id=session.id)
-        return Arrival(session_id=session.id, begun=self._parts.begin(session, entry))
+            return Arrival(session=session)
+        return Arrival(session=session, begun=self._parts.begin(session, entry))
 
     def _amend(self, session: Session, message: Inbound, told: Entry) -> Arrival:
         """Change what waits or is being asked; of anything older the model is told."""
         name, begun, ends_turn = amended_by(message) or "", None, False
         if not session.amend_held(name, None if message.deletes else message.text):
             if not session.has_seen(name):
-                return Arrival(session_id=session.id)
+                return Arrival(session=session)
             question = next((e for e in session.window if e.seq == session.awaiting), None)
             ends_turn = question is not None and message_id_of(question) == name
             if question is None or not ends_turn:
@@ -287,7 +288,7 @@ class Chats:
                 begun = self._parts.begin(session, again)
         if message.message_id is not None:
             session.know([message.message_id])
-        return Arrival(session_id=session.id, begun=begun, ends_turn=ends_turn)
+        return Arrival(session=session, begun=begun, ends_turn=ends_turn)
 
     def _has_room(self, session: Session, entry: Entry) -> bool:
         waiting = session.waiting
@@ -316,17 +317,17 @@ class Chats:
     async def _work(self, key: str, session_id: str) -> None:
         with about(session_id=session_id):
             try:
-                while await self._do_next(key, session_id):
+                session = await self._sessions.open(session_id)
+                while await self._do_next(key, session):
                     pass
             except SessionNotFound:  # deleted meanwhile: nothing is revived
                 return
             except Exception as error:  # noqa: BLE001 - as above
                 self._apology(session_id, error)
 
-    async def _do_next(self, key: str, session_id: str) -> bool:
+    async def _do_next(self, key: str, session: Session) -> bool:
         """Do what is owed first; False where nothing is, or nothing can be done about it."""
-        session = await self._sessions.open(session_id)
-        sent = self._sessions.sent_of(session_id)
+        sent = self._sessions.sent_of(session.id)
         # Not before what is being written is durable.
         todo = await self._sessions.writer.look(session, lambda now: now.next(sent))
         match todo:
@@ -373,12 +374,13 @@ class Chats:
 
     def _note(self, session: Session, begun: Begun) -> None:
         self._begun.add((session.id, begun.seq))
-        with about(session_id=session.id):
-            self._parts.begun(session, begun)
+        self._parts.begun(session, begun)
 
     async def _think(self, key: str, session: Session, seq: int) -> bool:
         """Answer the question with this number."""
-        entry = next((e for e in session.window if e.seq == seq), None)
+        entry = session.newest
+        if entry is None or entry.seq != seq:
+            entry = next((e for e in session.window if e.seq == seq), None)
         if entry is None:  # it was answered together with a newer one, or erased
             await self._sessions.change(session, partial(_drop_question, seq=seq))
             return True
@@ -493,10 +495,11 @@ class Chats:
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:
     """What became of it where it was taken in already, and could not be made durable."""
-    if session.newest is not None and session.newest.id == entry.id:
-        return Arrival(session_id=session.id, begun=Begun(seq=session.newest.seq, evicted=0))
+    newest = session.newest
+    if newest is not None and newest.id == entry.id:
+        return Arrival(session=session, begun=Begun(seq=newest.seq, evicted=0))
     if any(waiting.id == entry.id for waiting in session.waiting):
-        return Arrival(session_id=session.id)
+        return Arrival(session=session)
     return None
 
 

@@ -27,6 +27,7 @@ from nanoloop.events import (
     TurnStarted,
     TurnStopped,
     WindowTrimmed,
+    about,
     announce,
 )
 from nanoloop.intake import user_entry
@@ -79,7 +80,8 @@ class ExchangeParts:
     def begun(self, session: Session, begun: Begun) -> None:
         """Go on behind a beginning that is durable: what left the window is folded in."""
         if begun.evicted:
-            announce(WindowTrimmed(evicted=begun.evicted, kept=len(session.window)))
+            with about(session_id=session.id):
+                announce(WindowTrimmed(evicted=begun.evicted, kept=len(session.window)))
             self.follow(session.id)
         session.release()
         self.summarizer.fire_and_forget(session)

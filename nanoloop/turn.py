@@ -258,7 +258,7 @@ class Turn:
     def _recall_effects(self) -> None:
         """Know what was done for the question before the turn was interrupted."""
         if since := self._asked or self.session.awaiting:
-            self._effects.recall([entry for entry in self.session.window if entry.seq > since])
+            self._effects.recall(self.session.entries_between(since, self.session.last_seq))
 
     async def _keep(self, entries: Sequence[Entry]) -> None:
         """Add these entries, durable when this returns."""

@@ -38,7 +38,8 @@ class SessionWriter:
         """A store that can't be reached is tried for so long."""
         self.store = store
         self._patience_seconds = patience_seconds
-        self._order = WriteOrder()
+        # The store's own, where it has one: what is saved in a turn needs no second one.
+        self._order: WriteOrder = getattr(store, "order", None) or WriteOrder()
 
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
         """Do this to a session and make it durable: the one way to write. Returns what `act` does.
@@ -51,7 +52,7 @@ class SessionWriter:
 
     async def look(self, session: Session, act: Callable[[Session], T]) -> T:
         """What `act`, which changes nothing, says once all that is new is durable."""
-        if session.is_saved and not self._order.is_writing(session.id):
+        if session.tracker.is_saved and not self._order.is_writing(session.id):
             return act(session)
         return await self.change(session, act)
 
@@ -69,7 +70,7 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def _save(self, session: Session) -> None:
-        if session.revision and session.is_saved:
+        if session.tracker.is_saved and session.revision:
             return None
         # One that no store knows yet was made elsewhere and attached.
         save = self.store.save if session.revision else self.store.add
@@ -122,19 +123,25 @@ class WriteOrder:
 
     No event loop waits for another, which may be waiting for it; nor is a write waited for whose
     task asyncio cancelled. A store tells by the revision what was taken for a write before such.
+    What a task writes within its own turn waits for nobody.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Place, deque[anyio.Event]] = {}
         """Who waits behind a write, where one goes on."""
+        self._writers: dict[Place, object] = {}
+        """The task whose turn it is."""
 
     async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
         """Do this when its turn has come; from then on it is finished, and heard of."""
-        place = asyncio.get_running_loop(), session_id
-        if place in self._waiting:
-            await self._turn(place)
-        else:
+        place, me = (asyncio.get_running_loop(), session_id), asyncio.current_task()
+        if place not in self._waiting:
             self._waiting[place] = deque()
+        elif self._writers.get(place) is me:
+            return await work()
+        else:
+            await self._turn(place)
+        self._writers[place] = me
         try:
             with anyio.CancelScope(shield=True):
                 result = await work()
@@ -159,6 +166,7 @@ class WriteOrder:
             raise
 
     def _pass_on(self, place: Place) -> None:
+        self._writers.pop(place, None)
         waiting = self._waiting[place]
         if waiting:
             waiting.popleft().set()

@@ -200,7 +200,6 @@ async def test_a_kill_while_a_question_changes_does_not_lose_it(store, gate, tmp
     reworded, killed = chat.reworded, tmp_path / "killed"
 
     def slowly(*args):  # the question is taken back, and not asked anew yet
-        gate.through()
         shutil.copytree(tmp_path / "store", killed)
         return reworded(*args)
 
@@ -214,7 +213,10 @@ async def test_a_kill_while_a_question_changes_does_not_lose_it(store, gate, tmp
         gate.is_armed = True
         group.start_soon(store.save, session)
         await gate.reached()
-        await loop.bus.hand_in(said("one, really", "e1", edits="one"))
+        group.start_soon(loop.bus.hand_in, said("one, really", "e1", edits="one"))
+        await anyio.wait_all_tasks_blocked()
+        gate.through()
+        await provider.asked(2)
         provider.release()
         await loop.chat.until(1)
     survivor = store.another(killed)

@@ -48,4 +48,4 @@ def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(st
     with server() as url, calls.listening():
         anyio.run(measure, url)
     assert made["durable"] < 0.085 * made["bare"], made
-    assert made["durable"] < 5600, made  # some 1,900 of them in the SDK
+    assert made["durable"] < 5700, made  # some 1,900 of them in the SDK

@@ -109,11 +109,6 @@ class Session(Conversation):
             self.moved = session_id
             self.touch()
 
-    @property
-    def is_saved(self) -> bool:
-        """Whether nothing in it is new since its last commit."""
-        return self.tracker.is_saved
-
     def renew(self, fresh: Session) -> None:
         """Stand where another object of this session stands; what was not durable here is gone.
 

@@ -68,7 +68,8 @@ class DatabaseStore:
         """What it keeps them in."""
         self.clock = clock
         self.sealing = sealing or Sealing(seal)
-        self._order = WriteOrder()
+        self.order = WriteOrder()
+        """In which its sessions are written."""
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._swept_in: TaskGroup | None = None
@@ -116,7 +117,7 @@ class DatabaseStore:
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
         """Make a session that was made elsewhere durable here; raises `SessionExists`."""
-        await self._order.write(session.id, lambda: self._begin(session, may_replace=replace))
+        await self.order.write(session.id, lambda: self._begin(session, may_replace=replace))
 
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
         while True:
@@ -176,7 +177,7 @@ class DatabaseStore:
         Raises `SessionNotFound` after a delete or expiry and `StoreConflict` when another writer
         was first.
         """
-        await self._order.write(session.id, lambda: self._commit(session))
+        await self.order.write(session.id, lambda: self._commit(session))
 
     async def _commit(self, session: Session) -> None:
         while (changes := session.changes()) is not None:
@@ -257,7 +258,7 @@ class DatabaseStore:
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save it with nothing left of these entries, in it or in what is stored; as `save`."""
-        await self._order.write(session.id, lambda: self._erase(session, seqs))
+        await self.order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
         is_done = False
@@ -288,7 +289,7 @@ class DatabaseStore:
 
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""
-        await self._order.write(session_id, lambda: self._open.delete(session_id))
+        await self.order.write(session_id, lambda: self._open.delete(session_id))
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
         """All there is of it, for another store; raises as `get`."""
@@ -298,7 +299,7 @@ class DatabaseStore:
     async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
         """Have a session as another store had it; raises `SessionExists` unless `replace`."""
         name = snapshot.name
-        await self._order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
+        await self.order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
     async def _restore(self, name: str, snapshot: StoredSnapshot, *, may_replace: bool) -> None:
         commit = self._commit_of(name, snapshot.to_changes())
