@@ -318,7 +318,7 @@ async def test_of_two_processes_one_wins_each_time_and_nothing_is_lost_or_double
 
 @asynccontextmanager
 async def talking(store, provider):
-    loop = AgentLoop(provider=provider, store=store)
+    loop = AgentLoop(provider=provider, store=store, store_timeout_seconds=SOON)
     direct = DirectChannel(loop.bus)
     async with anyio.create_task_group() as group:
         await group.start(loop.run)
