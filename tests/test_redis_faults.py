@@ -337,9 +337,9 @@ async def test_a_chat_is_told_and_goes_on_by_itself_when_the_server_is_back(redi
             told = await direct.ask("three")
             assert told.kind == "error"
             redis_server.start()
-            assert (await direct.ask("four")).text == "third"
+            assert (await direct.ask("four")).text == "You said: four"
         assert await words(store, "direct:default") == (
-            ["one", "first", "two", "second", "three", "four", "third"]
+            ["one", "first", "two", "second", "three", "third", "four", "You said: four"]
         )
 
 
