@@ -58,7 +58,7 @@ class AgentLoop:
         handover_limit: int = 200,
         summary_model: str | None = None,
         max_concurrent_turns: int = defaults.MAX_CONCURRENT_TURNS,
-        lane_limit: int = 20,
+        lane_limit: int = 1000,
         open_sessions: int = 1000,
         store_timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
         with_time: bool = False,

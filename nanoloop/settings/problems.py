@@ -35,7 +35,7 @@ GONE = {
     "channels.web.streams": "2,000 event streams may be open at once",
     "handover_limit": "200 messages may stay in the prompt",
     "local.parallel": "two answers are written side by side",
-    "loop.lane_limit": "20 messages of one chat may wait for their turn",
+    "loop.lane_limit": "1,000 messages of one chat may wait for their turn",
     "loop.open_sessions": "1,000 sessions are kept in memory",
     "loop.shutdown_summaries_seconds": "set loop.shutdown_turns_seconds: summaries get half of it",
     "provider.connect_timeout_seconds": "reaching the server may take 10 seconds",
