@@ -39,7 +39,7 @@ from nanoloop.messages import Delivery, Inbound, Outbound
 from nanoloop.sending import reply_to, send_owed
 from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import COMMAND, Ask, Run, Send, Think, message_id_of, reworded
+from nanoloop.session.queue import COMMAND, Ask, PassOn, Run, Send, Think, message_id_of, reworded
 from nanoloop.session.session import Session
 from nanoloop.turn import close_calls
 
@@ -335,6 +335,9 @@ class Chats:
                 return await send_owed(session, todo.seq, bus=self._bus, sessions=self._sessions)
             case Think(seq=seq):
                 return await self._think(key, session, seq)
+            case PassOn(session_id=session_id):
+                await self._sessions.pass_on(session)
+                self.wake(key, session_id)
             case Run(entry=entry):
                 await self._run(key, session, entry)
             case Ask(entry=entry):

@@ -98,7 +98,7 @@ class Sessions:
         try:
             session = await self.open(session_id)
             while session.moved:
-                await self._pass_on(session)
+                await self.pass_on(session)
                 session = await self.open(session.moved)
                 self._id_by_key[key] = session.id
         except SessionNotFound:
@@ -162,9 +162,9 @@ class Sessions:
         await self.store.bind(key, session.id)
         self._id_by_key[key] = session.id
         if old is not None:
-            await self._pass_on(old)
+            await self.pass_on(old)
 
-    async def _pass_on(self, old: Session) -> None:
+    async def pass_on(self, old: Session) -> None:
         """Have what waits in a conversation that its chat has left wait where that goes on."""
         waiting = old.waiting
         if not old.moved or not waiting:

@@ -283,7 +283,7 @@ class Conversation:
     def next(self, sent: Container[int] = ()) -> Next:
         """What this chat owes first; `sent` are answers that are on their way."""
         with self.lock:
-            return self.queue.next(self._awaiting, sent)
+            return self.queue.next(self._awaiting, sent, self.moved)
 
     def take_held(self, entry_id: str) -> Entry | None:
         """That message, for its turn: once it is added to the log it waits no more; or None."""

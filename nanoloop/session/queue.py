@@ -53,7 +53,14 @@ class Ask:
     entry: Entry
 
 
-Next = Send | Think | Run | Ask | None
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """What waits is to wait where the chat goes on."""
+
+    session_id: str
+
+
+Next = Send | Think | PassOn | Run | Ask | None
 """What a chat owes first."""
 
 
@@ -77,8 +84,11 @@ class Queue:
         self.heard.add(message_id_of(entry))
         self.waiting = (*self.waiting, entry)
 
-    def next(self, awaiting: int, sent: Container[int]) -> Next:
-        """What is owed first: an answer that is not sent, a question without one, what waits."""
+    def next(self, awaiting: int, sent: Container[int], moved: str) -> Next:
+        """What is owed first: an answer that is not sent, a question without one, what waits.
+
+        What waits in a session that its chat has `moved` from is passed on.
+        """
         unsent = next((seq for seq in self.unsent if seq not in sent), None)
         if unsent is not None:
             return Send(unsent)
@@ -86,6 +96,8 @@ class Queue:
             return Think(awaiting)
         if not self.waiting:
             return None
+        if moved:
+            return PassOn(moved)
         oldest = self.waiting[0]
         return Run(oldest) if oldest.metadata.get("origin") == COMMAND else Ask(oldest)
 
