@@ -268,10 +268,13 @@ async def test_only_so_many_summaries_are_asked_for_at_once():
     assert all(session.summary == "S" for session in sessions)
 
 
-async def test_a_caller_that_raises_the_flag_itself_is_served_and_it_never_sticks():
+async def test_a_raised_flag_is_a_claim_that_the_seeds_own_call_makes_good():
     session = trimmed()
     session.summary_in_progress = True
     async with Summarizer(ScriptedProvider(["S"])) as summarizer:
-        assert summarizer.fire_and_forget(session)
+        assert not summarizer.fire_and_forget(session)
+        assert summarizer.fire_and_forget(
+            session=session, evicted_messages=[], previous_summary=session.summary
+        )
         await settled(summarizer)
     assert (session.summary, session.summary_in_progress) == ("S", False)

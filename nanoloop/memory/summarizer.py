@@ -165,19 +165,23 @@ class Summarizer:
     def fire_and_forget(
         self,
         session: Session,
-        *_: object,
+        *evicted: object,
         force: bool = False,
         focus: str = "",
-        **__: object,
+        **claimed: object,
     ) -> bool:
         """Start to fold in what is pending, and return at once; False where nothing is started.
 
+        Where `summary_in_progress` is up already, somebody has claimed the summary: only who does
+        so as the seeds do, and hands over what was evicted, is that somebody.
         One task per session: what is evicted while it runs is folded in by the same one. With
         `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind.
         """
         if session in self._folded_now:
             return False
-        session.summary_in_progress = False  # callers may raise it before they ask
+        if session.summary_in_progress and not (evicted or claimed):
+            return False
+        session.summary_in_progress = False
         if not session.has_pending:
             return False
         if not force and self._schedule.is_resting(session.id):
