@@ -103,7 +103,7 @@ async def test_nothing_changed_costs_neither_a_read_nor_a_commit():
     kept = InMemoryStore()
     sessions = Sessions(kept)
     session = await sessions.named("s")
-    await kept.close()  # any call would raise
+    kept.database = None  # any call would raise
     await sessions.change(session, lambda _: None)
 
 
@@ -211,7 +211,8 @@ async def test_a_session_deleted_in_the_middle_of_a_turn_is_not_revived(store): 
 async def test_a_conversation_whose_time_runs_out_in_a_turn_keeps_question_and_answer():
     moments = [datetime(2026, 1, 1, tzinfo=timezone.utc)]
     kept = InMemoryStore(clock=lambda: moments[-1])
-    await kept.add(Session(about=Identity(id=KEY, key=KEY, ttl=60, created_at=moments[0])))
+    about = Identity(id=KEY, key=KEY, ttl=60, created_at=moments[0])
+    await kept.add(Session(about=about, clock=lambda: moments[0]))
     provider = ScriptedProvider(["1"], held=True)
     async with running(provider, kept) as loop:
         loop.bus.put_nowait(said("one"))

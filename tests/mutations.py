@@ -1,0 +1,249 @@
+"""Breaks each promise in one small place: the test that is named for it has to turn red.
+
+`python -m tests.mutations [WORD]`, with a word only those whose promise has it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COPIED = ("nanoloop", "tests", "examples", "config", "docs", "README.md", "pyproject.toml")
+SECONDS = 30
+"""A test that comes to no end has turned red too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    promise: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = (
+    Mutation(
+        promise="what another writer committed costs no message",
+        file="nanoloop/writing.py",
+        old="            except StoreConflict:\n                if number:",
+        new="            except StoreConflict:\n                raise\n                if number:",
+        test="tests/test_writing.py::test_a_title_changed_beside_the_loop_costs_no_message",
+    ),
+    Mutation(
+        promise="a session made anew under an id is another one",
+        file="nanoloop/writing.py",
+        old="fresh.created_at != session.created_at",
+        new="False",
+        test="tests/test_writing.py::test_one_made_anew_under_the_same_id_is_another_one",
+    ),
+    Mutation(
+        promise="all of a session that is kept is renewed",
+        file="nanoloop/session/session.py",
+        old='"_awaiting", ',
+        new="",
+        test="tests/test_writing.py::test_all_of_a_session_that_is_kept_is_renewed",
+    ),
+    Mutation(
+        promise="nothing changed costs no commit",
+        file="nanoloop/writing.py",
+        old="if session.tracker.is_saved and session.revision:",
+        new="if False:",
+        test="tests/test_writing.py::test_nothing_changed_costs_neither_a_read_nor_a_commit",
+    ),
+    Mutation(
+        promise="a message is acknowledged once it is durable",
+        file="nanoloop/chat.py",
+        old="            arrival = await self._kept_in_the_end(delivery)",
+        new="            await delivery.ack()\n"
+        "            arrival = await self._kept_in_the_end(delivery)",
+        test="tests/test_recovery.py::test_a_message_is_not_acknowledged_before_the_store_is_back",
+    ),
+    Mutation(
+        promise="a repeated message is answered once",
+        file="nanoloop/chat.py",
+        old="name != amended_by(message) and session.has_seen(name)",
+        new="name != amended_by(message) and False",
+        test="tests/test_holds.py -k repeat",
+    ),
+    Mutation(
+        promise="what changes something waits for its turn",
+        file="nanoloop/commands.py",
+        old="return name not in self._commands or not self._commands[name].writes(rest)",
+        new="return True",
+        test="tests/test_holds.py -k before_a_new_beginning",
+    ),
+    Mutation(
+        promise="what waits goes along when a chat goes on elsewhere",
+        file="nanoloop/session/queue.py",
+        old="        if moved:\n",
+        new="        if False:\n",
+        test="tests/test_chat.py -k every_prefix",
+    ),
+    Mutation(
+        promise="a command and what it does are one commit",
+        file="nanoloop/sessions.py",
+        old="    session.let_go_held(claim)\n    return session.undo()",
+        new="    return session.undo()",
+        test="tests/test_chat.py -k every_prefix",
+    ),
+    Mutation(
+        promise="the old conversation says where its chat goes on",
+        file="nanoloop/sessions.py",
+        old="        session.move(moved)",
+        new="        pass",
+        test="tests/test_chat.py -k every_prefix",
+    ),
+    Mutation(
+        promise="an answer is owed until it has arrived",
+        file="nanoloop/exchange.py",
+        old="                session.owe(kept[-1].seq)",
+        new="                pass",
+        test="tests/test_recovery.py",
+    ),
+    Mutation(
+        promise="an answer that is on its way is not sent once more",
+        file="nanoloop/session/queue.py",
+        old="next((seq for seq in self.unsent if seq not in sent), None)",
+        new="next(iter(self.unsent), None)",
+        test="tests/test_recovery.py::test_an_answer_on_its_way_is_not_sent_once_more",
+    ),
+    Mutation(
+        promise="a conversation whose time runs out keeps question and answer",
+        file="nanoloop/exchange.py",
+        old="if not self.session.has_expired():",
+        new="if True:",
+        test="tests/test_writing.py -k time_runs_out",
+    ),
+    Mutation(
+        promise="what was paid for is not given up while the store is away",
+        file="nanoloop/exchange.py",
+        old="            await self._keep_in_the_end(act, answer.entries[-1].id)",
+        new="            raise",
+        test="tests/test_recovery.py -k no_room_for_yet",
+    ),
+    Mutation(
+        promise="a call that a restart cut off is closed",
+        file="nanoloop/turn.py",
+        old="    for call in open_calls([e for e in session.window if e.seq >= since]):",
+        new="    for call in ():",
+        test="tests/test_recovery.py tests/test_turn_results.py",
+    ),
+    Mutation(
+        promise="a writing call is not run twice in a turn",
+        file="nanoloop/turn.py",
+        old="        self._recall_effects()\n",
+        new="",
+        test="tests/test_turn_results.py tests/test_tools_effects.py",
+    ),
+    Mutation(
+        promise="a late summary does not come back after a reset",
+        file="nanoloop/session/conversation.py",
+        old="if epoch is not None and epoch != self.epoch:",
+        new="if False:",
+        test="tests/session/test_conversation.py tests/session/test_coverage.py",
+    ),
+    Mutation(
+        promise="a summary stands for nothing that the window shows",
+        file="nanoloop/session/conversation.py",
+        old="reach = self._summary.seq if seq is None else min(seq, self.log.evicted)",
+        new="reach = self._summary.seq if seq is None else seq",
+        test="tests/session",
+    ),
+    Mutation(
+        promise="a summary that somebody corrected stays",
+        file="nanoloop/memory/summarizer.py",
+        old="if session.epoch == epoch and session.summary != before:",
+        new="if False:",
+        test="tests/test_summarizer_text.py -k edited",
+    ),
+    Mutation(
+        promise="a raised flag is a claim",
+        file="nanoloop/memory/summarizer.py",
+        old="if session.summary_in_progress and not (evicted or claimed):",
+        new="if False:",
+        test="tests/test_summarizer.py -k raised_flag",
+    ),
+    Mutation(
+        promise="a commit whose answer got lost is known again",
+        file="nanoloop/stores/store.py",
+        old="if head.get(COMMIT_ID) == token:",
+        new="if False:",
+        test="tests/test_stores_tried.py",
+    ),
+    Mutation(
+        promise="unreadable bytes are set aside and not destroyed",
+        file="nanoloop/stores/jsonl/log_file.py",
+        old="        if torn:  # who knows",
+        new="        if False:  # who knows",
+        test="tests/test_jsonl_damage.py",
+    ),
+    Mutation(
+        promise="no message text in the log",
+        file="nanoloop/telemetry.py",
+        old='_NEVER_LOGGED = frozenset({"text", "content"})',
+        new="_NEVER_LOGGED = frozenset()",
+        test="tests/test_telemetry.py",
+    ),
+    Mutation(
+        promise="an observer that raises costs no answer",
+        file="nanoloop/events.py",
+        old="        except Exception as error:  # noqa: BLE001 - as above",
+        new="        except KeyError as error:",
+        test="tests/test_events.py",
+    ),
+)
+
+
+def is_noticed(mutation, folder):
+    """Whether the test turns red when this is broken."""
+    path = folder / mutation.file
+    whole = path.read_text(encoding="utf-8")
+    if whole.count(mutation.old) != 1:
+        sys.exit(
+            f"{mutation.file} has {mutation.old!r} {whole.count(mutation.old)} times, not once"
+        )
+    path.write_text(whole.replace(mutation.old, mutation.new), encoding="utf-8")
+    command = f"{sys.executable} -m pytest -qx --numprocesses=0 -m '' -o timeout={SECONDS} "
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    try:
+        ran = subprocess.run(
+            command + mutation.test,
+            shell=True,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            check=False,
+        )
+    finally:
+        path.write_text(whole, encoding="utf-8")
+    return ran.returncode == 1
+
+
+def main(word=""):
+    chosen = [mutation for mutation in MUTATIONS if word in mutation.promise]
+    unnoticed = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in COPIED:
+            source = ROOT / part
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, folder / part)
+        for mutation in chosen:
+            noticed = is_noticed(mutation, folder)
+            unnoticed += [] if noticed else [mutation.promise]
+            _say(f"{'red ' if noticed else 'LEFT'}  {mutation.promise}")
+    _say(f"{len(chosen) - len(unnoticed)} of {len(chosen)} breakages are noticed")
+    return len(unnoticed)
+
+
+def _say(text):
+    print(text, flush=True)  # noqa: T201 - this is a command
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
