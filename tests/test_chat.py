@@ -1,5 +1,6 @@
 """A chat's queue: in order whatever is said, and the same after a crash at any instant."""
 
+from collections import Counter
 from functools import partial
 
 import anyio
@@ -14,7 +15,7 @@ from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.redis import RedisStore
 from nanoloop.stores.sqlite import SqliteStore
-from tests.test_holds import running
+from tests.test_holds import Chat, running
 
 CHATS = 4
 AGENTS = {"cook": Agent("cook", prompt="You are a cook.")}
@@ -78,6 +79,81 @@ async def test_what_is_said_right_behind_a_command_means_what_the_command_left(
     await store.close()
 
 
+@tool
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@tool
+async def find() -> str:
+    """Find."""
+    return "found"
+
+
+# What it costs
+
+
+class Counted(InMemoryStore):
+    """Counts what is asked of its database."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = Counter()
+        self.database = _Counting(self.database, self.calls)
+
+
+class _Counting:
+    def __init__(self, database, calls):
+        self._database, self._calls = database, calls
+
+    def __getattr__(self, name):
+        self._calls[name] += 1
+        return getattr(self._database, name)
+
+
+async def cost(*messages, steps=(), confirms=False, held=False):
+    """What these cost behind a first turn, in calls of the database."""
+    store, chat = Counted(), Chat()
+    chat.confirms = confirms
+    provider = ScriptedProvider(["first", *steps], held=held)
+    async with running(provider, store, chat=chat, agent=Agent(tools=[look, find])) as loop:
+        loop.bus.put_nowait(said("one"))
+        provider.release(1 if held else None)
+        await chat.until(1)
+        await anyio.wait_all_tasks_blocked()
+        store.calls.clear()
+        for text in messages:
+            await loop.bus.hand_in(said(text))
+        provider.release()
+        await chat.until(1 + len(messages))
+        await anyio.wait_all_tasks_blocked()
+    return {name: store.calls[name] for name in ("commit", "window", "head", "between", "bound")}
+
+
+def calls(*names):
+    return Reply(tool_calls=tuple(ToolCall(id=n, name=n, arguments="{}") for n in names))
+
+
+NOTHING_READ = {"window": 0, "head": 0, "between": 0, "bound": 0}
+
+
+@pytest.mark.parametrize(
+    ("given", "commits"),
+    [
+        (partial(cost, "two"), 2),
+        (partial(cost, "two", confirms=True), 3),
+        (partial(cost, "two", steps=[calls("look")]), 4),
+        (partial(cost, "two", steps=[calls("look", "find")]), 5),
+        (partial(cost, "two", steps=[calls("look"), calls("find")]), 6),
+        (partial(cost, "two", "three", held=True), 5),
+    ],
+    ids=["a turn", "that is confirmed", "a step", "two tools", "two steps", "one that waits"],
+)
+async def test_a_turn_costs_so_many_commits_and_no_read(given, commits):
+    assert await given() == {"commit": commits, **NOTHING_READ}
+
+
 # Every prefix is a crash
 
 
@@ -107,12 +183,6 @@ async def after(log):
         if name != "acknowledged":
             await getattr(store.database, name)(*args, **options)
     return store
-
-
-@tool
-async def look() -> str:
-    """Look."""
-    return "seen"
 
 
 def talk(messages, tools, model):
