@@ -22,6 +22,7 @@ from nanoloop.errors import (
     SessionNotFound,
     StoreConflict,
     StoreError,
+    TurnLost,
 )
 from nanoloop.events import (
     MessageAccepted,
@@ -320,7 +321,8 @@ class Chats:
                 session = await self._sessions.open(session_id)
                 while await self._do_next(key, session):
                     pass
-            except SessionNotFound:  # deleted meanwhile: nothing is revived
+            # Deleted meanwhile, and nothing is revived; or answered by another, who goes on here.
+            except (SessionNotFound, TurnLost):
                 return
             except Exception as error:  # noqa: BLE001 - as above
                 self._apology(session_id, error)
@@ -391,7 +393,7 @@ class Chats:
         is_resumed = (session.id, seq) not in self._begun
         if is_resumed and message.channel not in self._bus.channels:
             return False
-        exchange = Exchange(session, message, parts=self._parts)
+        exchange = Exchange(session, message, seq=seq, parts=self._parts)
         self._begun.discard((session.id, seq))
         if is_resumed:
             action = "answer" if self._answers_unanswered else "report"
@@ -434,7 +436,7 @@ class Chats:
                 failure = error
             else:
                 return
-        if isinstance(failure, SessionNotFound):
+        if isinstance(failure, SessionNotFound | TurnLost):
             raise failure
         if failure is not None:
             apology = self._apology(session.id, failure, turn_id=exchange.turn_id, is_kept=True)
@@ -456,7 +458,8 @@ class Chats:
         last, begun = kept
         self._note(session, begun)
         self._begun.discard((session.id, begun.seq))
-        return Exchange(session, inbound_of(last, key=session.key), parts=self._parts)
+        message = inbound_of(last, key=session.key)
+        return Exchange(session, message, seq=begun.seq, parts=self._parts)
 
     def _join(self, session: Session) -> tuple[Entry, Begun] | None:
         """Let all that waits before a command be asked together with the question."""

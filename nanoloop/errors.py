@@ -116,6 +116,13 @@ class HistoryNotLoaded(SessionError):
         )
 
 
+class TurnLost(SessionError):
+    """The question that a turn answers is answered, changed or gone: somebody else was first."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"another one has answered in {session_id!r}: this answer is dropped")
+
+
 class StoreError(NanoloopError):
     """The store can't do it; what was durable before still is."""
 

@@ -17,6 +17,7 @@ from nanoloop.errors import (
     SessionNotFound,
     StoreConflict,
     StoreError,
+    TurnLost,
     place_of,
 )
 from nanoloop.events import (
@@ -110,9 +111,13 @@ class Begun:
 class Exchange:
     """A question of a chat, on its way to an answer that is sent."""
 
-    def __init__(self, session: Session, message: Inbound, *, parts: ExchangeParts) -> None:
+    def __init__(
+        self, session: Session, message: Inbound, *, seq: int, parts: ExchangeParts
+    ) -> None:
+        """`seq` is the question's number."""
         self.session = session
         self.message = message
+        self._fence = _Fence(seq)
         self._agent = agent = parts.agents.of(session)
         self._sessions = parts.sessions
         self._store = parts.sessions.store
@@ -133,7 +138,11 @@ class Exchange:
             agent=agent,
             provider=provider,
             view=self._view,
-            keeping=Keeping(change=parts.sessions.change, store=self._store, steering=steering_in),
+            keeping=Keeping(
+                change=partial(self._fence.change, parts.sessions),
+                store=self._store,
+                steering=steering_in,
+            ),
             cutting=parts.cutting(session, agent),
             on_text=_stream_to(parts.bus, message, session.id),
         )
@@ -192,6 +201,7 @@ class Exchange:
         except StoreError as error:
             await sorry(error)
             await self._keep_in_the_end(act, answer.entries[-1].id)
+        self._fence.is_over = True
         return kept[-1]
 
     async def _keep_in_the_end(self, act: Act, last: str) -> None:
@@ -199,12 +209,12 @@ class Exchange:
 
         def again(session: Session) -> None:
             if not any(entry.id == last for entry in session.window):
-                act(session)
+                self._fence.act(session, act)
 
         while True:
             await anyio.sleep(STORE_SECONDS)
             with suppress(StoreError):
-                return await self._turn.change(again)
+                return await self._sessions.change(self.session, again)
 
     async def _keep_anew(self, act: Act) -> None:
         """The conversation's time ran out meanwhile: the next one begins with this exchange."""
@@ -272,6 +282,25 @@ class Exchange:
         """Send a word of the loop itself to the message's chat."""
         said = reply_to(self.message, text, kind, self.session.id, incident=incident)
         await self._bus.publish(said)
+
+
+@dataclass(slots=True)
+class _Fence:
+    """Lets a turn do nothing once its question is no more the one that is answered."""
+
+    seq: int
+    is_over: bool = False
+    """Whether it has its answer, and what is done now is behind that."""
+
+    def act(self, session: Session, act: Act) -> Any:
+        """Do it; raises `TurnLost`."""
+        if session.awaiting != self.seq and not self.is_over:
+            raise TurnLost(session.id)
+        return act(session)
+
+    async def change(self, sessions: Sessions, session: Session, act: Act) -> Any:
+        """The same, durable when this returns."""
+        return await sessions.change(session, partial(self.act, act=act))
 
 
 def steering_in(session: Session) -> list[Entry]:

@@ -120,6 +120,13 @@ MUTATIONS = (
         test="tests/test_writing.py -k time_runs_out",
     ),
     Mutation(
+        promise="a question that somebody else answered is not answered twice",
+        file="nanoloop/exchange.py",
+        old="if session.awaiting != self.seq and not self.is_over:",
+        new="if False:",
+        test="tests/test_writing.py -k not_answered_twice",
+    ),
+    Mutation(
         promise="what was paid for is not given up while the store is away",
         file="nanoloop/exchange.py",
         old="            await self._keep_in_the_end(act, answer.entries[-1].id)",

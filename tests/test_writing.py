@@ -221,3 +221,21 @@ async def test_a_conversation_whose_time_runs_out_in_a_turn_keeps_question_and_a
         provider.release()
         assert await loop.chat.until(1) == ["1"]
     assert texts(await kept.get(KEY)) == ["one", "1"]
+
+
+async def test_a_question_that_another_one_answered_is_not_answered_twice(store):  # noqa: F811
+    provider = ScriptedProvider(["1"], held=True)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await Sessions(store).change(await store.load(KEY), answered)
+        provider.release()
+        await anyio.wait_all_tasks_blocked()
+        assert loop.chat.sent == []
+    assert texts(await store.get(KEY)) == ["one", "by another"]
+
+
+def answered(session):
+    """As another process answers."""
+    session.add_message("assistant", "by another")
+    session.awaiting = 0
