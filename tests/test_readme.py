@@ -3,11 +3,13 @@
 import re
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from nanoloop.events import Event
 from nanoloop.providers.vendors import VENDORS
+from nanoloop.session.queue import Next
 from nanoloop.settings import Settings  # noqa: F401 - loads every event there is
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.problems import shown
@@ -85,6 +87,13 @@ def test_the_architecture_names_each_file_and_folder_on_top_and_no_other():
     named = {name.split("/")[0] for cell in table for name in re.findall("`(.*?)`", cell)}
     files = (path.relative_to(ROOT / "nanoloop") for path in ROOT.glob("nanoloop/**/*.py"))
     assert named == {file.parts[0] for file in files} - {"__init__.py", "__main__.py"}
+
+
+def test_the_architecture_has_each_thing_that_a_chat_may_owe_next():
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    table = text.partition("| the session has | next |")[2].partition("\n\n")[0]
+    named = re.findall(r"^\|[^|]+\| `(\w+)` \|", table, re.MULTILINE)
+    assert named == [kind.__name__.removesuffix("Type") for kind in get_args(Next)]
 
 
 def renew():

@@ -249,7 +249,7 @@ async def test_two_loops_on_one_store_lose_no_message_and_answer_none_twice(stor
         for number in range(20):
             await (one, other)[number % 2].bus.hand_in(said(f"m{number}"))
         with anyio.fail_after(10):
-            while len(kept := texts(await store.get(KEY))) < 40:
+            while len(kept := texts(await store.get(KEY))) < 40:  # noqa: ASYNC110 - of another loop
                 await anyio.sleep(0.01)
     assert [kept.count(f"m{n}") for n in range(20)] == [1] * 20
     assert [kept.count(f"You said: m{n}") for n in range(20)] == [1] * 20
