@@ -9,6 +9,7 @@ from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed
 from nanoloop.memory.writer import batches, clipped, lines_of
 from nanoloop.protocols import Reply, ToolCall, Usage
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.stores.in_memory import InMemoryStore
 
 
 def talk(count=52, session=None):
@@ -266,6 +267,17 @@ async def test_only_so_many_summaries_are_asked_for_at_once():
         provider.release()
         await settled(summarizer)
     assert all(session.summary == "S" for session in sessions)
+
+
+async def test_a_callers_own_session_keeps_its_whole_history():
+    store = InMemoryStore()
+    session = trimmed()
+    await store.add(session)
+    async with Summarizer(ScriptedProvider(["S"]), store=store) as summarizer:
+        assert summarizer.fire_and_forget(session)
+        await settled(summarizer)
+    assert session.summary == "S"
+    assert len(session.full_chat_history) == session.entry_count
 
 
 async def test_a_raised_flag_is_a_claim_that_the_seeds_own_call_makes_good():

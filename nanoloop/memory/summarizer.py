@@ -408,8 +408,6 @@ class Summarizer:
             announce(SummaryDropped(reason=dropped))
             # Where someone wrote it anew, theirs stands, and the batch goes into that one.
             return dropped == "edited"
-        if self._writes is not None:
-            session.release()
         announce(self._receipt(batch, written, started))
         return True
 
