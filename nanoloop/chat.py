@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
@@ -40,7 +39,16 @@ from nanoloop.messages import Delivery, Inbound, Outbound
 from nanoloop.sending import reply_to, send_owed
 from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import COMMAND, Ask, PassOn, Run, Send, Think, message_id_of, reworded
+from nanoloop.session.queue import (
+    Ask,
+    PassOn,
+    Run,
+    Send,
+    Think,
+    message_id_of,
+    reworded,
+    said_first,
+)
 from nanoloop.session.session import Session
 from nanoloop.turn import close_calls
 
@@ -463,7 +471,7 @@ class Chats:
 
     def _join(self, session: Session) -> tuple[Entry, Begun] | None:
         """Let all that waits before a command be asked together with the question."""
-        said = list(takewhile(lambda e: e.metadata.get("origin") != COMMAND, session.waiting))
+        said = said_first(session.waiting)
         return (said[-1], self._parts.begin(session, *said)) if said else None
 
     # What is told

@@ -38,7 +38,7 @@ from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import named, reply_to, send_answer
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
-from nanoloop.session.queue import STEERS
+from nanoloop.session.queue import STEERS, said_first
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
@@ -304,8 +304,8 @@ class _Fence:
 
 
 def steering_in(session: Session) -> list[Entry]:
-    """What waits and is to be told to the turn that is going on."""
-    return [entry for entry in session.waiting if entry.metadata.get(STEERS)]
+    """What waits and is to be told to the turn that is going on: nothing behind a command."""
+    return [entry for entry in said_first(session.waiting) if entry.metadata.get(STEERS)]
 
 
 def _await_nothing(session: Session) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from nanoloop.session.entry import Entry
 
@@ -99,7 +100,7 @@ class Queue:
         if moved:
             return PassOn(moved)
         oldest = self.waiting[0]
-        return Run(oldest) if oldest.metadata.get("origin") == COMMAND else Ask(oldest)
+        return Run(oldest) if is_for_loop(oldest) else Ask(oldest)
 
     def find(self, entry_id: str) -> Entry | None:
         """The waiting message with this id of an entry."""
@@ -133,6 +134,16 @@ class Queue:
         self.waiting = tuple(entry for entry in self.waiting if entry.id not in there)
         said = (message_id_of(entry) for entry in entries if entry.role == "user")
         self.heard.add(*heard, *self.noted, *said)
+
+
+def said_first(waiting: Iterable[Entry]) -> list[Entry]:
+    """What waits before the first command."""
+    return list(takewhile(lambda entry: not is_for_loop(entry), waiting))
+
+
+def is_for_loop(entry: Entry) -> bool:
+    """Whether it is a command."""
+    return bool(entry.metadata.get("origin") == COMMAND)
 
 
 def message_id_of(entry: Entry) -> str | None:
