@@ -247,13 +247,11 @@ class Chats:
         """Have it in its chat's session, durable when this returns."""
         act = partial(self._take_in, message=message, entry=entry)
         while True:
-            session = await self._sessions.current(message.session_key, agent=message.agent)
-            try:
+            with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
+                session = await self._sessions.current(message.session_key, agent=message.agent)
                 arrival = await self._sessions.change(session, act)
-            except SessionNotFound:  # deleted by another process: the chat begins anew
-                continue
-            if arrival is not None:
-                return arrival
+                if arrival is not None:
+                    return arrival
 
     def _take_in(self, session: Session, *, message: Inbound, entry: Entry) -> Arrival | None:
         """Have the session take it in; None where its chat has moved on."""
@@ -345,9 +343,8 @@ class Chats:
                 return await send_owed(session, todo.seq, bus=self._bus, sessions=self._sessions)
             case Think(seq=seq):
                 return await self._think(key, session, seq)
-            case PassOn(session_id=session_id):
-                await self._sessions.pass_on(session)
-                self.wake(key, session_id)
+            case PassOn():
+                self.wake(key, (await self._sessions.follow(session)).id)
             case Run(entry=entry):
                 await self._run(key, session, entry)
             case Ask(entry=entry):

@@ -87,23 +87,35 @@ class Sessions:
 
     async def named(self, session_id: str, *, agent: str | None = None) -> Session:
         """The session with this id; a new one where there is none, or it expired."""
-        try:
-            return await self.open(session_id)
-        except SessionNotFound:
-            return await self._create(session_id, session_id, agent)
+        return await self._open_or_create(session_id, session_id, agent)
 
     async def current(self, key: str, *, agent: str | None = None) -> Session:
         """The session that this chat has now; a new one where it has none, or it expired."""
-        session_id = await self.current_id(key)
+        session = await self._open_or_create(key, await self.current_id(key), agent)
+        if session.moved:
+            session = await self.follow(session, agent=agent)
+            self._id_by_key[key] = session.id
+        return session
+
+    async def follow(self, session: Session, *, agent: str | None = None) -> Session:
+        """The session in which this one's chat goes on, and now also what waited in this one."""
+        passed = {session.id}
+        while session.moved:
+            if session.moved in passed:  # they point at each other: the last one is the one
+                await self.change(session, partial(_welcome, heard=()))
+                break
+            key = session.key or session.id
+            following = await self._open_or_create(key, session.moved, agent or session.agent)
+            await self._pass_on(session, following)
+            session = following
+            passed.add(session.id)
+        return session
+
+    async def _open_or_create(self, key: str, session_id: str, agent: str | None) -> Session:
         try:
-            session = await self.open(session_id)
-            while session.moved:
-                await self.pass_on(session)
-                session = await self.open(session.moved)
-                self._id_by_key[key] = session.id
+            return await self.open(session_id)
         except SessionNotFound:
             return await self._create(key, session_id, agent)
-        return session
 
     async def current_id(self, key: str) -> str:
         """The id of the session that this chat has now, or will get."""
@@ -161,17 +173,15 @@ class Sessions:
             await self.change(old, partial(_leave, moved=session.id, claim=claim))
         await self.store.bind(key, session.id)
         self._id_by_key[key] = session.id
-        if old is not None:
-            await self.pass_on(old)
+        if old is not None and old is not session:
+            await self._pass_on(old, session)
 
-    async def pass_on(self, old: Session) -> None:
+    async def _pass_on(self, old: Session, session: Session) -> None:
         """Have what waits in a conversation that its chat has left wait where that goes on."""
-        waiting = old.waiting
-        if not old.moved or not waiting:
-            return
-        session = await self.open(old.moved)
-        await self.change(session, partial(_take_over, waiting=waiting))
-        await self.change(old, partial(_hand_over, waiting=waiting))
+        if waiting := old.waiting:
+            await self.change(session, partial(_take_over, waiting=waiting))
+            with suppress(SessionNotFound):  # deleted meanwhile
+                await self.change(old, partial(_hand_over, waiting=waiting))
 
     # What people do with them
 
