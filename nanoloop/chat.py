@@ -271,6 +271,8 @@ class Chats:
         """Have it wait for its turn, which comes at once where nothing else is owed."""
         if not self._has_room(session, entry):
             return Arrival(session=session, outcome="full")
+        if message.agent and not is_command(message):
+            self._parts.agents.choose(session, wanted=message.agent, channel=message.channel)
         if is_command(message) or session.next(self._sessions.sent_of(session.id)) is not None:
             session.hold(entry)
             return Arrival(session=session)

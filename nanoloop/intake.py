@@ -26,6 +26,8 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = message.origin
     if is_command(message):
         metadata["origin"] = COMMAND
+        if message.agent:  # a /new is for the same one
+            metadata["agent"] = message.agent
     if message.steers:
         metadata[STEERS] = True
     if message.burst_seconds:
@@ -68,6 +70,7 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         reply_to=kept["reply_to"],
         burst_seconds=float(entry.metadata.get(BURST) or 0),
         key=key,
+        agent=entry.metadata.get("agent"),
     )
 
 

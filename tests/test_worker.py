@@ -1,5 +1,8 @@
 """A chat's worker: everything that arrives is done once, in order, in its conversation."""
 
+import anyio
+
+from nanoloop.agents import Agent
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
@@ -58,3 +61,47 @@ async def test_conversations_that_point_at_each_other_end_in_one_of_them():
     async with running(ScriptedProvider(["1"]), store) as loop:
         loop.bus.put_nowait(said("one"))
         assert await loop.chat.until(1) == ["1"]
+
+
+async def test_an_edit_that_is_taken_while_the_answer_is_being_kept_is_answered():
+    store, provider = InMemoryStore(), ScriptedProvider(["1", "1, really"], held=True)  # noqa: F811
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        session = await loop.sessions.current(KEY)
+        gate, reached = anyio.Event(), anyio.Event()
+
+        async def writing():
+            reached.set()
+            await gate.wait()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(loop.sessions.writer._order.write, session.id, writing)
+            await reached.wait()
+            loop.bus.put_nowait(said("one, really", "e1", edits="one"))
+            await anyio.wait_all_tasks_blocked()
+            provider.release()  # its answer waits behind the edit
+            await anyio.wait_all_tasks_blocked()
+            gate.set()
+        await loop.chat.until(1)
+        await anyio.wait_all_tasks_blocked()
+    assert [item.text for item in loop.chat.sent] == ["1, really"]
+    assert await log_of(store) == ["one, really", "1, really"]
+
+
+async def test_a_new_conversation_has_the_agent_that_its_chat_is_for():
+    store, agents = InMemoryStore(), {"cook": Agent(prompt="You cook.")}  # noqa: F811
+    async with running(ScriptedProvider(["1", "2"]), store, agents=agents) as loop:
+        for text in ("one", "/new", "two"):
+            await loop.bus.hand_in(said(text, agent="cook"))
+        await loop.chat.until(3)
+        assert (await loop.sessions.current(KEY)).agent == "cook"
+
+
+async def test_a_chat_whose_session_has_no_agent_yet_gets_the_one_that_its_message_names():
+    store, agents = InMemoryStore(), {"cook": Agent(prompt="You cook.")}  # noqa: F811
+    await store.create(id=KEY, key=KEY)
+    async with running(ScriptedProvider(["1"]), store, agents=agents) as loop:
+        await loop.bus.hand_in(said("one", agent="cook"))
+        await loop.chat.until(1)
+        assert (await loop.sessions.current(KEY)).agent == "cook"
