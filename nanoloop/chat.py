@@ -19,6 +19,7 @@ from nanoloop.errors import (
     NanoloopError,
     SessionDamaged,
     SessionNotFound,
+    SessionSealed,
     StoreConflict,
     StoreError,
     TurnLost,
@@ -204,11 +205,11 @@ class Chats:
     async def _arrive(self, key: str, delivery: Delivery) -> None:
         try:
             arrival = await self._kept_in_the_end(delivery)
-        except SessionDamaged as damaged:
+        except (SessionDamaged, SessionSealed) as unreadable:
             if is_command(delivery.message):  # /new is the way out
                 await self._answer_aside(key, delivery)
             else:
-                await self._apologise(delivery, damaged)
+                await self._apologise(delivery, unreadable)
             return
         except Exception as error:  # noqa: BLE001 - as above
             await self._apologise(delivery, error)
@@ -235,7 +236,7 @@ class Chats:
         while True:
             try:
                 return await self._kept(message, entry)
-            except (SessionDamaged, StoreConflict):
+            except (SessionDamaged, SessionSealed, StoreConflict):
                 raise
             except StoreError as error:
                 if not is_told:

@@ -12,7 +12,14 @@ from weakref import WeakValueDictionary
 import anyio
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.errors import NotPossible, SessionExists, SessionNotFound, StoreError
+from nanoloop.errors import (
+    NotPossible,
+    SessionDamaged,
+    SessionExists,
+    SessionNotFound,
+    SessionSealed,
+    StoreError,
+)
 from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import MESSAGE, Entry, rfc3339
@@ -155,7 +162,7 @@ class Sessions:
 
     async def _left(self, key: str) -> Session | None:
         """The session that this chat is about to leave; None for one that can't be read."""
-        with suppress(StoreError):
+        with suppress(SessionDamaged, SessionSealed):
             return await self.current(key)
         return None
 

@@ -18,6 +18,7 @@ from nanoloop.errors import (
     NotPossible,
     SessionDamaged,
     SessionNotFound,
+    SessionSealed,
     StoreConflict,
     StoreError,
 )
@@ -78,7 +79,7 @@ class SessionWriter:
         for pause in chain((0.05, 0.1, 0.2, 0.5), repeat(1.0)):
             try:
                 return await save(session)
-            except (SessionDamaged, StoreConflict):
+            except (SessionDamaged, SessionSealed, StoreConflict):
                 raise
             except StoreError:
                 if time.monotonic() + pause > give_up:

@@ -3,6 +3,7 @@
 import anyio
 
 from nanoloop.agents import Agent
+from nanoloop.errors import SessionSealed
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
@@ -105,3 +106,19 @@ async def test_a_chat_whose_session_has_no_agent_yet_gets_the_one_that_its_messa
         await loop.bus.hand_in(said("one", agent="cook"))
         await loop.chat.until(1)
         assert (await loop.sessions.current(KEY)).agent == "cook"
+
+
+async def test_new_is_the_way_out_of_a_session_that_is_sealed_with_another_key():
+    store, load = InMemoryStore(), InMemoryStore.load  # noqa: F811
+    await store.create(id=KEY, key=KEY)
+
+    async def sealed(session_id):
+        if session_id == KEY:
+            raise SessionSealed(session_id)
+        return await load(store, session_id)
+
+    store.load = sealed
+    async with running(ScriptedProvider(["1"]), store) as loop:
+        loop.bus.put_nowait(said("/new"))
+        loop.bus.put_nowait(said("one"))
+        assert (await loop.chat.until(2))[1] == "1"

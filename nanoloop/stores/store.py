@@ -22,6 +22,7 @@ from nanoloop.errors import (
     SessionDamaged,
     SessionExists,
     SessionNotFound,
+    SessionSealed,
     StoreConflict,
     StoreError,
 )
@@ -500,10 +501,7 @@ class Sealing:
                 return json.loads(self._seal.open(str(value[SEALED])))
         except ValueError:
             pass
-        raise StoreError(
-            f"session {session_id!r} is sealed, and no key here opens it: add the key that it was "
-            "written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), behind a comma"
-        )
+        raise SessionSealed(session_id)
 
 
 T = TypeVar("T")
