@@ -37,7 +37,7 @@ from nanoloop.exchange import STORE_SECONDS, Begun, Exchange, ExchangeParts
 from nanoloop.intake import amended_by, amendment, inbound_of, is_command, user_entry
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound, Outbound
-from nanoloop.sending import reply_to, send_owed
+from nanoloop.sending import question_in, reply_to, send_owed
 from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import (
@@ -236,9 +236,9 @@ class Chats:
         while True:
             try:
                 return await self._kept(message, entry)
-            except (SessionDamaged, SessionSealed, StoreConflict):
-                raise
             except StoreError as error:
+                if not _is_away(error):
+                    raise
                 if not is_told:
                     await self._sorry(message, error)
                 is_told = True
@@ -327,14 +327,30 @@ class Chats:
     async def _work(self, key: str, session_id: str) -> None:
         with about(session_id=session_id):
             try:
-                session = await self._sessions.open(session_id)
-                while await self._do_next(key, session):
-                    pass
+                await self._do_all(key, session_id)
             # Deleted meanwhile, and nothing is revived; or answered by another, who goes on here.
             except (SessionNotFound, TurnLost):
                 return
             except Exception as error:  # noqa: BLE001 - as above
                 self._apology(session_id, error)
+
+    async def _do_all(self, key: str, session_id: str) -> None:
+        """Do all that is owed, however long the store is away; the chat is told of that once."""
+        session, is_told = None, False
+        while True:
+            try:
+                session = await self._sessions.open(session_id)
+                if not await self._do_next(key, session):
+                    return
+                is_told = False
+            except StoreError as error:
+                if not _is_away(error):
+                    raise
+                said = session and question_in((*session.window, *session.waiting[:1]))
+                if said and not is_told:
+                    await self._sorry(said, error)
+                is_told = True
+                await anyio.sleep(STORE_SECONDS)
 
     async def _do_next(self, key: str, session: Session) -> bool:
         """Do what is owed first; False where nothing is, or nothing can be done about it."""
@@ -444,8 +460,8 @@ class Chats:
                 failure = error
             else:
                 return
-        if isinstance(failure, SessionNotFound | TurnLost):
-            raise failure
+        if failure and (isinstance(failure, SessionNotFound | TurnLost) or _is_away(failure)):
+            raise failure  # it is somebody else's, or still owed
         if failure is not None:
             apology = self._apology(session.id, failure, turn_id=exchange.turn_id, is_kept=True)
             await exchange.fail(apology.text, apology.incident)
@@ -515,6 +531,12 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
     if any(waiting.id == entry.id for waiting in session.waiting):
         return Arrival(session=session)
     return None
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether it says that the store can't be reached now, and nothing of one session."""
+    of_one = (SessionDamaged, SessionSealed, StoreConflict)
+    return isinstance(error, StoreError) and not isinstance(error, of_one)
 
 
 def _size(entry: Entry) -> int:

@@ -3,7 +3,7 @@
 import anyio
 
 from nanoloop.agents import Agent
-from nanoloop.errors import SessionSealed
+from nanoloop.errors import SessionSealed, StoreError
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
@@ -106,6 +106,27 @@ async def test_a_chat_whose_session_has_no_agent_yet_gets_the_one_that_its_messa
         await loop.bus.hand_in(said("one", agent="cook"))
         await loop.chat.until(1)
         assert (await loop.sessions.current(KEY)).agent == "cook"
+
+
+async def test_a_question_is_answered_once_a_store_is_back_that_was_away_at_a_step(monkeypatch):
+    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
+    looking, store = Looking(), InMemoryStore()  # noqa: F811
+    provider = ScriptedProvider([CALL], otherwise="1")
+    save = store.save
+
+    async def away(_):
+        raise StoreError("it is away")
+
+    async with running(provider, store, agent=looking.agent, store_timeout_seconds=0) as loop:
+        loop.bus.put_nowait(said("one"))
+        await looking.gate.reached(1)
+        store.save = away
+        looking.gate.open()
+        await loop.chat.until(1)
+        assert [item.kind for item in loop.chat.sent] == ["error"]
+        store.save = save
+        await loop.chat.until(2)
+    assert loop.chat.sent[1].text == "1"
 
 
 async def test_new_is_the_way_out_of_a_session_that_is_sealed_with_another_key():
