@@ -6,6 +6,7 @@ an edit and an interruption are the same to it.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,10 +43,13 @@ from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import (
     Ask,
+    Next,
     PassOn,
     Run,
     Send,
     Think,
+    first_of,
+    is_for_loop,
     message_id_of,
     reworded,
     said_first,
@@ -274,7 +278,8 @@ class Chats:
             return Arrival(session=session, outcome="full")
         if message.agent and not is_command(message):
             self._parts.agents.choose(session, wanted=message.agent, channel=message.channel)
-        if is_command(message) or session.next(self._sessions.sent_of(session.id)) is not None:
+        is_idle = self._first(session, self._sessions.sent_of(session.id)) is None
+        if is_command(message) or not is_idle:
             session.hold(entry)
             return Arrival(session=session)
         return Arrival(session=session, begun=self._parts.begin(session, entry))
@@ -285,7 +290,7 @@ class Chats:
         if not session.amend_held(name, None if message.deletes else message.text):
             if not session.has_seen(name):
                 return Arrival(session=session)
-            question = next((e for e in session.window if e.seq == session.awaiting), None)
+            question = _entry_at(session, session.awaiting)
             ends_turn = question is not None and message_id_of(question) == name
             if question is None or not ends_turn:
                 session.add_entry(told)
@@ -356,21 +361,40 @@ class Chats:
         """Do what is owed first; False where nothing is, or nothing can be done about it."""
         sent = self._sessions.sent_of(session.id)
         # Not before what is being written is durable.
-        todo = await self._sessions.writer.look(session, lambda now: now.next(sent))
+        todo = await self._sessions.writer.look(session, lambda now: self._first(now, sent))
         match todo:
             case Send():
-                return await send_owed(session, todo.seq, bus=self._bus, sessions=self._sessions)
+                await send_owed(session, todo.seq, bus=self._bus, sessions=self._sessions)
             case Think(seq=seq):
-                return await self._think(key, session, seq)
+                await self._think(key, session, seq)
             case PassOn():
                 self.wake(key, (await self._sessions.follow(session)).id)
             case Run(entry=entry):
                 await self._run(key, session, entry)
             case Ask(entry=entry):
-                return await self._ask(session, entry)
+                await self._ask(session, entry)
             case None:
                 return False
         return True
+
+    def _first(self, session: Session, sent: Container[int]) -> Next:
+        """What is owed first; what came by a channel that is not there is passed over."""
+        todo = session.next(sent)
+        match todo:
+            case Think(seq=seq):
+                asked = _entry_at(session, seq)
+                is_ours = asked is None or (session.id, seq) in self._begun
+            case Ask(entry=entry):
+                asked, is_ours = entry, False
+            case _:
+                return todo
+        if is_ours or self._is_here(asked):
+            return todo
+        here = (entry for entry in session.waiting if is_for_loop(entry) or self._is_here(entry))
+        return PassOn(session.moved) if session.moved and session.waiting else first_of(here)
+
+    def _is_here(self, entry: Entry | None) -> bool:
+        return entry is not None and entry.metadata.get("channel") in self._bus.channels
 
     async def _run(self, key: str, session: Session, entry: Entry) -> None:
         """Run a command, and answer it."""
@@ -387,47 +411,37 @@ class Chats:
         if session.moved:
             self.wake(key, session.moved)
 
-    async def _ask(self, session: Session, entry: Entry) -> bool:
+    async def _ask(self, session: Session, entry: Entry) -> None:
         """Make a message that waits the question that is answered next."""
-        if entry.metadata.get("channel") not in self._bus.channels:
-            return False
 
         def act(now: Session) -> Begun | None:
-            waits = now.next(self._sessions.sent_of(now.id)) == Ask(entry)
+            waits = self._first(now, self._sessions.sent_of(now.id)) == Ask(entry)
             return self._parts.begin(now, entry) if waits else None
 
         begun = await self._sessions.change(session, act)
         if begun is not None:
             self._note(session, begun)
-        return True
 
     def _note(self, session: Session, begun: Begun) -> None:
         self._begun.add((session.id, begun.seq))
         self._parts.begun(session, begun)
 
-    async def _think(self, key: str, session: Session, seq: int) -> bool:
+    async def _think(self, key: str, session: Session, seq: int) -> None:
         """Answer the question with this number."""
-        entry = session.newest
-        if entry is None or entry.seq != seq:
-            entry = next((e for e in session.window if e.seq == seq), None)
+        entry = _entry_at(session, seq)
         if entry is None:  # it was answered together with a newer one, or erased
-            await self._sessions.change(session, partial(_drop_question, seq=seq))
-            return True
+            return await self._sessions.change(session, partial(_drop_question, seq=seq))
         message = inbound_of(entry, key=session.key)
         is_resumed = (session.id, seq) not in self._begun
-        if is_resumed and message.channel not in self._bus.channels:
-            return False
         exchange = Exchange(session, message, seq=seq, parts=self._parts)
         self._begun.discard((session.id, seq))
         if is_resumed:
             action = "answer" if self._answers_unanswered else "report"
             announce(UnansweredFound(action=action))
             if not self._answers_unanswered:
-                await exchange.fail(self._sentences.text("interrupted"))
-                return True
+                return await exchange.fail(self._sentences.text("interrupted"))
             await exchange.pick_up()
-        await self._answer(key, exchange, is_resumed=is_resumed)
-        return True
+        return await self._answer(key, exchange, is_resumed=is_resumed)
 
     async def _answer(self, key: str, exchange: Exchange, *, is_resumed: bool) -> None:
         answer = failure = None
@@ -542,6 +556,13 @@ def _is_away(error: Exception) -> bool:
 def _size(entry: Entry) -> int:
     """The bytes that a message takes, about."""
     return len(str(entry.content).encode())
+
+
+def _entry_at(session: Session, seq: int) -> Entry | None:
+    newest = session.newest
+    if newest is not None and newest.seq == seq:
+        return newest
+    return next((entry for entry in session.window if entry.seq == seq), None)
 
 
 def _drop_question(session: Session, *, seq: int) -> None:

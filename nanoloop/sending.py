@@ -59,20 +59,20 @@ async def send_answer(
     return await bus.publish(answer, arrived=arrived)
 
 
-async def send_owed(session: Session, seq: int, *, bus: Bus, sessions: Sessions) -> bool:
-    """Send again what may not have arrived before a restart; False where its channel is gone."""
+async def send_owed(session: Session, seq: int, *, bus: Bus, sessions: Sessions) -> None:
+    """Send again what may not have arrived before a restart; not where its channel is gone."""
     question, answer = await _owed(sessions, session.id, seq)
     arrived = partial(Session.arrived, seq=seq)
     if question is None or answer is None:
         await sessions.change(session, arrived)
-        return True
+        return
     if question.channel not in bus.channels:
-        return False
+        sessions.sent(session.id, seq)  # as far as this process goes
+        return
     if not bus.confirms(question.channel):  # then never twice: kept before it is sent
         await sessions.change(session, arrived)
     text = reply_to(question, str(answer.content["text"]), "answer", session.id)
     await send_answer(named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq)
-    return True
 
 
 async def _owed(

@@ -1,5 +1,7 @@
 """A chat's worker: everything that arrives is done once, in order, in its conversation."""
 
+from dataclasses import replace
+
 import anyio
 
 from nanoloop.agents import Agent
@@ -21,6 +23,11 @@ async def session_with(store, *waiting, session_id=KEY, moved=""):  # noqa: F811
     session.move(moved)
     await store.save(session)
     return session
+
+
+def elsewhere(text):
+    """A message of a channel that is not there."""
+    return user_entry(replace(said(text), channel="gone"))
 
 
 async def test_a_command_that_steers_is_run_and_not_told_to_the_model():
@@ -143,3 +150,37 @@ async def test_new_is_the_way_out_of_a_session_that_is_sealed_with_another_key()
         loop.bus.put_nowait(said("/new"))
         loop.bus.put_nowait(said("one"))
         assert (await loop.chat.until(2))[1] == "1"
+
+
+async def test_what_is_owed_to_a_channel_that_is_not_there_holds_up_no_other():
+    store = InMemoryStore()  # noqa: F811
+    session = await store.create(id=KEY, key=KEY)
+    session.awaiting = session.add_entry(elsewhere("zero")).seq
+    await store.save(session)
+    async with running(ScriptedProvider(["1"]), store, recover=True) as loop:
+        await loop.bus.hand_in(said("one"))
+        assert await loop.chat.until(1) == ["1"]
+
+
+async def test_an_answer_that_is_owed_to_a_channel_that_is_not_there_holds_up_no_other():
+    store = InMemoryStore()  # noqa: F811
+    session = await store.create(id=KEY, key=KEY)
+    session.add_entry(elsewhere("zero"))
+    session.add_message("assistant", "0")
+    session.owe(2)
+    await store.save(session)
+    async with running(ScriptedProvider(["1"]), store, recover=True) as loop:
+        await loop.bus.hand_in(said("one"))
+        assert await loop.chat.until(1) == ["1"]
+    assert (await store.get(KEY)).unsent == (2,)
+
+
+async def test_a_message_that_waits_for_a_channel_that_is_not_there_holds_up_no_other():
+    store = InMemoryStore()  # noqa: F811
+    session = await store.create(id=KEY, key=KEY)
+    session.hold(elsewhere("zero"))
+    await store.save(session)
+    async with running(ScriptedProvider(["1"]), store, recover=True) as loop:
+        await loop.bus.hand_in(said("one"))
+        assert await loop.chat.until(1) == ["1"]
+    assert [e.content["text"] for e in (await store.get(KEY)).waiting] == ["zero"]

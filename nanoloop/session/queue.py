@@ -99,8 +99,7 @@ class Queue:
             return None
         if moved:
             return PassOn(moved)
-        oldest = self.waiting[0]
-        return Run(oldest) if is_for_loop(oldest) else Ask(oldest)
+        return first_of(self.waiting)
 
     def find(self, entry_id: str) -> Entry | None:
         """The waiting message with this id of an entry."""
@@ -134,6 +133,14 @@ class Queue:
         self.waiting = tuple(entry for entry in self.waiting if entry.id not in there)
         said = (message_id_of(entry) for entry in entries if entry.role == "user")
         self.heard.add(*heard, *self.noted, *said)
+
+
+def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
+    """What is to be done with the oldest of these."""
+    oldest = next(iter(waiting), None)
+    if oldest is None:
+        return None
+    return Run(oldest) if is_for_loop(oldest) else Ask(oldest)
 
 
 def said_first(waiting: Iterable[Entry]) -> list[Entry]:
