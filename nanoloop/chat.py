@@ -281,6 +281,8 @@ class Chats:
         is_idle = self._first(session, self._sessions.sent_of(session.id)) is None
         if is_command(message) or not is_idle:
             session.hold(entry)
+            if is_command(message) and message.message_id is not None:
+                session.know([message.message_id])  # it will be in no log
             return Arrival(session=session)
         return Arrival(session=session, begun=self._parts.begin(session, entry))
 

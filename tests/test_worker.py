@@ -184,3 +184,13 @@ async def test_a_message_that_waits_for_a_channel_that_is_not_there_holds_up_no_
         await loop.bus.hand_in(said("one"))
         assert await loop.chat.until(1) == ["1"]
     assert [e.content["text"] for e in (await store.get(KEY)).waiting] == ["zero"]
+
+
+async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(store):  # noqa: F811
+    async with running(ScriptedProvider(["1", "2"]), store) as loop:
+        for text in ("one", "two", "/undo"):
+            await loop.bus.hand_in(said(text))
+        await loop.chat.until(3)
+    async with running(ScriptedProvider([]), store) as loop:
+        assert not await loop.bus.hand_in(said("/undo"))
+    assert await log_of(store) == ["one", "1"]
