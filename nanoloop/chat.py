@@ -274,12 +274,13 @@ class Chats:
 
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
         """Have it wait for its turn, which comes at once where nothing else is owed."""
-        if not self._has_room(session, entry):
+        is_idle = self._first(session, self._sessions.sent_of(session.id)) is None
+        waits = is_command(message) or not is_idle
+        if waits and not self._has_room(session, entry):
             return Arrival(session=session, outcome="full")
         if message.agent and not is_command(message):
             self._parts.agents.choose(session, wanted=message.agent, channel=message.channel)
-        is_idle = self._first(session, self._sessions.sent_of(session.id)) is None
-        if is_command(message) or not is_idle:
+        if waits:
             session.hold(entry)
             if is_command(message) and message.message_id is not None:
                 session.know([message.message_id])  # it will be in no log

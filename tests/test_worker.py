@@ -194,3 +194,9 @@ async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(store
     async with running(ScriptedProvider([]), store) as loop:
         assert not await loop.bus.hand_in(said("/undo"))
     assert await log_of(store) == ["one", "1"]
+
+
+async def test_a_message_of_any_size_is_answered_where_nothing_waits():
+    async with running(ScriptedProvider(["1"]), InMemoryStore()) as loop:
+        loop.bus.put_nowait(said("x" * 1_100_000, "one"))
+        assert await loop.chat.until(1) == ["1"]
