@@ -7,7 +7,14 @@ from typing import Any
 
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import AMENDMENT, AMENDS, BURST, COMMAND, STEERS
+from nanoloop.session.queue import (
+    AMENDMENT,
+    AMENDS,
+    BURST,
+    COMMAND,
+    STEERS,
+    is_command_text,
+)
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
 """Where an image may be for the model to see it; the last are ours, and sent as data."""
@@ -37,9 +44,7 @@ def user_entry(message: Inbound) -> Entry:
 
 def is_command(message: Inbound) -> bool:
     """Whether it is for the loop and not for the model; what a message was changed to is not."""
-    text = message.text
-    is_one = text.startswith("/") and not text.startswith("//") and len(text) > 1
-    return is_one and not amended_by(message)
+    return is_command_text(message.text) and not amended_by(message)
 
 
 def amended_by(message: Inbound) -> str | None:

@@ -200,3 +200,14 @@ async def test_a_message_of_any_size_is_answered_where_nothing_waits():
     async with running(ScriptedProvider(["1"]), InMemoryStore()) as loop:
         loop.bus.put_nowait(said("x" * 1_100_000, "one"))
         assert await loop.chat.until(1) == ["1"]
+
+
+async def test_a_command_that_is_changed_to_words_while_it_waits_is_asked():
+    provider = ScriptedProvider(["1", "2"], held=True)
+    async with running(provider, InMemoryStore()) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("/new"))
+        await loop.bus.hand_in(said("two", "e1", edits="/new"))
+        provider.release()
+        assert await loop.chat.until(2) == ["1", "2"]

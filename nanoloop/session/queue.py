@@ -118,7 +118,7 @@ class Queue:
         if text is None:
             self.waiting = tuple(entry for entry in self.waiting if entry.id not in mine)
         else:
-            self.waiting = tuple(reworded(e, text) if e.id in mine else e for e in self.waiting)
+            self.waiting = tuple(_asking(e, text) if e.id in mine else e for e in self.waiting)
         return bool(mine)
 
     def note(self, message_ids: Iterable[str]) -> None:
@@ -146,6 +146,20 @@ def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
 def said_first(waiting: Iterable[Entry]) -> list[Entry]:
     """What waits before the first command."""
     return list(takewhile(lambda entry: not is_for_loop(entry), waiting))
+
+
+def is_command_text(text: str) -> bool:
+    """Whether these words are for the loop and not for the model."""
+    return text.startswith("/") and not text.startswith("//") and len(text) > 1
+
+
+def _asking(waiting: Entry, text: str) -> Entry:
+    """It with other words; no command any more where they are none."""
+    entry = reworded(waiting, text)
+    if not is_for_loop(entry) or is_command_text(text):
+        return entry
+    metadata = {name: value for name, value in entry.metadata.items() if name != "origin"}
+    return replace(entry, metadata=metadata)
 
 
 def is_for_loop(entry: Entry) -> bool:
