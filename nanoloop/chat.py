@@ -347,10 +347,17 @@ class Chats:
         session, is_told = None, False
         while True:
             try:
+                if session is not None and session.has_expired():
+                    if session.waiting:
+                        self.wake(key, (await self._sessions.outlive(session, key)).id)
+                    return
                 session = await self._sessions.open(session_id)
                 if not await self._do_next(key, session):
                     return
                 is_told = False
+            except SessionNotFound:
+                if session is None or not session.has_expired():
+                    raise
             except StoreError as error:
                 if not _is_away(error):
                     raise

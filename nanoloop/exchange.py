@@ -221,8 +221,10 @@ class Exchange:
         question = user_entry(self.message)
 
         def begun(session: Session) -> None:
+            asked = session.awaiting  # what was said meanwhile is still to be answered
             session.add_entry(question)
             act(session)
+            session.awaiting = asked
 
         key, agent = self.message.session_key, self.session.agent
         self.session = await self._sessions.current(key, agent=agent)

@@ -118,6 +118,12 @@ class Sessions:
             passed.add(session.id)
         return session
 
+    async def outlive(self, old: Session, key: str) -> Session:
+        """The next session of a chat whose time ran out in this one, with what waited in it."""
+        session = await self.current(key, agent=old.agent)
+        await self.change(session, partial(_take_over, waiting=old.waiting))
+        return session
+
     async def _open_or_create(self, key: str, session_id: str, agent: str | None) -> Session:
         try:
             return await self.open(session_id)

@@ -1,6 +1,7 @@
 """A chat's worker: everything that arrives is done once, in order, in its conversation."""
 
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import anyio
 
@@ -200,6 +201,23 @@ async def test_a_message_of_any_size_is_answered_where_nothing_waits():
     async with running(ScriptedProvider(["1"]), InMemoryStore()) as loop:
         loop.bus.put_nowait(said("x" * 1_100_000, "one"))
         assert await loop.chat.until(1) == ["1"]
+
+
+async def test_what_waits_in_a_conversation_whose_time_ran_out_is_answered_in_the_next():
+    now = [datetime(2026, 1, 1, tzinfo=timezone.utc)]
+    store = InMemoryStore(clock=lambda: now[0])  # noqa: F811
+    await store.create(id=KEY, key=KEY, ttl=10)
+    provider = ScriptedProvider(["1", "2", "3"], held=True)
+    async with running(provider, store) as loop:
+        await loop.bus.hand_in(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("two"))
+        now[0] += timedelta(seconds=20)
+        await loop.bus.hand_in(said("three"))
+        provider.release()
+        await loop.chat.until(3)
+    log = await log_of(store)
+    assert all(text in log for text in ("one", "two", "three"))
 
 
 async def test_a_command_that_is_changed_to_words_while_it_waits_is_asked():
