@@ -166,8 +166,12 @@ class Chats:
         for delivery in self._arrivals.take_waiting():
             message = delivery.message
             entry = amendment(message) if amended_by(message) else user_entry(message)
-            with suppress(NanoloopError):
+            try:
                 arrival = await self._kept(message, entry)
+            except NanoloopError as error:
+                if _is_away(error):  # for all others too: nobody waits for it once for each
+                    break
+            else:
                 await delivery.ack(owed=arrival.outcome != "repeated")
         return unfinished
 

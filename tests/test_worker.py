@@ -7,6 +7,7 @@ import anyio
 
 from nanoloop.agents import Agent
 from nanoloop.errors import SessionSealed, StoreError
+from nanoloop.events import LoopStopped
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
@@ -229,3 +230,24 @@ async def test_a_command_that_is_changed_to_words_while_it_waits_is_asked():
         await loop.bus.hand_in(said("two", "e1", edits="/new"))
         provider.release()
         assert await loop.chat.until(2) == ["1", "2"]
+
+
+async def test_the_end_waits_for_a_store_that_is_away_once_and_not_for_each_message():
+    store, provider, tries = InMemoryStore(), ScriptedProvider(held=True), []  # noqa: F811
+
+    async def away(session):
+        tries.append(session)
+        raise StoreError("it is away")
+
+    options = {"store_timeout_seconds": 0, "shutdown_turns_seconds": 0.01}
+    async with running(provider, store, **options) as loop:
+        await loop.bus.hand_in(said("one"))
+        await provider.asked()
+        store.save = away
+        for number in range(15):
+            loop.bus.put_nowait(said(f"{number}"))
+        await anyio.wait_all_tasks_blocked()
+        loop.bus.close()
+        while not any(isinstance(event, LoopStopped) for event in loop.heard):
+            await anyio.wait_all_tasks_blocked()
+    assert len(tries) < 5
