@@ -89,7 +89,8 @@ class Sessions:
         try:
             return await self.writer.change(session, act)
         except SessionNotFound:
-            self.forget(session.id)
+            if self._alive.get(session.id) is session:  # and not the one that was made since
+                self.forget(session.id)
             raise
 
     async def named(self, session_id: str, *, agent: str | None = None) -> Session:

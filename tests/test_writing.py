@@ -52,6 +52,17 @@ async def test_whoever_holds_the_object_goes_on_with_it(store):  # noqa: F811
     assert (session.title, session.judge_resize()) == ("Rome", {"type": "mine"})
 
 
+async def test_a_session_that_is_gone_takes_none_with_it_that_was_made_since(store):  # noqa: F811
+    sessions = Sessions(store)
+    old = await sessions.named("s")
+    await store.delete("s")
+    sessions.forget("s")
+    new = await sessions.named("s")
+    with pytest.raises(SessionNotFound):
+        await sessions.change(old, lambda now: now.set("x", 1))
+    assert (await sessions.open("s")) is new
+
+
 async def test_what_was_not_durable_is_gone_where_another_writer_was_first(store):  # noqa: F811
     sessions = Sessions(store)
     session = await sessions.named("s")
