@@ -116,8 +116,8 @@ class Chats:
         )
         self._workers: Lanes[str, str] = Lanes(self._work, limit=waiting_limit, name="lane")
         self._turns: dict[str, _Running] = {}
-        self._begun: set[tuple[str, int]] = set()
-        """Questions that this process has begun to answer: session and number."""
+        self._begun: dict[str, int] = {}
+        """The question that this process has begun last in a session, until it is answered."""
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -388,6 +388,7 @@ class Chats:
             case Ask(entry=entry):
                 await self._ask(session, entry)
             case None:
+                self._begun.pop(session.id, None)  # it was taken back
                 return False
         return True
 
@@ -397,7 +398,8 @@ class Chats:
         match todo:
             case Think(seq=seq):
                 asked = _entry_at(session, seq)
-                is_ours = asked is None or (session.id, seq) in self._begun
+                is_ours = asked is None or self._begun.get(session.id) == seq
+                is_ours = is_ours or (session.key or session.id) in self._turns
             case Ask(entry=entry):
                 asked, is_ours = entry, False
             case _:
@@ -437,7 +439,7 @@ class Chats:
             self._note(session, begun)
 
     def _note(self, session: Session, begun: Begun) -> None:
-        self._begun.add((session.id, begun.seq))
+        self._begun[session.id] = begun.seq
         self._parts.begun(session, begun)
 
     async def _think(self, key: str, session: Session, seq: int) -> None:
@@ -446,9 +448,8 @@ class Chats:
         if entry is None:  # it was answered together with a newer one, or erased
             return await self._sessions.change(session, partial(_drop_question, seq=seq))
         message = inbound_of(entry, key=session.key)
-        is_resumed = (session.id, seq) not in self._begun
+        is_resumed = self._begun.pop(session.id, 0) != seq
         exchange = Exchange(session, message, seq=seq, parts=self._parts)
-        self._begun.discard((session.id, seq))
         if is_resumed:
             action = "answer" if self._answers_unanswered else "report"
             announce(UnansweredFound(action=action))
@@ -509,7 +510,7 @@ class Chats:
             return exchange
         last, begun = kept
         self._note(session, begun)
-        self._begun.discard((session.id, begun.seq))
+        del self._begun[session.id]
         message = inbound_of(last, key=session.key)
         return Exchange(session, message, seq=begun.seq, parts=self._parts)
 
@@ -555,7 +556,9 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
     """What became of it where it was taken in already, and could not be made durable."""
     newest = session.newest
     if newest is not None and newest.id == entry.id:
-        return Arrival(session=session, begun=Begun(seq=newest.seq, evicted=0))
+        is_asked = newest.seq == session.awaiting
+        begun = Begun(seq=newest.seq, evicted=0) if is_asked else None
+        return Arrival(session=session, begun=begun)
     if any(waiting.id == entry.id for waiting in session.waiting):
         return Arrival(session=session)
     return None

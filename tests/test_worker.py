@@ -251,3 +251,12 @@ async def test_the_end_waits_for_a_store_that_is_away_once_and_not_for_each_mess
         while not any(isinstance(event, LoopStopped) for event in loop.heard):
             await anyio.wait_all_tasks_blocked()
     assert len(tries) < 5
+
+
+async def test_nothing_is_remembered_of_questions_that_were_taken_back():
+    async with running(ScriptedProvider(held=True), InMemoryStore()) as loop:
+        for number in range(5):
+            loop.bus.put_nowait(said(f"{number}"))
+            loop.bus.put_nowait(said("", f"d{number}", deletes=f"{number}"))
+            await anyio.wait_all_tasks_blocked()
+        assert not loop._chats._begun
