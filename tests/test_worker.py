@@ -260,3 +260,27 @@ async def test_nothing_is_remembered_of_questions_that_were_taken_back():
             loop.bus.put_nowait(said("", f"d{number}", deletes=f"{number}"))
             await anyio.wait_all_tasks_blocked()
         assert not loop._chats._begun
+
+
+async def test_an_edit_is_answered_though_the_store_was_away_when_it_came(monkeypatch):
+    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.exchange.STORE_SECONDS", 0.01)
+    store, provider = InMemoryStore(), ScriptedProvider(["1", "1, really"], held=True)  # noqa: F811
+    save = store.save
+
+    async def away(_):
+        raise StoreError("it is away")
+
+    async with running(provider, store, store_timeout_seconds=0) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        store.save = away
+        loop.bus.put_nowait(said("one, really", "e1", edits="one"))
+        await loop.chat.until(1)
+        provider.release()
+        await anyio.sleep(0.03)
+        store.save = save
+        await loop.chat.until(2)
+        await anyio.wait_all_tasks_blocked()
+    assert [item.text for item in loop.chat.sent if item.kind == "answer"] == ["1, really"]
+    assert await log_of(store) == ["one, really", "1, really"]
