@@ -18,9 +18,9 @@ from nanoloop.errors import (
     HistoryNotLoaded,
     LaneFull,
     NanoloopError,
+    NotReadable,
     SessionDamaged,
     SessionNotFound,
-    SessionSealed,
     StoreConflict,
     StoreError,
     TurnLost,
@@ -213,7 +213,7 @@ class Chats:
     async def _arrive(self, key: str, delivery: Delivery) -> None:
         try:
             arrival = await self._kept_in_the_end(delivery)
-        except (SessionDamaged, SessionSealed) as unreadable:
+        except (SessionDamaged, NotReadable) as unreadable:
             if is_command(delivery.message):  # /new is the way out
                 await self._answer_aside(key, delivery)
             else:
@@ -566,7 +566,7 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
 
 def _is_away(error: Exception) -> bool:
     """Whether it says that the store can't be reached now, and nothing of one session."""
-    of_one = (SessionDamaged, SessionSealed, StoreConflict)
+    of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
 

@@ -13,7 +13,7 @@ NanoloopError
 │   ├── StoreLocked          another process owns the folder
 │   ├── StoreConflict        another writer committed first
 │   ├── SessionDamaged       what is stored of it is not what was written
-│   ├── SessionSealed        no key that is here opens it
+│   ├── NotReadable          a key is missing, or a newer version wrote it
 │   └── SessionDiffers       a copy would replace another session of that name
 ├── IndexUnusable            nothing can be recalled; all else goes on
 ├── AttachmentsFull          a file was not kept: all together take as much as they may
@@ -160,15 +160,8 @@ class SessionDamaged(StoreError):
         self.what = what
 
 
-class SessionSealed(StoreError):
-    """What is stored of a session was written with a key that is not here."""
-
-    def __init__(self, session_id: str) -> None:
-        super().__init__(
-            f"session {session_id!r} is sealed, and no key here opens it: add the key that it was "
-            "written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), behind a comma"
-        )
-        self.session_id = session_id
+class NotReadable(StoreError):
+    """What is stored of a session is whole, but can't be read: a key or a version is missing."""
 
 
 class SessionDiffers(StoreError):

@@ -14,10 +14,10 @@ import anyio
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import (
     NotPossible,
+    NotReadable,
     SessionDamaged,
     SessionExists,
     SessionNotFound,
-    SessionSealed,
     StoreError,
 )
 from nanoloop.events import SessionReset, SessionStarted, announce
@@ -169,7 +169,7 @@ class Sessions:
 
     async def _left(self, key: str) -> Session | None:
         """The session that this chat is about to leave; None for one that can't be read."""
-        with suppress(SessionDamaged, SessionSealed):
+        with suppress(SessionDamaged, NotReadable):
             return await self.current(key)
         return None
 

@@ -16,9 +16,9 @@ import anyio
 
 from nanoloop.errors import (
     NotPossible,
+    NotReadable,
     SessionDamaged,
     SessionNotFound,
-    SessionSealed,
     StoreConflict,
     StoreError,
 )
@@ -79,7 +79,7 @@ class SessionWriter:
         for pause in chain((0.05, 0.1, 0.2, 0.5), repeat(1.0)):
             try:
                 return await save(session)
-            except (SessionDamaged, SessionSealed, StoreConflict):
+            except (SessionDamaged, NotReadable, StoreConflict):
                 raise
             except StoreError:
                 if time.monotonic() + pause > give_up:

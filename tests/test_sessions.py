@@ -4,7 +4,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from nanoloop.errors import SessionError, SessionExists, SessionSealed
+from nanoloop.errors import NotReadable, SessionError, SessionExists
 from nanoloop.protocols import SessionInfo
 from nanoloop.sessions import ENTRIES_READ, Sessions, matching, mentions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -98,7 +98,7 @@ async def test_a_chat_can_leave_a_session_that_can_not_be_read(sessions):
 
     async def damaged(session_id):
         if session_id == "k":
-            raise SessionSealed("k")
+            raise NotReadable("damaged")
         return await load(session_id)
 
     sessions.store.load = damaged

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import anyio
 
 from nanoloop.agents import Agent
-from nanoloop.errors import SessionSealed, StoreError
+from nanoloop.errors import NotReadable, StoreError
 from nanoloop.events import LoopStopped
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
@@ -144,7 +144,7 @@ async def test_new_is_the_way_out_of_a_session_that_is_sealed_with_another_key()
 
     async def sealed(session_id):
         if session_id == KEY:
-            raise SessionSealed(session_id)
+            raise NotReadable(session_id)
         return await load(store, session_id)
 
     store.load = sealed

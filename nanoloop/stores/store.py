@@ -19,10 +19,10 @@ from aiofiles.os import wrap
 from anyio.abc import TaskGroup
 
 from nanoloop.errors import (
+    NotReadable,
     SessionDamaged,
     SessionExists,
     SessionNotFound,
-    SessionSealed,
     StoreConflict,
     StoreError,
 )
@@ -501,7 +501,10 @@ class Sealing:
                 return json.loads(self._seal.open(str(value[SEALED])))
         except ValueError:
             pass
-        raise SessionSealed(session_id)
+        raise NotReadable(
+            f"session {session_id!r} is sealed, and no key here opens it: add the key that it was "
+            "written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), behind a comma"
+        )
 
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from nanoloop.errors import StoreError
+from nanoloop.errors import NotReadable, StoreError
 from nanoloop.events import Event, LineSetAside, LogRepaired
 from nanoloop.files import replace_file, sync_folder, write_all
 from nanoloop.session.head import ABOUT, SUMMARY
@@ -126,7 +126,7 @@ class LogFile(FileIO):
         first = line_at(self.fd, 0, self.state.size)
         found = first.value.get("format") if first and first.kind == METADATA else None
         if isinstance(found, int) and found > FORMAT:
-            raise StoreError(
+            raise NotReadable(
                 f"{self._path} is of format {found}, and this version knows {FORMAT}: install a "
                 "newer nanoloop, or choose another folder"
             )
@@ -134,7 +134,7 @@ class LogFile(FileIO):
     def _check_id(self) -> None:
         theirs = about_of(self.fd, self.state, session_id=self._id).get("id")
         if theirs != self._id:
-            raise StoreError(
+            raise NotReadable(
                 f"{self._path} holds session {theirs!r}, not {self._id!r}: this file system takes "
                 "both names for one, choose another id"
             )
