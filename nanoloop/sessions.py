@@ -103,6 +103,7 @@ class Sessions:
         if session.moved:
             session = await self.follow(session, agent=agent)
             self._id_by_key[key] = session.id
+            await self.store.bind(key, session.id)  # so that nobody has to follow it again
         return session
 
     async def follow(self, session: Session, *, agent: str | None = None) -> Session:

@@ -10,6 +10,7 @@ from nanoloop.errors import NotReadable, StoreError
 from nanoloop.events import LoopStopped
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from tests.test_amending import CALL, Looking
 from tests.test_holds import log_of, running, said, store  # noqa: F401 - a fixture
@@ -284,3 +285,11 @@ async def test_an_edit_is_answered_though_the_store_was_away_when_it_came(monkey
         await anyio.wait_all_tasks_blocked()
     assert [item.text for item in loop.chat.sent if item.kind == "answer"] == ["1, really"]
     assert await log_of(store) == ["one, really", "1, really"]
+
+
+async def test_where_a_chat_goes_on_is_found_at_once_the_next_time():
+    store = InMemoryStore()  # noqa: F811
+    await session_with(store, moved="test:a@new")
+    await store.create(id="test:a@new", key=KEY)
+    assert (await Sessions(store).current(KEY)).id == "test:a@new"
+    assert await store.bound(KEY) == "test:a@new"

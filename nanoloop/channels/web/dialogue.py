@@ -106,7 +106,7 @@ async def lane_of(backend: Backend, session: Session) -> str:
     """
     key = session.key or session.id
     sessions = backend.parts.sessions
-    if await sessions.current_id(key) == session.id:
+    if (await sessions.current(key)).id == session.id:
         return key
     if not key.startswith(f"{CHANNEL}:"):
         raise Refusal(409, "its chat goes on in another session: write there")
