@@ -8,6 +8,7 @@ NanoloopError
 │   ├── SessionExists
 │   ├── InvalidSessionId     (also a ValueError)
 │   ├── NotPossible          what a person asked of a session; the text is for them
+│   ├── TurnLost             another one has answered the question
 │   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          another process owns the folder

@@ -117,7 +117,7 @@ class Exchange:
         """`seq` is the question's number."""
         self.session = session
         self.message = message
-        self._fence = _Fence(seq)
+        self._fence = _TurnFence(seq)
         self._agent = agent = parts.agents.of(session)
         self._sessions = parts.sessions
         self._store = parts.sessions.store
@@ -287,7 +287,7 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class _Fence:
+class _TurnFence:
     """Lets a turn do nothing once its question is no more the one that is answered."""
 
     seq: int
