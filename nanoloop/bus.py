@@ -14,7 +14,7 @@ import anyio
 from nanoloop.errors import BusFull, LaneFull, SendLater, reason_of
 from nanoloop.events import SendFailed, SendPostponed, TextStreamed, announce
 from nanoloop.lanes import Lanes
-from nanoloop.messages import Delivery, Inbound, Outbound
+from nanoloop.messages import Delivery, Inbound, Outbound, Outcome
 from nanoloop.protocols import Channel
 from nanoloop.sentences import ENGLISH
 
@@ -44,7 +44,7 @@ class _Settled:
     """What came of a message that was handed in."""
 
     event: anyio.Event = field(default_factory=anyio.Event)
-    is_owed: bool = True
+    outcome: Outcome = "kept"
 
 
 class InProcessBus:
@@ -94,15 +94,15 @@ class InProcessBus:
         self._untaken.append(self._count)
         self._arrived.set()
 
-    async def hand_in(self, message: Inbound) -> bool:
-        """Take a message in, and return once it is durable or was refused; as `put_nowait`.
+    async def hand_in(self, message: Inbound) -> Outcome:
+        """Take a message in, and return what became of it; as `put_nowait`.
 
-        Whether its chat hears of it; it does not where it was only heard again.
+        Left before that, the message stays in the bus, and is kept as soon as it can be.
         """
         self.put_nowait(message)
         settled = self._settled[self._count] = _Settled()
         await settled.event.wait()
-        return settled.is_owed
+        return settled.outcome
 
     def _refuse(self, message: Inbound) -> None:
         busy = Outbound(
@@ -140,11 +140,11 @@ class InProcessBus:
                 message=self._unacknowledged[number], ack=partial(self._acknowledge, number)
             )
 
-    async def _acknowledge(self, number: int, *, owed: bool = True) -> None:
+    async def _acknowledge(self, number: int, outcome: Outcome = "kept") -> None:
         self._unacknowledged.pop(number, None)
         self._room.set()
         if (settled := self._settled.pop(number, None)) is not None:
-            settled.is_owed = owed
+            settled.outcome = outcome
             settled.event.set()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Container
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
@@ -37,7 +37,7 @@ from nanoloop.events import (
 from nanoloop.exchange import STORE_SECONDS, Begun, Exchange, ExchangeParts
 from nanoloop.intake import amended_by, amendment, inbound_of, is_command, user_entry
 from nanoloop.lanes import Lanes
-from nanoloop.messages import Delivery, Inbound, Outbound
+from nanoloop.messages import Delivery, Inbound, Outbound, Outcome
 from nanoloop.sending import question_in, reply_to, send_owed
 from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
@@ -71,7 +71,7 @@ class Arrival:
     """What became of a message."""
 
     session: Session
-    outcome: Literal["kept", "repeated", "full"] = "kept"
+    outcome: Outcome = "kept"
     begun: Begun | None = None
     """The question that it is, where nothing else was owed."""
     ends_turn: bool = False
@@ -172,7 +172,7 @@ class Chats:
                 if _is_away(error):  # for all others too: nobody waits for it once for each
                     break
             else:
-                await delivery.ack(owed=arrival.outcome != "repeated")
+                await delivery.ack(arrival.outcome)
         return unfinished
 
     # What arrives
@@ -199,7 +199,8 @@ class Chats:
         announce(
             MessageRefused(key=message.session_key, message_id=message.message_id, reason="full")
         )
-        await self._tell(delivery, self._sentences.text("busy"), "notice")
+        await delivery.ack("full")
+        await self._publish(reply_to(message, self._sentences.text("busy"), "notice"))
 
     async def _answer_aside(self, _: str, delivery: Delivery) -> None:
         """Answer what only reads, whatever else goes on."""
@@ -208,7 +209,8 @@ class Chats:
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
             await self._apologise(delivery, error)
         else:
-            await self._tell(delivery, text, "notice")
+            await delivery.ack()
+            await self._publish(reply_to(delivery.message, text, "notice"))
 
     async def _arrive(self, key: str, delivery: Delivery) -> None:
         try:
@@ -234,7 +236,7 @@ class Chats:
         if arrival.ends_turn and running is not None:
             running.is_amended = True
             running.scope.cancel()
-        await delivery.ack(owed=arrival.outcome != "repeated")
+        await delivery.ack(arrival.outcome)
         self.wake(key, arrival.session.id)
 
     async def _kept_in_the_end(self, delivery: Delivery) -> Arrival:
@@ -522,15 +524,8 @@ class Chats:
     # What is told
 
     async def _apologise(self, delivery: Delivery, error: Exception) -> None:
-        apology = self._apology(delivery.message.session_key, error)
-        await self._tell(delivery, apology.text, "error", incident=apology.incident)
-
-    async def _tell(
-        self, delivery: Delivery, text: str, kind: str, *, incident: str | None = None
-    ) -> None:
-        """Acknowledge a message and answer it; never raises."""
-        await delivery.ack()
-        await self._publish(reply_to(delivery.message, text, kind, incident=incident))
+        await delivery.ack("failed")
+        await self._sorry(delivery.message, error)
 
     async def _sorry(self, message: Inbound, error: Exception) -> None:
         apology = self._apology(message.session_key, error)

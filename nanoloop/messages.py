@@ -84,11 +84,16 @@ class Outbound:
     """Its own name, the same when it is sent again: a platform that knows such shows it once."""
 
 
+Outcome = Literal["kept", "repeated", "full", "failed"]
+"""What became of a message that came in: it is durable or answered, it was so before, or its chat
+was told why it was refused: too much waits there, or it could not be kept."""
+
+
 class Ack(Protocol):
     """Tells the bus that a message is durable elsewhere, or was refused."""
 
-    async def __call__(self, *, owed: bool = True) -> None:
-        """It may be forgotten; not `owed` where its chat hears nothing of it."""
+    async def __call__(self, outcome: Outcome = "kept") -> None:
+        """It may be forgotten: this became of it."""
         ...
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkabl
 
 if TYPE_CHECKING:
     from nanoloop.events import TextStreamed
-    from nanoloop.messages import Delivery, Inbound, Outbound
+    from nanoloop.messages import Delivery, Inbound, Outbound, Outcome
     from nanoloop.session.entry import Entry
     from nanoloop.session.session import Session
 
@@ -316,10 +316,10 @@ class Bus(Protocol):
         """Messages to answer, each gone only when acknowledged; ends when the bus is closed."""
         ...
 
-    async def hand_in(self, message: Inbound) -> bool:
-        """Take a message in, and return once it is durable or was refused; as `put_nowait`.
+    async def hand_in(self, message: Inbound) -> Outcome:
+        """Take a message in, and return what became of it; as `put_nowait`.
 
-        Whether its chat hears of it; it does not where it was only heard again.
+        Left before that, the message stays in the bus, and is kept as soon as it can be.
         """
         ...
 

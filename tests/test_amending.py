@@ -199,7 +199,7 @@ async def test_a_change_that_is_heard_again_is_told_to_the_model_once(store):  #
             await loop.bus.hand_in(amendment)
     async with running(provider, store) as loop:  # also after a restart
         for amendment in (edit, delete):
-            assert not await loop.bus.hand_in(amendment)
+            assert await loop.bus.hand_in(amendment) == "repeated"
     told = str(await log_of(store))
     assert [told.count("one, really"), told.count("took back")] == [1, 1]
 

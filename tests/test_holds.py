@@ -135,7 +135,7 @@ async def test_after_switch_a_repeated_message_is_still_known(store):
             loop.bus.put_nowait(said(text))
             await loop.chat.until(len(loop.chat.sent) + 1)
     async with running(ScriptedProvider(["3"]), store) as loop:  # also after a restart
-        assert not await loop.bus.hand_in(said("two"))
+        assert await loop.bus.hand_in(said("two")) == "repeated"
         loop.bus.put_nowait(said("three"))
         assert await loop.chat.until(1) == ["3"]
 

@@ -1,10 +1,14 @@
 """Saying something over the web: sent, streamed, stopped, asked again."""
 
+import anyio
 import pytest
 
+from nanoloop.channels.web import dialogue
+from nanoloop.errors import StoreError
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import AMENDMENT, AMENDS
+from tests.web_openai import until
 from tests.web_server import serving
 
 
@@ -165,3 +169,70 @@ async def test_what_is_no_message_is_refused_in_a_sentence(web, said):
     path = f"/api/sessions/{session}/messages"
     refused = await web.call("POST", path, status=422, json=said)
     assert refused["error"]["message"]
+
+
+# What became of it
+
+
+async def post(web, session, text, message_id="0123456789"):
+    said = {"text": text, "message_id": message_id}
+    return await web.client.post(f"/api/sessions/{session}/messages", json=said)
+
+
+async def test_a_message_is_durable_before_it_is_accepted(web, monkeypatch):
+    session, store = await web.begin(), web.app.loop.sessions.store
+    back, save = anyio.Event(), store.save
+
+    async def slow(kept):
+        await back.wait()
+        await save(kept)
+
+    monkeypatch.setattr(store, "save", slow)
+    with pytest.raises(TimeoutError), anyio.fail_after(0.3):
+        await post(web, session, "hello")
+    back.set()
+    assert (await post(web, session, "hello")).status_code == 202
+    assert (await store.get(session)).has_seen("0123456789")
+
+
+async def test_of_many_posts_to_a_slow_chat_all_that_are_accepted_are_kept(web, monkeypatch):
+    monkeypatch.setattr(web.app.loop._chats, "_waiting_limit", 20)
+    session = await web.begin()
+    web.provider.hold()
+    answers = []
+
+    async def say(number):
+        answers.append(await post(web, session, f"m{number}", f"message-{number}"))
+
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(say, number)
+    kept = await web.app.loop.sessions.store.get(session)
+    accepted = [answer for answer in answers if answer.status_code == 202]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert (len(accepted), len(refused), len(kept.waiting)) == (21, 19, 20)
+    assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)
+    web.provider.release(40)
+
+
+async def test_while_the_store_is_away_nothing_is_accepted_and_later_it_is_answered_once(
+    web, monkeypatch
+):
+    session, store = await web.begin(), web.app.loop.sessions.store
+    back, save = anyio.Event(), store.save
+
+    async def failing(kept):
+        if not back.is_set():
+            raise StoreError("away")
+        await save(kept)
+
+    monkeypatch.setattr(store, "save", failing)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(dialogue, "KEPT_SECONDS", 0.05)
+        refused = [await post(web, session, "hello") for _ in range(2)]
+    back.set()
+    assert [answer.status_code for answer in refused] == [503, 503]
+    assert int(refused[0].headers["retry-after"]) > 0
+    assert (await post(web, session, "hello")).status_code == 202
+    await until(lambda: not web.app.loop.is_busy(session))
+    assert [m["text"] for m in await web.messages(session)] == ["hello", "You said: hello"]

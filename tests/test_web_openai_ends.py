@@ -148,9 +148,10 @@ LANE_LIMIT = 20
 """Messages of one chat that may wait."""
 
 
-async def test_a_full_lane_asks_the_client_to_wait(tmp_path):
+async def test_a_full_lane_asks_the_client_to_wait(tmp_path, monkeypatch):
     held = ScriptedProvider(held=True)
     async with asking(tmp_path, provider=held) as web:
+        monkeypatch.setattr(web.app.loop._chats, "_waiting_limit", LANE_LIMIT)
         async with anyio.create_task_group() as group:
             group.start_soon(partial(ask, web.openai, "one", user="ann"))
             await held.asked()
@@ -174,8 +175,9 @@ async def test_a_bus_that_takes_nothing_more_asks_to_come_again(web):
 async def test_a_message_that_got_lost_is_an_error_and_no_endless_wait(web, monkeypatch):
     monkeypatch.setattr(answer, "LOOK_SECONDS", 0.01)
 
-    async def lost(_):
+    async def lost(delivery):
         """As if it had never come."""
+        await delivery.ack()
 
     monkeypatch.setattr(web.app.loop._chats, "take", lost)
     with pytest.raises(openai.InternalServerError, match="Something went wrong on my side"):

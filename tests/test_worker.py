@@ -195,7 +195,7 @@ async def test_a_command_that_comes_again_after_a_restart_is_not_run_again(store
             await loop.bus.hand_in(said(text))
         await loop.chat.until(3)
     async with running(ScriptedProvider([]), store) as loop:
-        assert not await loop.bus.hand_in(said("/undo"))
+        assert await loop.bus.hand_in(said("/undo")) == "repeated"
     assert await log_of(store) == ["one", "1"]
 
 

@@ -168,9 +168,9 @@ class Bus(InProcessBus):
             yield Delivery(message=delivery.message, ack=self._telling(delivery))
 
     def _telling(self, delivery):
-        async def ack(*, owed=True):
+        async def ack(outcome="kept"):
             self._death.passed("before ack")
-            await delivery.ack(owed=owed)
+            await delivery.ack(outcome)
             tell("ack", delivery.message.message_id)
 
         return ack

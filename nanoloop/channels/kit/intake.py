@@ -138,7 +138,7 @@ class Intake:
         if is_asked:
             self._typist.start(*question)
         with suppress(BusFull):  # then the chat was told
-            is_owed = await self._bus.hand_in(message)
+            is_owed = await self._bus.hand_in(message) != "repeated"
         if is_asked and not is_owed:
             self._typist.drop(*question)
 

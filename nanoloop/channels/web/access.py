@@ -239,6 +239,10 @@ class Refusal(Exception):
         return error_response(self.status, str(self), headers=self.headers)
 
 
+LATER_SECONDS = 5
+"""How soon a client may come again where nobody knows better."""
+
+
 def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
     """A refusal that says when to come again."""
     return Refusal(status, sentence, headers={"Retry-After": str(max(1, ceil(seconds)))})

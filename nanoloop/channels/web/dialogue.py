@@ -11,10 +11,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
 from nanoloop.attachments import SCHEME, TEXT_SHOWN
-from nanoloop.channels.web.access import Caller, Refusal, try_later
+from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
-from nanoloop.messages import Attachment, Inbound
+from nanoloop.messages import Attachment, Inbound, Outcome
 from nanoloop.protocols import Store
 from nanoloop.session.entry import MESSAGE, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
 from nanoloop.session.queue import last_exchange
@@ -23,8 +23,11 @@ from nanoloop.session.session import Session
 CHANNEL = "web"
 MessageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 Text = Annotated[str, Field(max_length=100_000)]
-ROOM_SECONDS = 5
-"""How long a question that is asked again waits for room on the bus."""
+KEPT_SECONDS = 5
+"""How long a request waits for its message to be kept, before its client is told to try later."""
+
+STORE_AWAY = 503
+"""The status where a message could not be kept yet."""
 
 
 class NewMessage(RequestBody):
@@ -54,9 +57,25 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
     files = [await _attachment(call.backend, call.who, file) for file in said.attachments]
     key = await lane_of(call.backend, session)
     message = inbound(session, said.text, said.message_id, key=key, files=files)
-    call.backend.parts.bus.put_nowait(message)
-    tell_accepted(call.backend, session.id, message)
+    await hand_in(call.backend, message)
     return JSONResponse({"message_id": said.message_id}, status_code=202)
+
+
+async def hand_in(backend: Backend, message: Inbound) -> Outcome:
+    """Have a message kept: it is durable when this returns; raises a refusal.
+
+    What is refused with 503 may be kept later all the same: under its id it is taken once.
+    """
+    sentences = backend.parts.sentences
+    with anyio.move_on_after(KEPT_SECONDS):
+        outcome = await backend.parts.bus.hand_in(message)
+        if outcome == "full":
+            raise try_later(429, sentences.text("busy"), seconds=LATER_SECONDS)
+        if outcome != "failed":
+            # No await since it was kept: readers hear of it before anything comes of it.
+            tell_accepted(backend, message)
+            return outcome
+    raise try_later(STORE_AWAY, sentences.text("store_down"), seconds=LATER_SECONDS)
 
 
 async def _attachment(backend: Backend, caller: Caller, attachment_id: str) -> Attachment:
@@ -116,7 +135,7 @@ async def lane_of(backend: Backend, session: Session) -> str:
     return key
 
 
-def tell_accepted(backend: Backend, session_id: str, message: Inbound) -> None:
+def tell_accepted(backend: Backend, message: Inbound) -> None:
     """Tell all who read the session that this was said."""
     files = [
         {"ref": f.ref, "kind": f.kind, "name": f.name, "mime_type": f.mime_type, "size": f.size}
@@ -127,7 +146,7 @@ def tell_accepted(backend: Backend, session_id: str, message: Inbound) -> None:
         "text": message.text,
         "attachments": [shown_attachment(file) for file in files],
     }
-    backend.feeds.of(session_id).add("accepted", accepted)
+    backend.feeds.of(message.chat).add("accepted", accepted)
 
 
 @serve("POST", f"{SESSION}/stop")
@@ -144,16 +163,15 @@ async def retry(call: ApiCall, again: Retry) -> Response:
     parts = call.backend.parts
     session = await parts.sessions.open(call.session_id)
     key = await lane_of(call.backend, session)
+    if session.has_seen(again.message_id):
+        return JSONResponse({"message_id": again.message_id}, status_code=202)
     message = await _asked_again(call, again, session, key)
     if parts.runner.is_busy(key):
         raise Refusal(409, BUSY)
     await parts.sessions.undo(session)
     call.backend.feeds.of(session.id).add("undone", {})
-    with anyio.move_on_after(ROOM_SECONDS):
-        await parts.bus.put(message)
-        tell_accepted(call.backend, session.id, message)
-        return JSONResponse({"message_id": again.message_id}, status_code=202)
-    raise try_later(503, "it was taken back but not asked again: send it anew", seconds=2)
+    await hand_in(call.backend, message)
+    return JSONResponse({"message_id": again.message_id}, status_code=202)
 
 
 async def _asked_again(call: ApiCall, again: Retry, session: Session, key: str) -> Inbound:

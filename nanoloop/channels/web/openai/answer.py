@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from nanoloop.channels.screen import unshown
-from nanoloop.channels.web.access import Refusal, try_later
+from nanoloop.channels.web.access import Refusal
 from nanoloop.channels.web.api import Backend
-from nanoloop.channels.web.dialogue import CHANNEL, tell_accepted
+from nanoloop.channels.web.dialogue import CHANNEL, STORE_AWAY, hand_in
 from nanoloop.channels.web.feed import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
@@ -27,7 +27,6 @@ from nanoloop.channels.web.feed import (
     send_body,
 )
 from nanoloop.channels.web.openai.request import (
-    LATER_SECONDS,
     ClientRefusal,
     client_error_response,
     error_form,
@@ -274,9 +273,8 @@ class SessionQuestion:
         """As `Question`."""
         backend, session = self._backend, self._session
         feed = backend.feeds.of(session.id)
-        backend.parts.bus.put_nowait(self._message)
-        tell_accepted(backend, session.id, self._message)
-        # No await since it was taken: nothing of it is missed.
+        await self._hand_in()
+        # No await since it was kept: nothing of it is missed.
         listening = AnswerListener(feed, session, str(self._message.message_id), hear)
         feed.watch(listening)
         try:
@@ -286,6 +284,14 @@ class SessionQuestion:
             if not listening.over.is_set():
                 self._take_back(is_answering=listening.is_answering)
         return self._outcome(listening)
+
+    async def _hand_in(self) -> None:
+        try:
+            await hand_in(self._backend, self._message)
+        except Refusal as refusal:
+            if refusal.status == STORE_AWAY:  # it may be kept later
+                raise _not_to_be_sent_again(refusal) from None
+            raise
 
     async def _wait(self, over: anyio.Event) -> None:
         idle = 0
@@ -313,9 +319,7 @@ class SessionQuestion:
             raise _not_to_be_sent_again(refusal_of_name(heard.error, heard.text))
         if heard.kind == "answer" or is_command(self._message):
             return heard.completion(heard.text)
-        if heard.was_stopped:
-            return heard.completion(heard.said)
-        raise try_later(429, heard.text, seconds=LATER_SECONDS)
+        return heard.completion(heard.said)  # it was stopped
 
 
 def _not_to_be_sent_again(refusal: Refusal) -> Refusal:
@@ -343,7 +347,6 @@ class AnswerListener:
         """As of an `Outbound`: an answer, a word of the loop, or an apology."""
         self.said = ""
         """What was streamed."""
-        self.was_stopped = False
         self.error = ""
         """What kind of error it was, where one is known."""
         self._usage = Usage()
@@ -380,7 +383,6 @@ class AnswerListener:
         return asked is not None and asked.metadata.get("message_id") == self._message_id
 
     def _end_turn(self, told: Mapping[str, Any]) -> None:
-        self.was_stopped = told["state"] == "stopped"
         self.error = str(told.get("error") or "")
         names = ("tokens_in", "tokens_out", "tokens_cached")
         self._usage = Usage(**{name: int(told.get(name) or 0) for name in names})

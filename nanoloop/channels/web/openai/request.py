@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from nanoloop import errors
 from nanoloop.attachments import SCHEME, mime_type_of
-from nanoloop.channels.web.access import Refusal, sentence_of, try_later
+from nanoloop.channels.web.access import LATER_SECONDS, Refusal, sentence_of, try_later
 from nanoloop.channels.web.api import (
     Backend,
     Operation,
@@ -366,8 +366,6 @@ def _tool_spec(tool: Mapping[str, Any]) -> ToolSpec:
     )
 
 
-LATER_SECONDS = 5
-"""How soon a client may come again where nobody knows better."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
