@@ -77,6 +77,29 @@ async def test_who_leaves_before_it_is_his_turn_is_not_answered(web):
     assert [m["text"] for m in await web.messages(ANN)] == ["one", "You said: one"]
 
 
+async def test_what_could_not_be_kept_in_time_is_taken_back_and_may_be_asked_again(
+    web, monkeypatch
+):
+    await ask(web.openai, "one", user="ann")
+    store = web.app.loop.sessions.store
+    back, save = anyio.Event(), store.save
+
+    async def slow(kept):
+        await back.wait()
+        await save(kept)
+
+    monkeypatch.setattr(store, "save", slow)
+    with monkeypatch.context() as hurried:
+        hurried.setattr("nanoloop.channels.web.dialogue.KEPT_SECONDS", 0.05)
+        with pytest.raises(openai.InternalServerError) as away:
+            await ask(web.openai, "two", user="ann")
+    assert away.value.response.headers["retry-after"] == "5"
+    back.set()
+    assert await ask(web.openai, "two", user="ann") == "You said: two"
+    said = [m["text"] for m in await web.messages(ANN)]
+    assert said == ["one", "You said: one", "two", "You said: two"]
+
+
 async def test_who_leaves_stops_no_answer_but_his_own(web):
     web.provider.hold()
     async with anyio.create_task_group() as group:

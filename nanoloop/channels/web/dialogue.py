@@ -26,9 +26,6 @@ Text = Annotated[str, Field(max_length=100_000)]
 KEPT_SECONDS = 5
 """How long a request waits for its message to be kept, before its client is told to try later."""
 
-STORE_AWAY = 503
-"""The status where a message could not be kept yet."""
-
 
 class NewMessage(RequestBody):
     """A message."""
@@ -75,7 +72,7 @@ async def hand_in(backend: Backend, message: Inbound) -> Outcome:
             # No await since it was kept: readers hear of it before anything comes of it.
             tell_accepted(backend, message)
             return outcome
-    raise try_later(STORE_AWAY, sentences.text("store_down"), seconds=LATER_SECONDS)
+    raise try_later(503, sentences.text("store_down"), seconds=LATER_SECONDS)
 
 
 async def _attachment(backend: Backend, caller: Caller, attachment_id: str) -> Attachment:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from nanoloop.channels.screen import unshown
 from nanoloop.channels.web.access import Refusal
 from nanoloop.channels.web.api import Backend
-from nanoloop.channels.web.dialogue import CHANNEL, STORE_AWAY, hand_in
+from nanoloop.channels.web.dialogue import CHANNEL, hand_in
 from nanoloop.channels.web.feed import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
@@ -271,27 +271,22 @@ class SessionQuestion:
 
     async def ask(self, hear: OnText) -> Completion:
         """As `Question`."""
-        backend, session = self._backend, self._session
-        feed = backend.feeds.of(session.id)
-        await self._hand_in()
-        # No await since it was kept: nothing of it is missed.
-        listening = AnswerListener(feed, session, str(self._message.message_id), hear)
-        feed.watch(listening)
-        try:
-            await self._wait(listening.over)
-        finally:
-            feed.unwatch(listening)
-            if not listening.over.is_set():
-                self._take_back(is_answering=listening.is_answering)
-        return self._outcome(listening)
-
-    async def _hand_in(self) -> None:
+        feed = self._backend.feeds.of(self._session.id)
+        listening: AnswerListener | None = None
         try:
             await hand_in(self._backend, self._message)
-        except Refusal as refusal:
-            if refusal.status == STORE_AWAY:  # it may be kept later
-                raise _not_to_be_sent_again(refusal) from None
-            raise
+            # No await since it was kept: nothing of it is missed.
+            name = str(self._message.message_id)
+            listening = AnswerListener(feed, self._session, name, hear)
+            feed.watch(listening)
+            await self._wait(listening.over)
+            return self._outcome(listening)
+        finally:
+            if listening is not None:
+                feed.unwatch(listening)
+            # Also where it could not be kept yet: it may be later, and its client asks again.
+            if listening is None or not listening.over.is_set():
+                self._take_back(is_answering=listening is not None and listening.is_answering)
 
     async def _wait(self, over: anyio.Event) -> None:
         idle = 0
