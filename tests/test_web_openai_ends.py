@@ -6,12 +6,15 @@ import anyio
 import openai
 import pytest
 
+from nanoloop import tool
 from nanoloop.channels.web.openai import answer
 from nanoloop.errors import ContextTooLong, OverQuota
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.tools.toolbox import Toolbox
 from tests.web_openai import (
     ask,
     asking,
+    calling,
     shown,
     stream,
     text_of,
@@ -62,6 +65,35 @@ async def test_who_leaves_in_the_middle_stops_the_model(tmp_path):
         await until(lambda: not web.app.loop.is_busy(ANN))
         kept = await web.messages(ANN)
     assert [(m["text"], m.get("stopped")) for m in kept] == [("a long story", None), ("You", True)]
+
+
+@pytest.mark.parametrize(("effect", "comes"), [("writes", True), ("reads", False)])
+async def test_who_leaves_stops_no_turn_that_has_called_a_tool_that_writes(tmp_path, effect, comes):
+    @tool(effect=effect)
+    def order(item: str) -> str:
+        """Order it."""
+        return item
+
+    provider = ScriptedProvider([calling("order", '{"item": "tea"}'), "Ordered."], held=True)
+    async with asking(tmp_path, provider=provider) as web:
+        web.app.loop.agents.default.toolbox = Toolbox([order])
+        with anyio.CancelScope() as leaving:
+            async with anyio.create_task_group() as group:
+                group.start_soon(leave_in_the_second_step, provider, leaving)
+                await ask(web.openai, "tea", user="ann")
+        with anyio.move_on_after(0.3):
+            await until(lambda: not web.app.loop.is_busy(ANN))
+        provider.release(9)
+        await until(lambda: not web.app.loop.is_busy(ANN))
+        kept = await web.messages(ANN)
+    assert ("Ordered." in [m.get("text") for m in kept]) is comes
+
+
+async def leave_in_the_second_step(provider, leaving):
+    await provider.asked()
+    provider.release(1)
+    await provider.asked(2)
+    leaving.cancel()
 
 
 async def test_who_leaves_before_it_is_his_turn_is_not_answered(web):

@@ -36,6 +36,7 @@ from nanoloop.errors import BusFull
 from nanoloop.intake import is_command
 from nanoloop.messages import Inbound
 from nanoloop.protocols import OnText, Usage
+from nanoloop.session.entry import TOOL_CALL
 from nanoloop.session.session import Session
 
 HEAD_SECONDS = 2
@@ -302,12 +303,20 @@ class SessionQuestion:
     def _take_back(self, *, is_answering: bool) -> None:
         key = self._message.session_key
         if is_answering:
-            self._backend.parts.runner.stop(key)
+            if not self._has_written():
+                self._backend.parts.runner.stop(key)
             return
         name = self._message.message_id
         unsaid = Inbound(channel=CHANNEL, chat=self._session.id, text="", key=key, deletes=name)
         with suppress(BusFull):
             self._backend.parts.bus.put_nowait(unsaid)
+
+    def _has_written(self) -> bool:
+        """Whether the turn has called a tool that may change something: it comes to its end."""
+        session = self._session
+        writes = self._backend.parts.agents.of(session).toolbox.writes
+        done = [entry for entry in session.window if entry.seq > session.awaiting]
+        return any(e.type == TOOL_CALL and writes(str(e.content.get("tool"))) for e in done)
 
     def _outcome(self, heard: AnswerListener) -> Completion:
         if heard.kind == "error":
