@@ -31,7 +31,6 @@ from nanoloop.events import (
     about,
     announce,
 )
-from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
@@ -218,7 +217,7 @@ class Exchange:
 
     async def _keep_anew(self, act: Act) -> None:
         """The conversation's time ran out meanwhile: the next one begins with this exchange."""
-        question = user_entry(self.message)
+        (question,) = self.session.entries_between(self._fence.seq - 1, self._fence.seq)
 
         def begun(session: Session) -> None:
             asked = session.awaiting  # what was said meanwhile is still to be answered

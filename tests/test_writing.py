@@ -226,12 +226,14 @@ async def test_a_conversation_whose_time_runs_out_in_a_turn_keeps_question_and_a
     await kept.add(Session(about=about, clock=lambda: moments[0]))
     provider = ScriptedProvider(["1"], held=True)
     async with running(provider, kept) as loop:
-        loop.bus.put_nowait(said("one"))
+        loop.bus.put_nowait(said("one", group=True))
         await provider.asked()
         moments.append(moments[0] + timedelta(seconds=61))
         provider.release()
         assert await loop.chat.until(1) == ["1"]
-    assert texts(await kept.get(KEY)) == ["one", "1"]
+    begun_anew = await kept.get(KEY)
+    assert texts(begun_anew) == ["one", "1"]
+    assert begun_anew.window[0].metadata["group"] is True
 
 
 async def test_a_question_that_another_one_answered_is_not_answered_twice(store):  # noqa: F811
