@@ -51,6 +51,7 @@ from nanoloop.session.queue import (
     first_of,
     is_for_loop,
     message_id_of,
+    messages_among,
     reworded,
     said_first,
 )
@@ -148,7 +149,9 @@ class Chats:
     def waiting(self, key: str) -> int:
         """Messages that wait in this chat."""
         session = self._sessions.known(key)
-        return self._arrivals.waiting(key) + (0 if session is None else len(session.waiting))
+        return self._arrivals.waiting(key) + (
+            0 if session is None else len(messages_among(session.waiting))
+        )
 
     def is_busy(self, key: str) -> bool:
         """Whether this chat works on a message in any way, or one waits."""
@@ -497,7 +500,7 @@ class Chats:
             apology = self._apology(session.id, failure, turn_id=exchange.turn_id, is_kept=True)
             await exchange.fail(apology.text, apology.incident)
         elif running.scope.cancelled_caught:
-            await exchange.stop(waiting=len(session.waiting))
+            await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
         """What is said within a short time is heard together; the last one is answered."""

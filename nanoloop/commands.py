@@ -17,7 +17,7 @@ from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
 from nanoloop.session.entry import ERASED, MESSAGE
 from nanoloop.session.log import message_count
-from nanoloop.session.queue import last_exchange
+from nanoloop.session.queue import last_exchange, messages_among
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions, matching, mentions
 from nanoloop.words import did_you_mean
@@ -175,7 +175,7 @@ class Commands:
         key = message.session_key
         session = await self._sessions.start_new(key, agent=message.agent, claim=_CLAIM.get())
         said = "A new conversation begins; the old one is kept."
-        waiting = len(session.waiting)
+        waiting = len(messages_among(session.waiting))
         return f"{said} {messages(waiting)} waiting will be answered in it." if waiting else said
 
     async def _stop(self, message: Inbound, _: str) -> str:

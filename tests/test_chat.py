@@ -277,3 +277,13 @@ async def test_every_prefix_of_what_is_written_is_a_crash_that_loses_and_doubles
             assert not [each for each in said_in if {"three", "four"} <= {*each}], upto
         async for info in store.list():
             assert (info.waiting, info.awaiting) == (0, 0), upto
+
+
+async def test_a_command_that_waits_is_no_message_that_waits():
+    provider = ScriptedProvider(held=True)
+    async with running(provider, InMemoryStore()) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        for text in ("two", "/rename Rome"):
+            await loop.bus.hand_in(said(text))
+        assert loop.waiting("test:a") == 1

@@ -167,6 +167,11 @@ def is_for_loop(entry: Entry) -> bool:
     return bool(entry.metadata.get("origin") == COMMAND)
 
 
+def messages_among(waiting: Iterable[Entry]) -> list[Entry]:
+    """What waits for an answer; commands wait too."""
+    return [entry for entry in waiting if not is_for_loop(entry)]
+
+
 def message_id_of(entry: Entry) -> str | None:
     """The channel's id of what a user said."""
     return entry.metadata.get(MESSAGE_ID)
