@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio
-
 from nanoloop.context import Views
 from nanoloop.errors import (
-    SessionDamaged,
     SessionNotFound,
-    StoreConflict,
     StoreError,
     TurnLost,
     place_of,
@@ -34,22 +29,19 @@ from nanoloop.events import (
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
-from nanoloop.sending import named, reply_to, send_answer
+from nanoloop.sending import Notices, named, reply_to, send_answer
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, said_first
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
+from nanoloop.writing import is_away, leave_alone
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent, Agents
 
 STOPPED = "Stopped."
-STORE_SECONDS = 1.0
-"""How long a store that is away is left alone between two tries, once its time is over."""
-Sorry = Callable[[StoreError], Awaitable[None]]
-"""Tells a chat that its store is away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +159,11 @@ class Exchange:
                 await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
                 raise
 
-    async def deliver(self, answer: Answer, *, sorry: Sorry) -> None:
-        """Keep the answer, then send it; `sorry` is told where the store is away for long."""
+    async def deliver(self, answer: Answer, *, notices: Notices) -> None:
+        """Keep the answer, then send it; where its store is away for long the chat is told."""
         with self._turn.about():
             # Kept before it is sent: what the chat has read is never unknown to the log.
-            said = await self._keep(answer, sorry)
+            said = await self._keep(answer, notices)
             await self._send(answer.text, said)
             announce(self._receipt(answer))
             self._view.learn(answer.usage.tokens_in, steps=answer.steps)
@@ -179,7 +171,7 @@ class Exchange:
                 self._summarizer.work_beside(self.session, self._resize)
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
-    async def _keep(self, answer: Answer, sorry: Sorry) -> Entry:
+    async def _keep(self, answer: Answer, notices: Notices) -> Entry:
         kept: list[Entry] = []
 
         def act(session: Session) -> None:
@@ -195,10 +187,10 @@ class Exchange:
             if not self.session.has_expired():
                 raise  # deleted by somebody: nothing is revived
             await self._keep_anew(act)
-        except (SessionDamaged, StoreConflict):
-            raise
         except StoreError as error:
-            await sorry(error)
+            if not is_away(error):
+                raise
+            await notices.apologise(self.message, error)
             await self._keep_in_the_end(act, answer.entries[-1].id)
         self._fence.is_over = True
         return kept[-1]
@@ -211,9 +203,12 @@ class Exchange:
                 self._fence.act(session, act)
 
         while True:
-            await anyio.sleep(STORE_SECONDS)
-            with suppress(StoreError):
+            await leave_alone()
+            try:
                 return await self._sessions.change(self.session, again)
+            except StoreError as error:
+                if not is_away(error):
+                    raise
 
     async def _keep_anew(self, act: Act) -> None:
         """The conversation's time ran out meanwhile: the next one begins with this exchange."""

@@ -21,6 +21,11 @@ _SEEN = ("http://", "https://", "data:", "attachment:")
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to")
 
 
+def entry_of(message: Inbound) -> Entry:
+    """What is kept of a message: it, or what the model is told of the change that it makes."""
+    return amendment(message) if amended_by(message) else user_entry(message)
+
+
 def user_entry(message: Inbound) -> Entry:
     """The user's turn, marked with where it came from."""
     metadata: dict[str, Any] = {name: getattr(message, name) for name in _KEPT}

@@ -1,10 +1,12 @@
-"""Who runs when: a lane for each chat, commands beside it; stop, full, crash, shutdown."""
+"""The loop: what arrives is kept in its chat's session before anyone is told; start and stop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from anyio.abc import TaskStatus
@@ -16,18 +18,38 @@ from nanoloop.bus import InProcessBus
 from nanoloop.chat import Chats
 from nanoloop.commands import Commands
 from nanoloop.context import Bounds, Views
-from nanoloop.errors import SessionNotFound
+from nanoloop.errors import (
+    HistoryNotLoaded,
+    LaneFull,
+    NanoloopError,
+    NotReadable,
+    SessionDamaged,
+    SessionNotFound,
+    StoreError,
+)
 from nanoloop.events import (
     LoopStarted,
     LoopStopped,
+    MessageAccepted,
+    MessageRefused,
+    MessageRepeated,
     announce,
 )
-from nanoloop.exchange import ExchangeParts
+from nanoloop.exchange import Begun, ExchangeParts
+from nanoloop.intake import amended_by, entry_of, is_command
+from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.messages import Delivery, Inbound, Outcome
 from nanoloop.protocols import Bus, Provider, SessionInfo, Store, Tool
+from nanoloop.sending import Notices, reply_to
 from nanoloop.sentences import Sentences
+from nanoloop.session.entry import Entry
+from nanoloop.session.queue import message_id_of, messages_among, reworded
+from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.turn import close_calls
+from nanoloop.writing import is_away, leave_alone
 
 if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
@@ -92,29 +114,39 @@ class AgentLoop:
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
+        parts = ExchangeParts(
+            provider=provider,
+            agents=self.agents,
+            sessions=self.sessions,
+            bus=self.bus,
+            summarizer=self.summarizer,
+            follow=_nobody if recall is None else recall.follow,
+            views=Views(bounds),
+            **buffer,
+        )
+        commands = Commands(
+            sessions=self.sessions,
+            agents=self.agents,
+            summarizer=self.summarizer,
+            recall=recall,
+            runner=self,
+            **buffer,
+        )
+        notices = Notices(self.bus, self.sentences)
         self._chats = Chats(
-            parts=ExchangeParts(
-                provider=provider,
-                agents=self.agents,
-                sessions=self.sessions,
-                bus=self.bus,
-                summarizer=self.summarizer,
-                follow=_nobody if recall is None else recall.follow,
-                views=Views(bounds),
-                **buffer,
-            ),
-            commands=Commands(
-                sessions=self.sessions,
-                agents=self.agents,
-                summarizer=self.summarizer,
-                recall=recall,
-                runner=self,
-                **buffer,
-            ),
+            parts=parts,
+            commands=commands,
+            notices=notices,
             limiter=anyio.Semaphore(max_concurrent_turns),
             waiting_limit=lane_limit,
             answer_unanswered=answer_unanswered,
-            sentences=self.sentences,
+        )
+        self._arrivals = Arrivals(
+            chats=self._chats,
+            parts=parts,
+            commands=commands,
+            notices=notices,
+            waiting_limit=lane_limit,
         )
 
     @property
@@ -135,16 +167,17 @@ class AgentLoop:
             for part in (self.bus, self.summarizer, self._recall):
                 if part is not None:
                     await stack.enter_async_context(part)
-            async with self._chats:
+            async with self._chats, self._arrivals:
                 stack.enter_context(self._serving())
                 self._announce_start()
                 task_status.started()
                 async for delivery in self.bus.deliveries():
-                    await self._chats.take(delivery)
+                    await self._arrivals.take(delivery)
                     await checkpoint()  # a burst must leave the chats their turn
                 with anyio.move_on_after(self._shutdown_turns_seconds):
-                    await self._chats.idle()
-                unfinished = await self._chats.keep_arriving()
+                    await self._arrivals.idle()
+                unfinished = len(self._chats)
+                await self._arrivals.finish()
             await self._stop(unfinished)
 
     async def _stop(self, unfinished: int) -> None:
@@ -179,7 +212,7 @@ class AgentLoop:
 
     def waiting(self, key: str) -> int:
         """Messages that wait in this lane."""
-        return self._chats.waiting(key)
+        return self._arrivals.waiting(key)
 
     def is_answering(self, key: str) -> bool:
         """Whether a turn is going on in this lane."""
@@ -187,7 +220,7 @@ class AgentLoop:
 
     def is_busy(self, key: str) -> bool:
         """Whether this lane works on a message in any way, or one waits."""
-        return self._chats.is_busy(key)
+        return self._chats.is_busy(key) or self._arrivals.is_busy(key)
 
     # After a restart
 
@@ -211,3 +244,256 @@ def _is_left(info: SessionInfo) -> bool:
 
 def _nobody(_: str) -> None:
     """Nothing takes in what left a window."""
+
+
+WAITING_BYTES = 1_000_000
+"""How much may wait in one chat."""
+INTERRUPTED = "interrupted before it finished: a message was changed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """What became of a message."""
+
+    session: Session
+    outcome: Outcome = "kept"
+    begun: Begun | None = None
+    """The question that it is, where nothing else was owed."""
+    ends_turn: bool = False
+    """Whether it changed the question that is being answered."""
+
+
+class Arrivals:
+    """Takes messages into their sessions, one at a time and in order for each chat."""
+
+    def __init__(
+        self,
+        *,
+        chats: Chats,
+        parts: ExchangeParts,
+        commands: Commands,
+        notices: Notices,
+        waiting_limit: int,
+    ) -> None:
+        self._chats = chats
+        self._parts = parts
+        self._sessions = parts.sessions
+        self._commands = commands
+        self._notices = notices
+        self._waiting_limit = waiting_limit
+        self._arrivals: Lanes[str, Delivery] = Lanes(
+            self._arrive, limit=waiting_limit, name="arrival"
+        )
+        self._asides: Lanes[str, Delivery] = Lanes(
+            self._answer_aside, limit=waiting_limit, name="aside"
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for lanes in (self._asides, self._arrivals):
+            await self._stack.enter_async_context(lanes)
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
+
+    def waiting(self, key: str) -> int:
+        """Messages of this chat that wait, in its session or to get there."""
+        session = self._sessions.known(key)
+        return self._arrivals.waiting(key) + (
+            0 if session is None else len(messages_among(session.waiting))
+        )
+
+    def is_busy(self, key: str) -> bool:
+        """Whether a message of this chat is on its way into its session."""
+        return self._arrivals.is_busy(key)
+
+    async def idle(self) -> None:
+        """Wait until all that came has been taken in and answered."""
+        await self._arrivals.idle()
+        await self._chats.idle()
+        await self._asides.idle()
+
+    async def finish(self) -> None:
+        """Make durable what has not been taken in yet."""
+        for delivery in self._arrivals.take_waiting():
+            message = delivery.message
+            try:
+                arrival = await self._kept(message, entry_of(message))
+            except NanoloopError as error:
+                if is_away(error):  # for all others too: nobody waits for it once for each
+                    break
+            else:
+                await delivery.ack(arrival.outcome)
+
+    async def take(self, delivery: Delivery) -> None:
+        """Put a message where it will be handled; waits for nobody."""
+        message = delivery.message
+        key = message.session_key
+        try:
+            if is_command(message) and self._commands.is_at_once(message.text):
+                # /stop waits for no other command, which may take long.
+                lane = f"{key} stop" if message.text.split()[:1] == ["/stop"] else key
+                self._asides.put_nowait(lane, delivery)
+            else:
+                self._arrivals.put_nowait(key, delivery)
+        except LaneFull:
+            await self._refuse(delivery)
+        else:
+            waiting, name = self.waiting(key), message.message_id
+            announce(MessageAccepted(key=key, message_id=name, waiting=waiting))
+
+    async def _refuse(self, delivery: Delivery) -> None:
+        message = delivery.message
+        announce(
+            MessageRefused(key=message.session_key, message_id=message.message_id, reason="full")
+        )
+        await delivery.ack("full")
+        await self._notices.say(message, "busy")
+
+    async def _answer_aside(self, _: str, delivery: Delivery) -> None:
+        """Answer what only reads, whatever else goes on."""
+        try:
+            text = await self._commands.answer(delivery.message)
+        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
+            await self._fail(delivery, error)
+        else:
+            await delivery.ack()
+            await self._notices.publish(reply_to(delivery.message, text, "notice"))
+
+    async def _fail(self, delivery: Delivery, error: Exception) -> None:
+        await delivery.ack("failed")
+        await self._notices.apologise(delivery.message, error)
+
+    async def _arrive(self, key: str, delivery: Delivery) -> None:
+        try:
+            arrival = await self._kept_in_the_end(delivery)
+        except (SessionDamaged, NotReadable) as unreadable:
+            if is_command(delivery.message):  # /new is the way out
+                await self._answer_aside(key, delivery)
+            else:
+                await self._fail(delivery, unreadable)
+            return
+        except Exception as error:  # noqa: BLE001 - as above
+            await self._fail(delivery, error)
+            return
+        if arrival.outcome == "full":
+            await self._refuse(delivery)
+            return
+        if arrival.outcome == "repeated":
+            name = delivery.message.message_id or ""
+            announce(MessageRepeated(key=key, message_id=name))
+        if arrival.begun is not None:
+            self._chats.note(arrival.session, arrival.begun)
+        if arrival.ends_turn:
+            self._chats.drop_turn(key)
+        await delivery.ack(arrival.outcome)
+        self._chats.wake(key, arrival.session.id)
+
+    async def _kept_in_the_end(self, delivery: Delivery) -> Arrival:
+        """The same, however long the store is away; the chat is told of that once."""
+        message, is_told = delivery.message, False
+        entry = entry_of(message)
+        while True:
+            try:
+                return await self._kept(message, entry)
+            except StoreError as error:
+                if not is_away(error):
+                    raise
+                if not is_told:
+                    await self._notices.apologise(message, error)
+                is_told = True
+                await leave_alone()
+
+    async def _kept(self, message: Inbound, entry: Entry) -> Arrival:
+        """Have it in its chat's session, durable when this returns."""
+        act = partial(self._take_in, message=message, entry=entry)
+        while True:
+            with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
+                session = await self._sessions.current(message.session_key, agent=message.agent)
+                arrival = await self._sessions.change(session, act)
+                if arrival is not None:
+                    return arrival
+
+    def _take_in(self, session: Session, *, message: Inbound, entry: Entry) -> Arrival | None:
+        """Have the session take it in; None where its chat has moved on."""
+        if session.moved:
+            return None
+        name = message.message_id
+        if (kept := _tried_before(session, entry)) is not None:
+            return kept
+        # A change may come under the name of what it changes.
+        if name is not None and name != amended_by(message) and session.has_seen(name):
+            return Arrival(session=session, outcome="repeated")
+        if amended_by(message):
+            return self._amend(session, message, entry)
+        return self._queue(session, message, entry)
+
+    def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
+        """Have it wait for its turn, which comes at once where nothing else is owed."""
+        waits = is_command(message) or self._chats.first(session) is not None
+        if waits and not self._has_room(session, entry):
+            return Arrival(session=session, outcome="full")
+        if message.agent and not is_command(message):
+            self._parts.agents.choose(session, wanted=message.agent, channel=message.channel)
+        if waits:
+            session.hold(entry)
+            if is_command(message) and message.message_id is not None:
+                session.know([message.message_id])  # it will be in no log
+            return Arrival(session=session)
+        return Arrival(session=session, begun=self._parts.begin(session, entry))
+
+    def _amend(self, session: Session, message: Inbound, told: Entry) -> Arrival:
+        """Change what waits or is being asked; of anything older the model is told."""
+        name, begun, ends_turn = amended_by(message) or "", None, False
+        if not session.amend_held(name, None if message.deletes else message.text):
+            if not session.has_seen(name):
+                return Arrival(session=session)
+            question = session.entry_at(session.awaiting)
+            ends_turn = question is not None and message_id_of(question) == name
+            if question is None or not ends_turn:
+                session.add_entry(told)
+            elif not _take_back(session):  # what was done for it must not be forgotten
+                close_calls(session, INTERRUPTED)
+                session.add_entry(told)
+                session.awaiting = 0 if message.deletes else session.awaiting
+            elif not message.deletes:
+                again = replace(reworded(question, message.text), id=told.id)
+                begun = self._parts.begin(session, again)
+        if message.message_id is not None:
+            session.know([message.message_id])
+        return Arrival(session=session, begun=begun, ends_turn=ends_turn)
+
+    def _has_room(self, session: Session, entry: Entry) -> bool:
+        waiting = session.waiting
+        used = sum(map(_size, waiting))
+        return len(waiting) < self._waiting_limit and used + _size(entry) <= WAITING_BYTES
+
+
+def _tried_before(session: Session, entry: Entry) -> Arrival | None:
+    """What became of it where it was taken in already, and could not be made durable."""
+    newest = session.newest
+    if newest is not None and newest.id == entry.id:
+        is_asked = newest.seq == session.awaiting
+        begun = Begun(seq=newest.seq, evicted=0) if is_asked else None
+        return Arrival(session=session, begun=begun)
+    if any(waiting.id == entry.id for waiting in session.waiting):
+        return Arrival(session=session)
+    return None
+
+
+def _size(entry: Entry) -> int:
+    """The bytes that a message takes, about."""
+    return len(str(entry.content).encode())
+
+
+def _take_back(session: Session) -> bool:
+    """Take back the question that is being asked; False where more than that came of it."""
+    if session.awaiting != session.last_seq:
+        return False
+    try:
+        session.undo()
+    except HistoryNotLoaded:  # all before it has left the window
+        return False
+    session.awaiting = 0
+    return True

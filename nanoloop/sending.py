@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from nanoloop.events import TurnFailed, about, announce
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
+from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
@@ -38,6 +40,43 @@ def reply_to(
         session_id=session_id,
         incident=incident,
     )
+
+
+class Notices:
+    """What the loop itself says to chats, and tells the operator of what failed."""
+
+    def __init__(self, bus: Bus, sentences: Sentences) -> None:
+        self._bus = bus
+        self._sentences = sentences
+
+    def text(self, name: str) -> str:
+        """The sentence with this name."""
+        return self._sentences.text(name)
+
+    async def say(self, message: Inbound, name: str) -> None:
+        """Say the sentence with this name to the chat that the message came from."""
+        await self.publish(reply_to(message, self.text(name)))
+
+    async def apologise(self, message: Inbound, error: Exception) -> None:
+        """Tell that chat what failed, in words for people."""
+        apology = self.apology(message.session_key, error)
+        await self.publish(reply_to(message, apology.text, "error", incident=apology.incident))
+
+    async def publish(self, said: Outbound) -> None:
+        """Send it; a bus that fails must not end every lane."""
+        try:
+            await self._bus.publish(said)
+        except Exception as error:  # noqa: BLE001 - as its docstring says
+            self.apology(said.chat, error)
+
+    def apology(
+        self, session_id: str, error: Exception, *, turn_id: str = "", is_kept: bool = False
+    ) -> Apology:
+        """What the chat is told; what the operator is told of it goes to the log."""
+        incident = self._sentences.incidents.of(error, place=session_id)
+        with about(session_id=session_id, turn_id=turn_id):
+            announce(TurnFailed(**incident.facts))
+        return self._sentences.apology(error, incident.incident, is_kept=is_kept)
 
 
 async def send_answer(

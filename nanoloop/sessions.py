@@ -156,7 +156,7 @@ class Sessions:
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
         )
-        self._alive[created.id] = self._recent[created.id] = created
+        self._hold(created)
         await self._go_on_in(created, key, old, claim=claim)
         old_id = id_for_key(key) if old is None else old.id
         announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))

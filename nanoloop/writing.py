@@ -28,8 +28,21 @@ from nanoloop.session.session import Session
 TRIES = 100
 """Writers in a row that may be first before it is given up."""
 BETWEEN_TRIES_SECONDS = (0.001, 0.1)
+AWAY_SECONDS = 1.0
+"""How long a store that is away is left alone, once the patience with it is over."""
 
 T = TypeVar("T")
+
+
+def is_away(error: Exception) -> bool:
+    """Whether it says that the store can't be reached now, and nothing of one session."""
+    of_one = (SessionDamaged, NotReadable, StoreConflict)
+    return isinstance(error, StoreError) and not isinstance(error, of_one)
+
+
+async def leave_alone() -> None:
+    """Wait between two tries of a store that is away for longer than a chat is told nothing."""
+    await anyio.sleep(AWAY_SECONDS)
 
 
 class SessionWriter:
@@ -79,10 +92,8 @@ class SessionWriter:
         for pause in chain((0.05, 0.1, 0.2, 0.5), repeat(1.0)):
             try:
                 return await save(session)
-            except (SessionDamaged, NotReadable, StoreConflict):
-                raise
-            except StoreError:
-                if time.monotonic() + pause > give_up:
+            except StoreError as error:
+                if not is_away(error) or time.monotonic() + pause > give_up:
                     raise
             await anyio.sleep(pause)
         return None

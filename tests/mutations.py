@@ -57,7 +57,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="a message is acknowledged once it is durable",
-        file="nanoloop/chat.py",
+        file="nanoloop/loop.py",
         old="            arrival = await self._kept_in_the_end(delivery)",
         new="            await delivery.ack()\n"
         "            arrival = await self._kept_in_the_end(delivery)",
@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         promise="a repeated message is answered once",
-        file="nanoloop/chat.py",
+        file="nanoloop/loop.py",
         old="name != amended_by(message) and session.has_seen(name)",
         new="name != amended_by(message) and False",
         test="tests/test_holds.py -k repeat",

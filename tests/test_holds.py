@@ -292,7 +292,7 @@ async def test_what_steers_is_told_to_the_turn_that_is_going_on():
 def test_a_message_whose_turn_comes_is_in_one_place_or_the_other_at_every_instant():
     session = Session(id="s")
     session.hold(Entry.message("user", "later"))
-    held = session.take_held(session.waiting[0].id)
+    held = session.waiting[0]
     # A commit of another thread may be made just here.
     assert session.changes().sections["waiting"] == [held.to_dict()]
     session.add_entry(held)

@@ -304,7 +304,7 @@ def test_each_refusal_says_what_to_do_and_nobodys_words(error, advice):
 async def test_a_turn_that_loses_its_server_is_told_and_the_chat_goes_on(
     postgres_server, no_patience, monkeypatch
 ):
-    monkeypatch.setattr("nanoloop.exchange.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     provider = ScriptedProvider(["first", "second"], held=True)
     store = PostgresStore(postgres_server.url)
     async with running(provider, store=store, store_timeout_seconds=0) as loop:

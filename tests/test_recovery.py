@@ -141,7 +141,7 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
 
 
 async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(monkeypatch):
-    monkeypatch.setattr("nanoloop.exchange.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     failing = Failing(InMemoryStore())
     provider = ScriptedProvider(["1"], held=True)
     async with running(provider, failing, store_timeout_seconds=0) as loop:
@@ -155,7 +155,7 @@ async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(mo
 
 
 async def test_a_message_is_not_acknowledged_before_the_store_is_back(monkeypatch):
-    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     failing = Failing(InMemoryStore())
     async with running(ScriptedProvider(["1", "2"]), failing, store_timeout_seconds=0) as loop:
         loop.bus.put_nowait(said("one"))

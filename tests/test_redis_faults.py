@@ -344,7 +344,7 @@ async def test_a_chat_is_told_and_goes_on_by_itself_when_the_server_is_back(redi
 
 
 async def test_a_chat_goes_on_after_an_answer_that_got_lost(proxy, monkeypatch):
-    monkeypatch.setattr("nanoloop.exchange.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     provider = ScriptedProvider(["first", lambda *_: proxy.hold() or "second", "third"])
     async with opened(proxy.url, timeout_seconds=SOON) as store:
         async with talking(store, provider) as direct:

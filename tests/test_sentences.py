@@ -92,7 +92,7 @@ async def test_a_models_words_reach_the_operator_and_no_chat(error):
 async def test_a_stores_words_reach_the_operator_and_no_chat(monkeypatch):
     monkeypatch.setattr("nanoloop.testing.faults.StoreError", lambda _: StoreError(CANARY))
     failing = Failing(InMemoryStore())
-    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     failing.plan = ["before"]
     async with running(ScriptedProvider(), store=failing, store_timeout_seconds=0) as loop:
         put(loop, "hi")

@@ -443,7 +443,7 @@ class TestOwed:
         session.hold(Entry.message("user", "later"))
         await store.save(session)
         back = await store.load("s")
-        back.add_entry(back.take_held(back.waiting[0].id))
+        back.add_entry(back.waiting[0])
         back.arrived(7)  # of which nobody knew
         await store.save(back)
         again = await store.load("s")

@@ -119,7 +119,7 @@ async def test_a_chat_whose_session_has_no_agent_yet_gets_the_one_that_its_messa
 
 
 async def test_a_question_is_answered_once_a_store_is_back_that_was_away_at_a_step(monkeypatch):
-    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     looking, store = Looking(), InMemoryStore()  # noqa: F811
     provider = ScriptedProvider([CALL], otherwise="1")
     save = store.save
@@ -264,8 +264,7 @@ async def test_nothing_is_remembered_of_questions_that_were_taken_back():
 
 
 async def test_an_edit_is_answered_though_the_store_was_away_when_it_came(monkeypatch):
-    monkeypatch.setattr("nanoloop.chat.STORE_SECONDS", 0.01)
-    monkeypatch.setattr("nanoloop.exchange.STORE_SECONDS", 0.01)
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     store, provider = InMemoryStore(), ScriptedProvider(["1", "1, really"], held=True)  # noqa: F811
     save = store.save
 

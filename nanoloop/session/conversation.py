@@ -211,6 +211,13 @@ class Conversation:
         """The last entry of the log; not to be changed."""
         return self.log.entries[-1] if self.log.entries else None
 
+    def entry_at(self, seq: int) -> Entry | None:
+        """The entry of the window with this number, or None; not to be changed."""
+        newest = self.newest  # it is the one, nearly always
+        if newest is not None and newest.seq == seq:
+            return newest
+        return next((entry for entry in self.window if entry.seq == seq), None)
+
     @property
     def entry_count(self) -> int:
         """Entries of the whole history, in memory or not."""
@@ -284,10 +291,6 @@ class Conversation:
         """What this chat owes first; `sent` are answers that are on their way."""
         with self.lock:
             return self.queue.next(self._awaiting, sent, self.moved)
-
-    def take_held(self, entry_id: str) -> Entry | None:
-        """That message, for its turn: once it is added to the log it waits no more; or None."""
-        return self.queue.find(entry_id)
 
     def let_go_held(self, entry_id: str) -> None:
         """Let that message wait no more; it has its turn elsewhere."""

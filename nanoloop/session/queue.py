@@ -101,10 +101,6 @@ class Queue:
             return PassOn(moved)
         return first_of(self.waiting)
 
-    def find(self, entry_id: str) -> Entry | None:
-        """The waiting message with this id of an entry."""
-        return next((entry for entry in self.waiting if entry.id == entry_id), None)
-
     def let_go(self, entry_id: str) -> bool:
         """Let that message wait no more; False if it didn't."""
         left = tuple(entry for entry in self.waiting if entry.id != entry_id)

@@ -254,7 +254,7 @@ class Lives(RuleBasedStateMachine):
     def take_or_drop(self, may_take):
         first = self.session.waiting[0]
         if may_take:
-            self.session.add_entry(self.session.take_held(first.id))
+            self.session.add_entry(first)
         else:
             self.session.let_go_held(first.id)
 
