@@ -6,8 +6,8 @@ from datetime import datetime, timedelta, timezone
 import anyio
 
 from nanoloop.agents import Agent
-from nanoloop.errors import NotReadable, StoreError
-from nanoloop.events import LoopStopped
+from nanoloop.errors import NotReadable, SessionDamaged, StoreError
+from nanoloop.events import LoopStopped, TurnFailed
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sessions import Sessions
@@ -292,3 +292,23 @@ async def test_where_a_chat_goes_on_is_found_at_once_the_next_time():
     await store.create(id="test:a@new", key=KEY)
     assert (await Sessions(store).current(KEY)).id == "test:a@new"
     assert await store.bound(KEY) == "test:a@new"
+
+
+async def test_a_session_that_breaks_while_its_answer_waits_for_the_store_is_told_of(monkeypatch):
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
+    store, provider = InMemoryStore(), ScriptedProvider(["1"], held=True)  # noqa: F811
+    failures = [StoreError("it is away"), SessionDamaged(KEY, "its head is no object")]
+
+    async def failing(_):
+        raise failures.pop(0) if len(failures) > 1 else failures[0]
+
+    async with running(provider, store, store_timeout_seconds=0) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        store.save = failing
+        provider.release()
+        await loop.chat.until(1)
+        with anyio.fail_after(5):
+            while len(failed := [e for e in loop.heard if isinstance(e, TurnFailed)]) < 2:
+                await anyio.sleep(0.01)
+    assert [event.error for event in failed[:2]] == ["StoreError", "SessionDamaged"]
