@@ -5,7 +5,8 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from nanoloop.channels.web import api, feed, server
+from nanoloop.channels import server
+from nanoloop.channels.web import api, feed
 from nanoloop.channels.web.access import RateLimit
 from tests.web_server import serving
 

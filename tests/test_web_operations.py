@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nanoloop.channels.web import server
+from nanoloop.channels import server
 from nanoloop.channels.web.api import document
 from nanoloop.channels.web.channel import OPERATIONS
 from nanoloop.sentences import ENGLISH

@@ -17,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 from telegram import Bot
 
 from nanoloop.channels.kit.platform import Hear
+from nanoloop.channels.server import WebServer
 from nanoloop.channels.telegram.api import OTHER_WEBHOOK, POLL, explained
 from nanoloop.channels.telegram.hearing import KINDS, Read
-from nanoloop.channels.web.server import WebServer
 from nanoloop.errors import SendLater
 
 POLL_SECONDS = 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import mimetypes
 import re
 import socket
@@ -27,6 +28,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoloop.attachments import SCHEME, Attachments, mime_type_of
+from nanoloop.channels.server import WebServer
 from nanoloop.channels.web import conversations, dialogue
 from nanoloop.channels.web.access import (
     COOKIE_SECONDS,
@@ -55,7 +57,6 @@ from nanoloop.channels.web.dialogue import CHANNEL, shown_attachment
 from nanoloop.channels.web.feed import FeedWriter, OpenStreams
 from nanoloop.channels.web.openai import completions
 from nanoloop.channels.web.openai.completions import HEADER, IGNORED
-from nanoloop.channels.web.server import LOOPBACK_NAMES, WebServer, is_loopback, listening_socket
 from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
 from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, announce
 from nanoloop.messages import Outbound
@@ -160,6 +161,30 @@ class WebChannel:
     def hear(self, event: Event) -> None:
         """Tell what happened to everyone who reads its session."""
         self._news.hear(event)
+
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+BACKLOG = 2048
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens there; raises OSError with a sentence where that can't be."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise SettingsError(
+            f"can't listen on {host} port {port}: {error.strerror or error}; choose another "
+            "with --host and --port, or channels.web.host and channels.web.port"
+        ) from error
 
 
 STORE_SECONDS = 3

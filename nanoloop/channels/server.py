@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,34 +14,10 @@ import anyio
 import uvicorn
 from starlette.types import ASGIApp
 
-from nanoloop.errors import SettingsError
-
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-BACKLOG = 2048
 SWEEP_SECONDS = 1
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01
 """How often to look whether all has ended, when it should."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there; raises OSError with a sentence where that can't be."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise SettingsError(
-            f"can't listen on {host} port {port}: {error.strerror or error}; choose another "
-            "with --host and --port, or channels.web.host and channels.web.port"
-        ) from error
 
 
 class _UvicornServer(uvicorn.Server):
