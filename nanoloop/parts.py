@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -15,7 +14,8 @@ from nanoloop import plugins
 from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.bus import InProcessBus
-from nanoloop.errors import SettingsError, how_to_install, place_of
+from nanoloop.defaults import UPLOADS_BYTES
+from nanoloop.errors import SettingsError, place_of
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
 from nanoloop.memory.index import Index
@@ -27,8 +27,7 @@ from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
 from nanoloop.providers.models import Models, in_background
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
-from nanoloop.settings import AgentSettings, Settings, ToolSettings
-from nanoloop.settings.plugins import empty
+from nanoloop.settings import AgentSettings, Settings
 from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
 from nanoloop.settings.vendors import (
     ServerSettings,
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
     from nanoloop.app import App
     from nanoloop.channels.kit.intake import Transcriber
-    from nanoloop.channels.web.access import Token
-    from nanoloop.channels.web.channel import WebChannel
 
 
 ATTACHMENTS = "attachments"
@@ -88,7 +85,8 @@ def make_seal(settings: Settings) -> Seal | None:
 
 def make_attachments(settings: Settings) -> Attachments:
     """Where uploaded files are kept."""
-    limit = settings.channels.web.uploads_bytes
+    web = settings.channels.of_plugins.get("web")  # its setting holds for all channels' uploads
+    limit = getattr(web, "uploads_bytes", UPLOADS_BYTES)
     return Attachments(settings.data / ATTACHMENTS, limit_bytes=limit, seal=make_seal(settings))
 
 
@@ -277,7 +275,7 @@ def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) 
     if name in tools:
         return tools[name]
     if plugins.is_installed("tools", name):
-        return _installed(name, empty(f"tools.{name}", ToolSettings.table_for(name)))
+        return _installed(name, settings.tools.of(name))
     key = f"agents.{agent}.tools"
     known = [*tools, *plugins.names("tools")]
     advice = did_you_mean(name, known, f"the tools are {', '.join(known)}")
@@ -343,56 +341,10 @@ def make_recall(settings: Settings, store: Store) -> Recall | None:
     return Recall(store, index)
 
 
-TOKEN_LENGTH = 16
-"""Characters that a token of the web has at least: nobody guesses it."""
-
-
-def make_web(settings: Settings, app: App) -> WebChannel:
-    """The page and the API, as these settings want them, for `app.add`."""
-    # An extra of its own, and too much to load where nobody serves it.
-    try:
-        from nanoloop.channels.web.api import WebLimits, WebParts  # noqa: PLC0415 - as above
-        from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
-    except ModuleNotFoundError as missing:
-        raise SettingsError(
-            f"the web needs the package {missing.name}: {how_to_install('web')}"
-        ) from missing
-
-    web, loop = settings.channels.web, app.loop
-    channel = WebChannel(
-        WebParts(
-            bus=loop.bus,
-            sessions=loop.sessions,
-            agents=loop.agents,
-            summarizer=loop.summarizer,
-            runner=loop,
-            recall=loop.recall,
-            keep=settings.message_buffer_min,
-            model=settings.model,
-            snapshot=app.telemetry.snapshot,
-            sentences=loop.sentences,
-            provider=app.provider,
-        ),
-        attachments=make_attachments(settings),
-        address=WebAddress(
-            host=web.host,
-            port=web.port,
-            hosts=web.hosts,
-            origins=web.origins,
-            grace_seconds=settings.loop.shutdown_turns_seconds,
-        ),
-        tokens=make_tokens(settings),
-        limits=WebLimits(
-            requests_per_minute=web.requests_per_minute,
-            upload_bytes=web.upload_bytes,
-        ),
-    )
-    app.observers.append(channel.hear)
-    return channel
-
-
-def make_channels(settings: Settings, *, transcriber: Transcriber | None = None) -> list[Channel]:
-    """The chat platforms that these settings want, for `app.add`; raises `SettingsError`.
+def make_channels(
+    settings: Settings, app: App, *, transcriber: Transcriber | None = None
+) -> list[Channel]:
+    """The channels that these settings want, for `app.add`; raises `SettingsError`.
 
     `transcriber` tells what voice messages say, in place of what the settings name.
     """
@@ -402,7 +354,9 @@ def make_channels(settings: Settings, *, transcriber: Transcriber | None = None)
     attachments = make_attachments(settings)
     transcriber = transcriber or make_transcriber(settings)
     return [
-        make_channel(
+        make_with_program(settings, name, app)
+        if plugins.load("channels", name).takes_program
+        else make_channel(
             name,
             own,
             folder=settings.data,
@@ -413,6 +367,14 @@ def make_channels(settings: Settings, *, transcriber: Transcriber | None = None)
     ]
 
 
+def make_with_program(settings: Settings, name: str, app: App) -> Any:
+    """The channel of that name, which takes a `Program`; raises `SettingsError`."""
+    own = settings.channels.of(name)
+    attachments = make_attachments(settings)
+    program = plugins.Program(app=app, settings=settings, attachments=attachments)
+    return plugins.load("channels", name).make(own, program)
+
+
 def make_transcriber(settings: Settings) -> Transcriber | None:
     """What tells the words of voice messages, where there is such; raises `SettingsError`."""
     from nanoloop.channels.kit.intake import Transcriber  # noqa: PLC0415 - as above
@@ -421,25 +383,3 @@ def make_transcriber(settings: Settings) -> Transcriber | None:
     if function is None:
         return None
     return Transcriber(function)
-
-
-def make_tokens(settings: Settings) -> list[Token]:
-    """Who may use the web, and which sessions they see; raises `SettingsError`."""
-    from nanoloop.channels.web.access import Caller, Token  # noqa: PLC0415 - as above
-
-    tokens = []
-    for name, own in settings.channels.web.tokens.items():
-        key = f"channels.web.tokens.{name}"
-        secret = own.token.get_secret_value() if own.token else ""
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-            raise SettingsError(f"{key} is no name for a token: use a-z, A-Z, 0-9, _ and -")
-        if len(secret) < TOKEN_LENGTH:
-            less = f"{key}.token has less than {TOKEN_LENGTH} characters"
-            text = f"{less}: `openssl rand -hex 24` makes one"
-            where = settings.origin(f"{key}.token")
-            raise InvalidSettings(
-                [Problem(text=text, origin=where if where.kind != "default" else None)]
-            )
-        caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
-        tokens.append(Token(caller=caller, secret=secret))
-    return tokens

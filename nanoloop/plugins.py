@@ -15,9 +15,13 @@ from nanoloop.errors import SettingsError, how_to_install, place_of
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from nanoloop.app import App
+    from nanoloop.attachments import Attachments
+    from nanoloop.settings import Settings
+
 Kind = Literal["channels", "tools", "providers", "stores"]
 """Each has a group of entry points: `irc = "my_package:PLUGIN"` below `nanoloop.channels`."""
-OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack", "telegram")}
+OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack", "telegram", "web")}
 """Those of this package, each a folder; they are found where no metadata names them too."""
 
 
@@ -33,13 +37,26 @@ class Plugin:
     """Makes it from what each of its kind is given; raises `SettingsError` where that won't do.
 
     `own` is an instance of `settings`, or None:
-    a channel `make(own, folder)`, a `Platform` of the kit or a `Channel`;
+    a channel `make(own, folder)`, a `Platform` of the kit or a `Channel`; with `takes_program`
+    `make(own, program)`;
     a tool `make(own)`, a `Tool` or a function;
     a provider `make(own, model)`;
     a store `make(opening, url)`, with a `stores.opening.Opening`: its URL says all else.
     """
     extra: str = ""
     """The extra of nanoloop that its library comes with; empty where it needs none."""
+    takes_program: bool = False
+    """Whether a channel is given a `Program` in place of the data folder, as the web is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a channel works with that shows sessions themselves, and not only messages of chats."""
+
+    app: App
+    """Which it will be added to: its loop with bus, sessions and agents, its telemetry."""
+    settings: Settings
+    attachments: Attachments
 
 
 def names(kind: Kind) -> Sequence[str]:
@@ -67,7 +84,11 @@ def load(kind: Kind, name: str) -> Plugin:
     if not callable(getattr(found, "make", None)) or not hasattr(found, "settings"):
         raise SettingsError(f"{what} is none: {point.value} lacks `settings` or `make`")
     plugin = Plugin(
-        name=name, settings=found.settings, make=found.make, extra=getattr(found, "extra", "")
+        name=name,
+        settings=found.settings,
+        make=found.make,
+        extra=getattr(found, "extra", ""),
+        takes_program=getattr(found, "takes_program", False),
     )
     return replace(plugin, make=_guarded(plugin, what))
 

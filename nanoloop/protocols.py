@@ -275,7 +275,9 @@ class Channel(Protocol):
     """A way in and out for chats. It knows the bus and nothing else.
 
     One that has a method `take_no_more` is told by it to acknowledge nothing that comes in from
-    now on, and then goes on sending until the loop has ended; any other is cancelled.
+    now on, and then goes on sending until the loop has ended; any other is cancelled. One that
+    has a method `bind` listens from there on, before anything has begun, and says where; it raises
+    `SettingsError` where that can't be.
     """
 
     @property

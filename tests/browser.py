@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from nanoloop.app import App
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.protocols import Provider, Reply
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
@@ -111,7 +111,7 @@ async def serving(folder, provider=None, *, port=0, **settings) -> AsyncIterator
     loop = {"shutdown_turns_seconds": 0.1}
     settings = Settings(data=folder, model="scripted", channels={"web": web}, loop=loop, **settings)
     app = App.of(settings, provider=provider, telemetry=Telemetry(level="error"))
-    channel = make_web(settings, app)
+    channel = make_with_program(settings, "web", app)
     url = channel.bind()
     app.add(channel)
     async with anyio.create_task_group() as group:

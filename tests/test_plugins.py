@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from nanoloop import plugins
+from nanoloop.app import App
 from nanoloop.channels.kit.channel import wanted
 from nanoloop.cli import main
+from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
-from nanoloop.parts import make_agents, make_provider, open_store
-from nanoloop.settings import Settings
+from nanoloop.parts import make_agents, make_channels, make_provider, open_store
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.settings import ChannelSettings, Settings
 from nanoloop.settings.channels import PlatformSettings
 from tests.packages import make_package
 
@@ -261,6 +264,30 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(install):
         plugins.load("channels", "irc").make(None, None)
 
 
+BOARD = """
+from nanoloop.plugins import Plugin
+
+class Board:
+    name, streams = "board", False
+
+    def __init__(self, program):
+        self.program = program
+
+PLUGIN = Plugin(
+    name="board", settings=None, make=lambda own, program: Board(program), takes_program=True
+)
+"""
+
+
+async def test_a_channel_that_takes_the_program_is_given_it(install, load):
+    install(BOARD, "channels", "board")
+    settings = load("[channels.board]")
+    app = App.of(settings, provider=ScriptedProvider())
+    [board] = make_channels(settings, app)
+    assert (board.program.app, board.program.settings) == (app, settings)
+    assert board.program.attachments._limit_bytes == UPLOADS_BYTES
+
+
 @pytest.mark.parametrize(
     "name", [name for name in plugins.OURS["channels"] if plugins.is_installed("channels", name)]
 )
@@ -273,7 +300,8 @@ def test_each_channel_of_ours_is_a_plugin_like_any_other(name):
     declared = project["entry-points"]["nanoloop.channels"]
     assert declared[name] == f"nanoloop.channels.{name}:PLUGIN"
     own = plugin.settings.model_fields.keys() - PlatformSettings.model_fields
-    shown = (ROOT / "config" / f"{name}.example.toml").read_text().lower()
+    example = "nanoloop" if name in ChannelSettings.always else name
+    shown = (ROOT / "config" / f"{example}.example.toml").read_text().lower()
     assert [key for key in own if key not in shown] == []
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from nanoloop.app import App
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit import intake
 from nanoloop.channels.kit.intake import NOT_READ, Files, Transcriber
@@ -15,6 +16,7 @@ from nanoloop.channels.kit.platform import File
 from nanoloop.errors import SettingsError
 from nanoloop.events import hearing
 from nanoloop.parts import make_channels, make_transcriber
+from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from tests.packages import make_package
 from tests.stages.command_line import CommandLine
@@ -142,9 +144,10 @@ async def test_each_platform_is_given_it(speech, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     channels = {"transcribe": "nl_voices:Ear.words_of", "quiet": {"token": "1:a"}}
     settings = Settings(data=tmp_path, channels=channels)
-    [channel] = make_channels(settings)
+    app = App.of(settings, provider=ScriptedProvider())
+    [channel] = make_channels(settings, app)
     assert channel._files._transcriber._function is len
-    [channel] = make_channels(settings, transcriber=Transcriber(broken))
+    [channel] = make_channels(settings, app, transcriber=Transcriber(broken))
     assert channel._files._transcriber._function is broken
 
 

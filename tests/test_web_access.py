@@ -5,7 +5,7 @@ import pytest
 from nanoloop.app import App
 from nanoloop.channels.web.access import COOKIE_SECONDS, Caller, Callers, Token
 from nanoloop.errors import SettingsError
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from tests.web_server import ASKED, OTHER, TOKEN, TOKENS, bearer, serving
@@ -169,7 +169,7 @@ async def test_others_are_not_served_without_a_token(tmp_path, host):
     settings = Settings(data=tmp_path, channels={"web": {"host": host}})
     app = App.of(settings, provider=ScriptedProvider())
     with pytest.raises(SettingsError, match="no token: add"):
-        make_web(settings, app)
+        make_with_program(settings, "web", app)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,14 @@ async def test_a_token_without_a_name_or_a_secret_is_no_token(tmp_path, tokens):
     settings = Settings(data=tmp_path, channels={"web": {"tokens": tokens}})
     app = App.of(settings, provider=ScriptedProvider())
     with pytest.raises(SettingsError, match=r"channels\.web\.tokens"):
-        make_web(settings, app)
+        make_with_program(settings, "web", app)
 
 
 async def test_an_address_that_is_taken_is_said_in_a_sentence(web, tmp_path):
     await web.call("GET", "/healthz", status=200)
     port = web.client.base_url.port
     settings = Settings(data=tmp_path / "other", channels={"web": {"port": port}})
-    other = make_web(settings, App.of(settings, provider=ScriptedProvider()))
+    other = make_with_program(settings, "web", App.of(settings, provider=ScriptedProvider()))
     with pytest.raises(SettingsError, match=r"can't listen on .*--port"):
         other.bind()
 

@@ -11,7 +11,7 @@ from schemathesis import GenerationMode, openapi
 from nanoloop.app import App
 from nanoloop.channels.web.api import document
 from nanoloop.channels.web.channel import OPERATIONS
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -32,7 +32,7 @@ async def serve(folder, *, task_status):
     given_settings = Settings(data=folder, channels={"web": web})
     telemetry = Telemetry(level="error")
     app = App.of(given_settings, provider=ScriptedProvider(), telemetry=telemetry)
-    channel = make_web(given_settings, app)
+    channel = make_with_program(given_settings, "web", app)
     address = channel.bind()
     app.add(channel)
     async with anyio.create_task_group() as group:

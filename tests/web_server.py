@@ -10,7 +10,7 @@ import anyio
 import httpx2
 
 from nanoloop.app import App
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -132,7 +132,7 @@ async def serving(folder, *, provider=None, headers=None, settings=None, **web):
     provider = provider or ScriptedProvider()
     log = StringIO()
     app = App.of(given, provider=provider, telemetry=Telemetry(format="json", stream=log))
-    channel = make_web(given, app)
+    channel = make_with_program(given, "web", app)
     address = channel.bind()
     app.add(channel)
     client = httpx2.AsyncClient(base_url=address, headers=ASKED if headers is None else headers)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import anyio
 
+from nanoloop import plugins
 from nanoloop.attachments import is_pillow_here
 from nanoloop.channels.kit.channel import PlatformChannel, make_channel, wanted
 from nanoloop.channels.kit.platform import Heard, Refused
@@ -205,6 +206,8 @@ async def _channels(settings: Settings) -> AsyncIterator[Check]:
             says = f"it has no {' and no '.join(own.lacks)}: set it in [channels.{name}]"
             yield Check(name, is_well=False, says=says)
     for name, _ in wanted(settings):
+        if plugins.load("channels", name).takes_program:
+            continue  # it connects to nothing
         if daemon is None or name not in daemon.channels:
             yield await _connected(name, settings)
         else:

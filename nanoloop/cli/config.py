@@ -90,6 +90,10 @@ def _table(model: type[BaseModel], above: str = "") -> Iterator[str]:
             yield from _header(f"{above}{name}", field, inner)
             yield from _table(inner, f"{above}{name}.")
     if mark := beside(model):
+        for name in mark.always:
+            own = mark.table(name)
+            yield from _header(f"{above}{name}", FieldInfo(annotation=own), own)
+            yield from _table(own, f"{above}{name}.")
         yield f"# {mark.usual.__doc__}"
         # With nothing below it, it stays a comment where every line is taken in.
         yield f"#{' ' * (not mark.usual.model_fields)}[{above}{mark.example}]"

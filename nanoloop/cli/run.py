@@ -23,7 +23,7 @@ from nanoloop.cli.config import values
 from nanoloop.cli.first_run import add_local, settings_with_model
 from nanoloop.errors import SettingsError
 from nanoloop.events import SettingsRefused, SettingsReloaded, announce
-from nanoloop.parts import check_models, make_agents, make_channels, make_web
+from nanoloop.parts import check_models, make_agents, make_channels
 from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
@@ -62,10 +62,12 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     stream = cast("TextIO", _StandardError())
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format, stream=stream))
-    found = (_standard_input(app, settings), _web(app, settings), *make_channels(settings))
+    found = (_standard_input(app, settings), *make_channels(settings, app))
     channels = [channel for channel in found if channel is not None]
     for channel in channels:
         app.add(channel)
+        if hasattr(channel, "bind"):
+            channel.bind()
     if stream.isatty():  # otherwise every line of it is JSON, and `loop_started` says the same
         names = ", ".join(channel.name for channel in channels) or "no channel: none is set up"
         print(f"nanoloop serves {names}; its data is in {settings.data}", file=sys.stderr)
@@ -79,15 +81,6 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         await app.run()
     finally:
         states.end()
-
-
-def _web(app: App, settings: Settings) -> Channel | None:
-    """The page and the API, if the settings want them here too."""
-    if not settings.channels.web.enabled:
-        return None
-    web = make_web(settings, app)
-    web.bind()
-    return web
 
 
 def _standard_input(app: App, settings: Settings) -> Channel | None:

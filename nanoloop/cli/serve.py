@@ -13,7 +13,7 @@ from nanoloop.app import App
 from nanoloop.cli import Exit, collect_garbage_seldom, loop_options
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settings_with_model
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 
@@ -45,7 +45,7 @@ def _placed(settings: Settings, args: Namespace) -> Settings:
     """The settings with the address that was typed."""
     typed: dict[str, Any] = {"host": args.host, "port": args.port}
     given = {name: value for name, value in typed.items() if value is not None}
-    web = settings.channels.web.model_copy(update=given)
+    web = settings.channels.of("web").model_copy(update=given)
     channels = settings.channels.model_copy(update={"web": web})
     return settings.model_copy(update={"channels": channels})
 
@@ -53,7 +53,7 @@ def _placed(settings: Settings, args: Namespace) -> Settings:
 async def _serve(settings: Settings) -> None:
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format))
-    web = make_web(settings, app)
+    web = make_with_program(settings, "web", app)
     address = web.bind()
     app.add(web)
     if sys.stderr.isatty():

@@ -237,42 +237,12 @@ class TerminalSettings(Section):
     """The agent for new conversations here; left out, it is the one for all."""
 
 
-class TokenSettings(Section):
-    """Who may use the web: a token with a name. With none, only this machine is served."""
-
-    token: SecretStr | None = Field(default=None, examples=["..."])
-    """What they send or log in with: at least 16 characters, such as `openssl rand -hex 24`."""
-    sessions: Names | None = Field(default=None, examples=[["*"]])
-    """Which session ids they see, `*` for any text; left out, those they began themselves."""
-
-
-class WebSettings(Section):
-    """The page and the API, for `nanoloop serve`."""
-
-    enabled: bool = False
-    """Whether `nanoloop run` serves them too; `nanoloop serve` always does."""
-    host: str = "127.0.0.1"
-    """The address to listen on; another than this machine's own needs a token."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 8765
-    """The port to listen on; 0 is any that is free."""
-    hosts: Names = Field(default=(), examples=[["chat.example.org"]])
-    """Further names that the server is reached by, through a proxy say."""
-    origins: Names = Field(default=(), examples=[["https://app.example.org"]])
-    """Other sites whose pages may call the API; left out, none may."""
-    requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
-    """How often one token, or one address without, may call; more get told to wait."""
-    upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
-    """How large one uploaded file may be."""
-    uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 1_000_000_000
-    """How much room all uploads may take in the data folder."""
-    tokens: dict[str, TokenSettings] = Field(default_factory=dict)
-
-
 class ChannelSettings(PluginTables):
     """The ways in and out for chats, a table each; platforms are plugins, and bring their own."""
 
     kind = "channels"
     usual = PlatformSettings
+    always = ("web",)
     gone: ClassVar = {
         "others": "write [channels.NAME] for [channels.others.NAME], and what stood in its options "
         "beside the rest"
@@ -283,7 +253,6 @@ class ChannelSettings(PluginTables):
     )
     """Your function that tells what is said in a voice message, as `package.module:function`."""
     terminal: TerminalSettings = TerminalSettings()
-    web: WebSettings = WebSettings()
 
 
 class AgentSettings(Section):
@@ -372,7 +341,7 @@ class Settings(BaseSettings):
     recall: RecallSettings = RecallSettings()
     log: LogSettings = LogSettings()
     sentences: SentenceSettings = SentenceSettings()
-    channels: ChannelSettings = ChannelSettings()
+    channels: ChannelSettings = Field(default_factory=ChannelSettings)
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
@@ -33,6 +33,8 @@ class ByName:
     usual: type[BaseModel]
     """What most names have."""
     example: str
+    always: Sequence[str] = ()
+    """Names that are there anyhow, with tables of their own kind."""
 
 
 def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -44,6 +46,8 @@ def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[st
         else:
             yield from known_settings(table, f"{key}{'.NAME' * is_named(field)}.")
     if mark := beside(model):
+        for name in mark.always:
+            yield from known_settings(mark.table(name), f"{above}{name}.")
         yield from known_settings(mark.usual, f"{above}NAME.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import (
@@ -66,14 +66,21 @@ class PluginTables(Section):
     kind: ClassVar[plugins.Kind]
     usual: ClassVar[type[BaseModel]]
     """What most of them take."""
+    always: ClassVar[Sequence[str]] = ()
+    """Those that have their table where nothing is said in it, too, unless they are not there."""
     gone: ClassVar[Mapping[str, str]] = {}
     """Names that were something else once, each with what to write now."""
     __pydantic_extra__: dict[str, PluginTable] = Field(init=False)
 
     @property
     def of_plugins(self) -> Mapping[str, BaseModel]:
-        """The tables that something is said in, by the names of their plugins."""
+        """The tables that something is said in, and `always`, by the names of their plugins."""
         return self.__pydantic_extra__
+
+    def of(self, name: str) -> BaseModel:
+        """What that plugin's table says; raises `SettingsError` where there is no such one."""
+        said = self.of_plugins.get(name)
+        return empty(f"{self.kind}.{name}", self.table_for(name)) if said is None else said
 
     @classmethod
     def table_for(cls, name: str) -> type[BaseModel]:
@@ -92,7 +99,7 @@ class PluginTables(Section):
     @classmethod
     def beside(cls) -> ByName:
         """How these tables differ, for whoever lists settings."""
-        return ByName(cls.table_for, usual=cls.usual, example="NAME")
+        return ByName(cls.table_for, usual=cls.usual, example="NAME", always=tuple(cls._unsaid()))
 
     @model_validator(mode="before")
     @classmethod
@@ -101,5 +108,9 @@ class PluginTables(Section):
             return said
         return {
             name: own if name in cls.model_fields else Unchecked(cls.table_for, name, own)
-            for name, own in said.items()
+            for name, own in (cls._unsaid() | dict(said)).items()
         }
+
+    @classmethod
+    def _unsaid(cls) -> dict[str, Any]:
+        return {name: {} for name in cls.always if plugins.is_installed(cls.kind, name)}

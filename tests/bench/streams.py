@@ -25,7 +25,7 @@ import anyio
 from anyio.abc import SocketStream
 
 from nanoloop.app import App
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -72,7 +72,7 @@ async def serve(folder: Path) -> None:
     settings = Settings(data=folder, channels={"web": web}, loop={"shutdown_turns_seconds": 1})
     provider = ScriptedProvider(otherwise="Here you are, with a few words.", keep_calls=0)
     app = App.of(settings, provider=provider, telemetry=Telemetry(level="error"))
-    channel = make_web(settings, app)
+    channel = make_with_program(settings, "web", app)
     print(channel.bind(), flush=True)  # noqa: T201 - for who started it
     app.add(channel)
     await app.run()

@@ -22,7 +22,7 @@ from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import collect_garbage_seldom, loop_options
 from nanoloop.memory import schedule, summarizer
-from nanoloop.parts import make_web
+from nanoloop.parts import make_with_program
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 from tests.hostile.mode import KEY
@@ -76,7 +76,7 @@ async def serve(args: argparse.Namespace) -> None:
     agents = app.loop.agents
     named = {} if args.summary else {Whole.name: HOSTILE}
     agents.renew(Agents(agents.default, dict(agents), by_channel=named))
-    web, whole = make_web(settings, app), Whole(app.loop.bus)
+    web, whole = make_with_program(settings, "web", app), Whole(app.loop.bus)
     tell(url=web.bind())
     app.add(web)
     collect_garbage_seldom()

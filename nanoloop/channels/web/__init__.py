@@ -1,1 +1,123 @@
+"""The web: the page and the API."""
 
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, SecretStr
+
+from nanoloop.defaults import UPLOADS_BYTES
+from nanoloop.errors import SettingsError
+from nanoloop.plugins import Plugin, Program
+from nanoloop.settings.keys import Names, Section, Unit
+from nanoloop.settings.problems import InvalidSettings, Problem
+
+if TYPE_CHECKING:
+    from nanoloop.channels.web.access import Token
+    from nanoloop.channels.web.channel import WebChannel
+    from nanoloop.settings import Settings
+
+
+class TokenSettings(Section):
+    """Who may use the web: a token with a name. With none, only this machine is served."""
+
+    token: SecretStr | None = Field(default=None, examples=["..."])
+    """What they send or log in with: at least 16 characters, such as `openssl rand -hex 24`."""
+    sessions: Names | None = Field(default=None, examples=[["*"]])
+    """Which session ids they see, `*` for any text; left out, those they began themselves."""
+
+
+class WebSettings(Section):
+    """The page and the API, for `nanoloop serve`."""
+
+    enabled: bool = False
+    """Whether `nanoloop run` serves them too; `nanoloop serve` always does."""
+    host: str = "127.0.0.1"
+    """The address to listen on; another than this machine's own needs a token."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8765
+    """The port to listen on; 0 is any that is free."""
+    hosts: Names = Field(default=(), examples=[["chat.example.org"]])
+    """Further names that the server is reached by, through a proxy say."""
+    origins: Names = Field(default=(), examples=[["https://app.example.org"]])
+    """Other sites whose pages may call the API; left out, none may."""
+    requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
+    """How often one token, or one address without, may call; more get told to wait."""
+    upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
+    """How large one uploaded file may be."""
+    uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = UPLOADS_BYTES
+    """How much room all uploads may take in the data folder."""
+    tokens: dict[str, TokenSettings] = Field(default_factory=dict)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether `nanoloop run` serves it."""
+        return self.enabled
+
+
+def make(own: WebSettings, program: Program) -> WebChannel:
+    """The page and the API, over the program's own sessions; raises `SettingsError`."""
+    # Not before: whoever reads the settings needs no library.
+    from nanoloop.channels.web.api import WebLimits, WebParts  # noqa: PLC0415 - as above
+    from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
+
+    app, settings, loop = program.app, program.settings, program.app.loop
+    channel = WebChannel(
+        WebParts(
+            bus=loop.bus,
+            sessions=loop.sessions,
+            agents=loop.agents,
+            summarizer=loop.summarizer,
+            runner=loop,
+            recall=loop.recall,
+            keep=settings.message_buffer_min,
+            model=settings.model,
+            snapshot=app.telemetry.snapshot,
+            sentences=loop.sentences,
+            provider=app.provider,
+        ),
+        attachments=program.attachments,
+        address=WebAddress(
+            host=own.host,
+            port=own.port,
+            hosts=own.hosts,
+            origins=own.origins,
+            grace_seconds=settings.loop.shutdown_turns_seconds,
+        ),
+        tokens=_tokens(own, settings),
+        limits=WebLimits(
+            requests_per_minute=own.requests_per_minute,
+            upload_bytes=own.upload_bytes,
+        ),
+    )
+    app.observers.append(channel.hear)
+    return channel
+
+
+TOKEN_LENGTH = 16
+"""Characters that a token has at least: nobody guesses it."""
+
+
+def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
+    """Who may use the web, and which sessions they see; raises `SettingsError`."""
+    from nanoloop.channels.web.access import Caller, Token  # noqa: PLC0415 - as above
+
+    tokens = []
+    for name, own in web.tokens.items():
+        key = f"channels.web.tokens.{name}"
+        secret = own.token.get_secret_value() if own.token else ""
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
+            raise SettingsError(f"{key} is no name for a token: use a-z, A-Z, 0-9, _ and -")
+        if len(secret) < TOKEN_LENGTH:
+            less = f"{key}.token has less than {TOKEN_LENGTH} characters"
+            text = f"{less}: `openssl rand -hex 24` makes one"
+            where = settings.origin(f"{key}.token")
+            raise InvalidSettings(
+                [Problem(text=text, origin=where if where.kind != "default" else None)]
+            )
+        caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
+        tokens.append(Token(caller=caller, secret=secret))
+    return tokens
+
+
+PLUGIN = Plugin(name="web", settings=WebSettings, make=make, extra="web", takes_program=True)
