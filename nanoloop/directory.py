@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Container
 from datetime import datetime
@@ -12,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from nanoloop.errors import StoreError
-from nanoloop.files import data_folder, file_name, former_file_name, make_folder
+from nanoloop.files import (
+    data_folder,
+    file_name,
+    former_file_name,
+    make_folder,
+    replace_file,
+)
 from nanoloop.session.entry import Entry
 from nanoloop.session.head import MEMO, SUMMARY, Identity, checked_id, numbered, timestamp_id
 from nanoloop.session.imports import from_magent
@@ -128,7 +133,8 @@ class SessionDirectory:
         if saved != target:
             saved.rename(target)
         text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
-        _write_whole(target, text + "\n")
+        data = f"{text}\n".encode("utf-8", "surrogatepass")
+        replace_file(target, data, durable=False, is_shared=True)
         return target
 
     def load(self, path: str | Path) -> Session:
@@ -238,19 +244,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as broken:
         raise ValueError(f"{file} is no text: {broken}") from broken
-
-
-def _write_whole(target: Path, text: str) -> None:
-    """Write beside it and rename: who reads it finds the old file or the new one."""
-    data = text.encode("utf-8", "surrogatepass")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _warn_of_agent(name: str) -> None:

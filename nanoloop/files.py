@@ -27,18 +27,26 @@ from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
 
 
-def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
-    """Put a whole file, or its pieces, in the place of another or of none: never a half of it."""
-    fresh = path.with_name(path.name + ".new")
+def replace_file(
+    path: Path, data: bytes | Iterable[bytes], *, durable: bool, is_shared: bool = False
+) -> None:
+    """Put a whole file, or its pieces, in the place of another or of none: never a half of it.
+
+    One that `is_shared` may be replaced by any number at once, and the last of them counts.
+    """
+    # What a kill leaves beside a file of one writer goes with its next write.
+    fresh = path.with_name(f".{token_hex(8)}" if is_shared else f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        for piece in (data,) if isinstance(data, bytes) else data:
-            write_all(fd, piece)
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    fresh.replace(path)
+        with os.fdopen(fd, "wb", buffering=0):
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_all(fd, piece)
+            if durable:
+                os.fsync(fd)
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
     if durable:
         sync_folder(path.parent)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanoloop.files import save_json
+from nanoloop.files import replace_file, save_json
 
 
 def test_a_small_value_has_a_file_that_only_its_owner_reads(tmp_path):
@@ -22,6 +22,29 @@ def test_what_was_in_the_file_stays_if_the_new_can_not_be_written(tmp_path):
     with pytest.raises(IsADirectoryError):
         save_json(file, ["new"])
     assert json.loads(file.read_text()) == ["old"]
+
+
+def pieces(*, then):
+    yield b"ha"
+    then()
+
+
+def test_a_half_that_can_not_be_made_whole_is_not_left_there(tmp_path):
+    file = tmp_path / "place.json"
+    with pytest.raises(ZeroDivisionError):
+        replace_file(file, pieces(then=lambda: 1 / 0), durable=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_may_replace_a_shared_file_at_once_and_the_last_one_counts(tmp_path):
+    file = tmp_path / "place.json"
+
+    def meanwhile():
+        replace_file(file, b"whole", durable=False, is_shared=True)
+
+    replace_file(file, pieces(then=meanwhile), durable=False, is_shared=True)
+    assert file.read_bytes() == b"ha"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_one_that_was_cut_short_by_a_kill_is_in_no_ones_way(tmp_path):

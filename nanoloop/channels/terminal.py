@@ -32,6 +32,7 @@ from prompt_toolkit.styles import Style
 from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
 from nanoloop.errors import BusFull
 from nanoloop.events import TextStreamed
+from nanoloop.files import replace_file
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
@@ -235,4 +236,5 @@ def keep_private(path: Path) -> None:
     path.chmod(0o600)
     if path.stat().st_size > _HISTORY_BYTES:
         newest = path.read_bytes()[-_HISTORY_BYTES // 2 :]
-        path.write_bytes(newest[newest.find(b"\n# ") + 1 :])
+        newest = newest[newest.find(b"\n# ") + 1 :]
+        replace_file(path, newest, durable=False, is_shared=True)
