@@ -16,6 +16,7 @@ import anyio
 from nanoloop.errors import NanoloopError, SessionNotFound, StoreError, TurnLost
 from nanoloop.events import UnansweredFound, about, announce
 from nanoloop.exchange import Begun, Exchange, ExchangeParts
+from nanoloop.fairness import FairLimiter
 from nanoloop.intake import inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.sending import Notices, question_in, reply_to, send_owed
@@ -58,7 +59,7 @@ class Chats:
         parts: ExchangeParts,
         commands: Commands,
         notices: Notices,
-        limiter: anyio.Semaphore,
+        limiter: FairLimiter,
         waiting_limit: int,
         answer_unanswered: bool,
     ) -> None:
@@ -261,7 +262,7 @@ class Chats:
             self._turns[key] = running = _Running(scope)
             try:
                 exchange = await self._with_burst(exchange)
-                async with self._limiter:
+                async with self._limiter.turn(exchange.message.owner):
                     answer = await exchange.think(resumed=is_resumed)
             except Exception as error:  # noqa: BLE001 - as above
                 failure = error

@@ -18,7 +18,7 @@ from nanoloop.session.queue import (
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
 """Where an image may be for the model to see it; the last are ours, and sent as data."""
-_KEPT = ("channel", "chat", "sender", "message_id", "reply_to")
+_KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account")
 
 
 def entry_of(message: Inbound) -> Entry:
@@ -30,6 +30,8 @@ def user_entry(message: Inbound) -> Entry:
     """The user's turn, marked with where it came from."""
     metadata: dict[str, Any] = {name: getattr(message, name) for name in _KEPT}
     metadata = {name: value for name, value in metadata.items() if value}
+    if message.account == message.session_key:  # as it is where none is given
+        metadata.pop("account", None)
     if message.attachments:
         metadata["attachments"] = [_known(attachment) for attachment in message.attachments]
     if message.group:
@@ -78,6 +80,7 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         sender=kept["sender"] or "",
         message_id=kept["message_id"],
         reply_to=kept["reply_to"],
+        account=kept["account"] or "",
         burst_seconds=float(entry.metadata.get(BURST) or 0),
         key=key,
         agent=entry.metadata.get("agent"),

@@ -36,6 +36,7 @@ from nanoloop.events import (
     announce,
 )
 from nanoloop.exchange import Begun, ExchangeParts
+from nanoloop.fairness import FairLimiter
 from nanoloop.intake import amended_by, entry_of, is_command
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
@@ -111,6 +112,8 @@ class AgentLoop:
         self.is_serving = False
         """Whether it takes messages."""
         self._max_concurrent_turns = max_concurrent_turns
+        self.turns = FairLimiter(max_concurrent_turns)
+        """What every turn waits for, in chats and beside them."""
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
@@ -137,7 +140,7 @@ class AgentLoop:
             parts=parts,
             commands=commands,
             notices=notices,
-            limiter=anyio.Semaphore(max_concurrent_turns),
+            limiter=self.turns,
             waiting_limit=lane_limit,
             answer_unanswered=answer_unanswered,
         )

@@ -58,12 +58,20 @@ class Inbound:
     """What else is said within so short a time is answered together with it."""
     steers: bool = False
     """Whether it is told to a turn that is going on, at its next step, instead of waiting."""
+    account: str = ""
+    """Whose share of what can be done at once it takes: a token's, a person's, a group's. Left out,
+    its chat's."""
     time: datetime = field(default_factory=_now)
 
     @property
     def session_key(self) -> str:
         """Whose lane this message waits in."""
         return self.key or f"{self.channel}:{self.chat}"
+
+    @property
+    def owner(self) -> str:
+        """Who waits while others have their turn."""
+        return self.account or self.session_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,6 +210,53 @@ async def test_one_turn_at_a_time_when_so_configured():
             await loop.chats.until(chat, 1)
 
 
+async def test_who_has_many_chats_delays_another_by_one_turn_at_most():
+    provider = ScriptedProvider(held=True)
+    async with running(provider, max_concurrent_turns=1) as loop:
+        for number in range(20):
+            put(loop, "flood", f"chat{number}", account="one")
+        await provider.asked()
+        await anyio.wait_all_tasks_blocked()
+        put(loop, "ann", "b")
+        await anyio.wait_all_tasks_blocked()
+        provider.release(1)
+        await provider.asked(2)
+        assert provider.calls[-1].messages[-1]["content"] == "ann"
+        provider.release()
+        await loop.chats.until("b", 1)
+
+
+async def test_who_has_nothing_running_waits_for_nobody():
+    provider = ScriptedProvider(held=True)
+    async with running(provider, max_concurrent_turns=4) as loop:
+        for number in range(20):
+            put(loop, "flood", f"chat{number}", account="one")
+        await provider.asked(3)
+        await anyio.wait_all_tasks_blocked()
+        assert provider.count == 3
+        put(loop, "ann", "b")
+        await provider.asked(4)
+        assert provider.calls[-1].messages[-1]["content"] == "ann"
+        provider.release()
+
+
+async def test_whose_a_message_is_outlasts_the_process():
+    store, provider = InMemoryStore(), ScriptedProvider(held=True)
+    async with running(provider, store=store, shutdown_turns_seconds=0.01) as loop:
+        for number in range(20):
+            put(loop, "flood", f"chat{number}", account="one")
+        put(loop, "ann", "b")
+        await provider.asked(21)
+    provider = ScriptedProvider(held=True)
+    async with running(provider, store=store, max_concurrent_turns=4) as loop:
+        await loop.recover()
+        await provider.asked(4)
+        await anyio.wait_all_tasks_blocked()
+        said = [call.messages[-1]["content"] for call in provider.calls]
+        assert sorted(said) == ["ann", "flood", "flood", "flood"]
+        provider.release()
+
+
 async def test_the_users_message_is_durable_before_the_model_is_called():
     async def look(messages, tools, model):
         stored = await store.get("test:a")

@@ -66,7 +66,7 @@ class LoopSettings(Section):
     """Who is answered when, and how the loop ends."""
 
     max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = defaults.MAX_CONCURRENT_TURNS
-    """Turns that run side by side; 1 answers strictly one message after the other."""
+    """Turns that run side by side, drawn by owner; 1 answers one message after the other."""
     on_unanswered: Literal["answer", "report"] = "answer"
     """A message that a stop left unanswered: `answer` it at the next start, or only `report` it."""
     shutdown_turns_seconds: Seconds = defaults.SHUTDOWN_TURNS_SECONDS

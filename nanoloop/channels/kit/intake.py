@@ -154,6 +154,7 @@ class Intake:
             reply_to=heard.reply_to,
             group=not heard.private,
             key=self._key(heard),
+            account=self._account(heard),
             agent=rules.agent,
             burst_seconds=max(rules.burst_seconds, heard.burst_seconds),
             steers=rules.steers,
@@ -223,6 +224,10 @@ class Intake:
         """The session: the thread's own, or that of its chat."""
         chat = heard.chat if self._access.rules.threads == "shared" else _place(heard)
         return f"{self._name}:{chat}"
+
+    def _account(self, heard: Heard) -> str:
+        """Whose turns its answers are: the person's in private, else the group's."""
+        return f"{self._name}:{heard.sender if heard.private else heard.chat}"
 
 
 def _place(heard: Heard) -> str:

@@ -75,6 +75,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             snapshot=app.telemetry.snapshot,
             sentences=loop.sentences,
             provider=app.provider,
+            turns=loop.turns,
         ),
         attachments=program.attachments,
         address=WebAddress(

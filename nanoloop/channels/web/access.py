@@ -105,6 +105,11 @@ class Caller:
     patterns: tuple[str, ...]
     """Which session ids are theirs; `*` stands for anything."""
 
+    @property
+    def account(self) -> str:
+        """Whose turns, streams and requests theirs are, whatever they open."""
+        return f"web:{self.name}"
+
     def sees(self, session_id: str) -> bool:
         """Whether this session is theirs."""
         return any(fnmatchcase(session_id, pattern) for pattern in self.patterns)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from nanoloop.agents import Agents
     from nanoloop.attachments import Attachments
     from nanoloop.commands import Runner
+    from nanoloop.fairness import FairLimiter
     from nanoloop.memory.recall import Recall
     from nanoloop.memory.summarizer import Summarizer
 
@@ -256,6 +257,8 @@ class WebParts:
     """What is told of a failure."""
     provider: Provider
     """Who is asked where a client sends the whole conversation along."""
+    turns: FairLimiter
+    """What such a call waits for, as a turn of a chat does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,9 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
     session = await call.backend.parts.sessions.open(call.session_id)
     files = [await _attachment(call.backend, call.who, file) for file in said.attachments]
     key = await lane_of(call.backend, session)
-    message = inbound(session, said.text, said.message_id, key=key, files=files)
+    message = inbound(
+        session, said.text, said.message_id, key=key, account=call.who.account, files=files
+    )
     await hand_in(call.backend, message)
     return JSONResponse({"message_id": said.message_id}, status_code=202)
 
@@ -102,7 +104,13 @@ BUSY = "An answer is going on here: wait for it, or stop it first."
 
 
 def inbound(
-    session: Session, text: str, message_id: str, *, key: str, files: Sequence[Attachment] = ()
+    session: Session,
+    text: str,
+    message_id: str,
+    *,
+    key: str,
+    account: str,
+    files: Sequence[Attachment] = (),
 ) -> Inbound:
     """A message of the web for this session."""
     return Inbound(
@@ -112,6 +120,7 @@ def inbound(
         message_id=message_id,
         attachments=tuple(files),
         key=key,
+        account=account,
     )
 
 
@@ -183,6 +192,7 @@ async def _asked_again(call: ApiCall, again: Retry, session: Session, key: str) 
         typed(asked) if again.text is None else again.text,
         again.message_id,
         key=key,
+        account=call.who.account,
         files=[
             await _attachment(call.backend, call.who, file.removeprefix(SCHEME))
             for file in files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,6 +70,7 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
             ClientConversation(id=form.id, messages=messages, tools=tools),
             agent=agent,
             provider=_with_options(provider, fitted, asked),
+            waits=call.backend.parts.turns.turn(call.who.account),
         )
     else:
         question = await _in_session(call, asked, name, messages)
@@ -106,7 +108,7 @@ async def _in_session(
     # Before the session: nothing is begun for what says nothing.
     text, images = await new_in(call.backend, call.who.prefix, messages)
     session, key = await named_session(call, asked, name)
-    message = inbound(session, text, uuid4().hex, key=key, files=images)
+    message = inbound(session, text, uuid4().hex, key=key, account=call.who.account, files=images)
     return SessionQuestion(call.backend, session, message)
 
 
@@ -213,16 +215,26 @@ class ClientConversation:
 class StatelessQuestion:
     """A turn in a session that no store knows; nothing of it is ever left out."""
 
-    def __init__(self, asked: ClientConversation, *, agent: Agent, provider: Provider) -> None:
+    def __init__(
+        self,
+        asked: ClientConversation,
+        *,
+        agent: Agent,
+        provider: Provider,
+        waits: AbstractAsyncContextManager[None],
+    ) -> None:
+        """`waits` is entered for the turn: it lets in whose turn it is."""
         self._asked = asked
         self._agent = agent
         self._provider = provider
+        self._waits = waits
 
     async def ask(self, hear: OnText) -> Completion:
         """As `Question`."""
         turn = self._turn(hear)
-        with turn.about():
-            answer = await turn.run()
+        async with self._waits:
+            with turn.about():
+                answer = await turn.run()
         return Completion(
             text=answer.text,
             tool_calls=[openai_call(call) for call in answer.calls],
