@@ -1,4 +1,8 @@
-"""Packages with a plugin, as pip leaves them behind."""
+"""Packages with a plugin, as pip leaves them behind; and ours whose folder may be gone."""
+
+import re
+
+from nanoloop import plugins
 
 QUIET = """
 import anyio
@@ -27,6 +31,19 @@ def make(own, folder):
 PLUGIN = Plugin(name="quiet", settings=QuietSettings, make=make)
 """
 """A chat platform in which nobody says anything; the token "wrong" is refused."""
+
+
+def is_gone(name):
+    """Whether that channel is one of ours, and its folder is not there."""
+    return name in plugins.OURS["channels"] and not plugins.is_installed("channels", name)
+
+
+def without_what_is_gone(text):
+    """An example of settings, without the tables of channels whose folder is gone."""
+    header = r"# [^\n]*\n#?\["
+    for name in filter(is_gone, plugins.OURS["channels"]):
+        text = re.sub(rf"{header}channels\.{name}\b.*?(?={header})", "", text, flags=re.DOTALL)
+    return text
 
 
 def make_package(folder, code=QUIET, *, kind="channels", name="quiet"):
