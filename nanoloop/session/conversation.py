@@ -695,4 +695,5 @@ PARTS: Mapping[str, Part] = {
 
 def title_of(entry: Entry) -> str:
     """The title that a user's first message gives."""
-    return " ".join(str(entry.content.get("text") or "").split())[:TITLE_LIMIT]
+    words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # it may be long
+    return " ".join(words)[:TITLE_LIMIT]

@@ -55,6 +55,10 @@ class WebAccess:
             raise try_later(429, "too many requests: try again later", seconds=seconds)
         return caller
 
+    def owner_of(self, request: Request) -> str:
+        """Whose share of all requests this one is: its caller's, else its address's."""
+        return _bucket(request, self._known(request))
+
     def _refuse_other_sites(self, request: Request) -> None:
         origin = request.headers.get("origin")
         if origin is not None and origin not in self.origins and not _is_ours(request, origin):
@@ -64,12 +68,17 @@ class WebAccess:
             raise Refusal(403, "send the header X-Nanoloop: 1, or a token")
 
     def _caller(self, request: Request) -> Caller | None:
+        caller = self._known(request)
+        if caller is None and request.headers.get("authorization"):
+            self.refuse_token(request)
+        return caller
+
+    def _known(self, request: Request) -> Caller | None:
         if not self.callers.are_named:
             return EVERYONE
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         if scheme:
-            caller = self.callers.of_token(secret.strip()) if scheme.lower() == "bearer" else None
-            return caller or self.refuse_token(request)
+            return self.callers.of_token(secret.strip()) if scheme.lower() == "bearer" else None
         return self.callers.of_cookie(request.cookies.get(self.cookie, ""))
 
     def refuse_token(self, request: Request) -> NoReturn:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from html import escape
 from importlib.metadata import version
@@ -40,6 +40,7 @@ from nanoloop.errors import (
     StoreConflict,
     StoreError,
 )
+from nanoloop.fairness import FairLimiter
 from nanoloop.protocols import Bus, Provider
 from nanoloop.sentences import Sentences
 from nanoloop.session.head import checked_id
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from nanoloop.agents import Agents
     from nanoloop.attachments import Attachments
     from nanoloop.commands import Runner
-    from nanoloop.fairness import FairLimiter
     from nanoloop.memory.recall import Recall
     from nanoloop.memory.summarizer import Summarizer
 
@@ -70,6 +70,11 @@ def path_of(scope: Scope) -> str:
 
 MESSAGE_BYTES = 256_000
 """How long a message may be."""
+REQUESTS = 16
+"""Requests that are worked on side by side, but for those that are being read, or that answer bit
+by bit."""
+LARGE_BODIES = 8
+"""Requests that bring more than a message, or don't say how much: from their first byte on."""
 
 
 class RequestBody(BaseModel):
@@ -155,12 +160,30 @@ class Operation:
         return Route(self.path, served, methods=[self.method])
 
     async def _answer(self, request: Request, backend: Backend) -> ASGIApp:
+        if not self.is_counted:
+            return await self.run(self._admitted(request, backend))
+        owner = backend.access.owner_of(request)
+        async with backend.requests.turn(owner):
+            call = self._admitted(request, backend)
+        if self.takes is None:
+            async with backend.requests.turn(owner):
+                return await self.run(call)
+        if self._may_be_large(request):
+            # Until it is done with: so much of them is in memory, and no small one waits for it.
+            async with backend.bodies.turn(owner):
+                return await self.run(call, await self.given(request, backend.limits))
+        given = await self.given(request, backend.limits)
+        async with backend.requests.turn(owner):
+            return await self.run(call, given)
+
+    def _admitted(self, request: Request, backend: Backend) -> ApiCall:
         admit = backend.access.admit
         caller = admit(request, is_public=self.is_public, is_counted=self.is_counted)
-        call = ApiCall(request=request, backend=backend, caller=caller)
-        if self.takes is None:
-            return await self.run(call)
-        return await self.run(call, await self.given(request, backend.limits))
+        return ApiCall(request=request, backend=backend, caller=caller)
+
+    def _may_be_large(self, request: Request) -> bool:
+        length = number_in(request.headers.get("content-length", ""))
+        return self.method != "GET" and (length is None or length > MESSAGE_BYTES)
 
     async def given(self, request: Request, limits: WebLimits) -> BaseModel | bytes:
         """What the request says, checked; raises a refusal."""
@@ -272,6 +295,8 @@ class Backend:
     feeds: Feeds
     streams: OpenStreams
     receipts: Receipts
+    requests: FairLimiter = field(default_factory=partial(FairLimiter, REQUESTS))
+    bodies: FairLimiter = field(default_factory=partial(FairLimiter, LARGE_BODIES))
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

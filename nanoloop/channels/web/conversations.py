@@ -231,7 +231,7 @@ async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     every = [watched]
     if asked.list:
         every.append(FeedCursor(call.backend.feeds.changes, sees=call.who.sees))
-    return EventStream(call.backend.streams, every, first=first)
+    return EventStream(call.backend.streams, every, first=first, owner=call.who.account)
 
 
 def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
@@ -251,7 +251,8 @@ async def of_all(call: ApiCall) -> ASGIApp:
     """Which sessions have changed, as it happens."""
     watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)
     hello = FeedEvent(watched.place, "hello", {}, is_place=False)
-    return EventStream(call.backend.streams, [watched], first=[hello])
+    owner = call.who.account
+    return EventStream(call.backend.streams, [watched], first=[hello], owner=owner)
 
 
 def _last_event_id(call: ApiCall) -> int | None:

@@ -36,6 +36,7 @@ from nanoloop.events import (
     WindowTrimmed,
     current_session,
 )
+from nanoloop.fairness import Shares
 from nanoloop.messages import Outbound
 from nanoloop.session.entry import rfc3339
 
@@ -393,22 +394,24 @@ class OpenStreams:
     """All readers there are: bounded, and ended together."""
 
     def __init__(self) -> None:
-        self._open: set[Waker] = set()
+        self._open: dict[Waker, str] = {}
+        self._shares = Shares(STREAMS)
         self._is_over = False
 
     def __len__(self) -> int:
         """How many are open."""
         return len(self._open)
 
-    def enter(self, waker: Waker) -> None:
-        """One more; raises a refusal where there are too many."""
-        if len(self._open) >= STREAMS or self._is_over:
+    def enter(self, waker: Waker, *, owner: str) -> None:
+        """One more; raises a refusal where there are too many, or this owner has all but a few."""
+        if self._is_over or not self._shares.has_room(owner):
             raise try_later(503, "too many event streams are open: try again soon", seconds=5)
-        self._open.add(waker)
+        self._shares.take(owner)
+        self._open[waker] = owner
 
     def leave(self, waker: Waker) -> None:
         """One less."""
-        self._open.discard(waker)
+        self._shares.give_back(self._open.pop(waker))
 
     def end(self) -> None:
         """Let all of them end, and take no further ones."""
@@ -421,14 +424,19 @@ class EventStream:
     """Sends what feeds tell, until its reader has left or all streams end."""
 
     def __init__(
-        self, streams: OpenStreams, watched: Sequence[FeedCursor], *, first: Sequence[FeedEvent]
+        self,
+        streams: OpenStreams,
+        watched: Sequence[FeedCursor],
+        *,
+        first: Sequence[FeedEvent],
+        owner: str,
     ) -> None:
         """`first` is told before anything new; raises a refusal where too many are open."""
         self._streams = streams
         self._watched = watched
         self._first = first
         self._waker = Waker()
-        streams.enter(self._waker)
+        streams.enter(self._waker, owner=owner)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve this reader."""

@@ -59,6 +59,7 @@ class CompletionResponse:
         form: CompletionForm,
         *,
         streams: OpenStreams,
+        owner: str,
         refuse: Callable[[Exception], Refusal],
         headers: Mapping[str, str],
     ) -> None:
@@ -72,7 +73,7 @@ class CompletionResponse:
         self._pieces: list[str] = []
         self._completion: Completion | None = None
         self._refusal: Refusal | None = None
-        streams.enter(self._news)
+        streams.enter(self._news, owner=owner)
 
     @property
     def _is_over(self) -> bool:

@@ -79,6 +79,7 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
         question,
         form,
         streams=call.backend.streams,
+        owner=call.who.account,
         refuse=partial(refusal_of, backend=call.backend, path=PATH),
         headers=headers,
     )
