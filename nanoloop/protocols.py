@@ -179,6 +179,31 @@ class SessionInfo:
     tokens_cached: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwedSession:
+    """A session in which something is owed, as a store's index has it."""
+
+    id: str
+    revision: int
+    """How many commits it has seen."""
+    by: str
+    """The process that answers there; "" for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A process that answers chats, as a store knows it."""
+
+    id: str
+    place: str = ""
+    """Where its number means something: the machine, and what it counts processes in."""
+    pid: int = 0
+    holds: frozenset[str] = frozenset()
+    """The accounts at chat platforms that no other may use meanwhile."""
+    age: float = 0.0
+    """Seconds since it was last heard of, by the store's own clock."""
+
+
 class Seal(Protocol):
     """What makes stored text unreadable for whoever has no key."""
 
@@ -264,6 +289,25 @@ class Store(Protocol):
 
     async def bound(self, key: str) -> str | None:
         """The session bound to this key, or None."""
+        ...
+
+    def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
+        """Each in which a question has no answer, something waits, or an answer isn't sent.
+
+        With `pending` also those whose summary is behind. What it costs doesn't grow with the
+        sessions that owe nothing.
+        """
+        ...
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        """Note that this process lives; returns all that were heard of lately, with their ages.
+
+        Of what it wants to hold it gets what no other living one holds, in one step.
+        """
+        ...
+
+    async def leave(self, node_id: str) -> None:
+        """Forget this process; an unknown one is fine."""
         ...
 
     async def close(self) -> None:

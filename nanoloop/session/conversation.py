@@ -73,6 +73,12 @@ class Conversation:
         """Type, turn and reason of the last resize, and the newest number then; or nothing."""
         self.moved = ""
         """The session in which its chat goes on, where it does."""
+        self.by = ""
+        """The process that answers here, or did so last."""
+        self.claims = 0
+        """How often a process has begun or taken over something here."""
+        self.stopped = 0
+        """The claim whose turn is to stop."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
@@ -349,6 +355,20 @@ class Conversation:
     def awaiting(self, seq: int) -> None:
         with self.lock:
             self._awaiting = seq
+            self.touch()
+
+    def claim(self, by: str) -> int:
+        """Make what goes on here this process's own; returns the claim's number."""
+        with self.lock:
+            self.by = by
+            self.claims += 1
+            self.touch()
+            return self.claims
+
+    def ask_to_stop(self) -> None:
+        """Have the turn that goes on here stop, wherever it runs."""
+        with self.lock:
+            self.stopped = self.claims
             self.touch()
 
     # The digests
@@ -633,6 +653,9 @@ class Conversation:
             unsent=self.queue.unsent,
             resized=self.resized,
             moved=self.moved,
+            by=self.by,
+            claims=self.claims,
+            stopped=self.stopped,
         )
 
     def part(self, name: str) -> Any:
@@ -653,6 +676,9 @@ class Conversation:
         self.queue.unsent = head.unsent
         self.resized = head.resized
         self.moved = head.moved
+        self.by = head.by
+        self.claims = head.claims
+        self.stopped = head.stopped
 
     def restore_log(self, head: Head, log: Log, heard: Iterable[str]) -> None:
         """Take over the log that a store kept; its entries may be newer than the head."""

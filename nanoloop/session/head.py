@@ -117,6 +117,12 @@ class Head:
     """Type, turn and reason of the last resize, and the newest number then."""
     moved: str = ""
     """The session in which its chat goes on, where it does."""
+    by: str = ""
+    """The process that answers here, or did so last."""
+    claims: int = 0
+    """How often a process has begun or taken over something here: the fence of what goes on."""
+    stopped: int = 0
+    """The claim whose turn is to stop, wherever it runs."""
 
     def dump(self) -> dict[str, Any]:
         """As stores write it; what says nothing is left out."""
@@ -149,6 +155,9 @@ _OPTIONAL: Mapping[str, Any] = {
     "unsent": (),
     "resized": {},
     "moved": "",
+    "by": "",
+    "claims": 0,
+    "stopped": 0,
 }
 _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "updated_at": (rfc3339, from_rfc3339),
@@ -165,6 +174,7 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "unsent": (list, lambda seqs: tuple(map(int, seqs))),
     "resized": (dict, dict),
     "moved": (str, str),
+    "by": (str, str),
 }
 """How a field is stored, and read again; any other is a number."""
 

@@ -38,7 +38,7 @@ ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 _STANDING = (
     *("about", "log", "queue", "updated_at", "turns", "epoch", "spent", "resized"),
-    "moved",
+    *("moved", "by", "claims", "stopped"),
     *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
 """All of a session that a store keeps, but for its settings."""

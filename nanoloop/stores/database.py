@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import token_urlsafe
 from typing import Any, Protocol
 
 from nanoloop.errors import SessionDamaged
+from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.head import ABOUT, Changes
 from nanoloop.session.queue import SEEN_LIMIT
@@ -19,10 +20,15 @@ from nanoloop.stores.snapshot import (
     head_of,
     is_visible,
     message_ids,
+    owes,
     sections_of,
     window_start,
 )
 
+NODE_SECONDS = 6.0
+"""So long a process lives that has not been heard of: three beats."""
+FORGET_NODE_SECONDS = 3600.0
+"""After so long its row goes."""
 COMMIT_ID = "commit"
 """The head's field with the random id of the commit that wrote it."""
 
@@ -92,6 +98,16 @@ class Commit:
     def updated_at(self) -> int:
         """When the session changed, in microseconds since 1970."""
         return micros(from_rfc3339(self.head["updated_at"]))
+
+    @property
+    def owes(self) -> int:
+        """What is owed in it from now on, as an index has it."""
+        return owes(self.head)
+
+    @property
+    def by(self) -> str:
+        """The process that answers there; "" for none."""
+        return str(self.head.get("by") or "")
 
     @property
     def expires_at(self) -> int | None:
@@ -196,6 +212,21 @@ class Database(Protocol):
         """The id of every session, expired or not, whatever it looks like inside."""
         ...
 
+    def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        """Those that have not expired and owe something, `pending` ones among them if wanted."""
+        ...
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        """As `Store.beat`, in one step; a process lives for `NODE_SECONDS` after its last beat.
+
+        What was not heard of for an hour is forgotten.
+        """
+        ...
+
+    async def leave(self, node_id: str) -> None:
+        """Forget this process; an unknown one is fine."""
+        ...
+
     async def bind(self, key: str, session_id: str) -> None:
         """From now on this key means that session."""
         ...
@@ -211,6 +242,12 @@ class Database(Protocol):
     async def close(self) -> None:
         """Let go of files and connections; closing twice is fine."""
         ...
+
+
+def granted(node: Node, others: Iterable[Node]) -> frozenset[str]:
+    """What it may hold of what it wants: what no other living one holds."""
+    living = (other for other in others if other.id != node.id and other.age < NODE_SECONDS)
+    return node.holds.difference(*(other.holds for other in living))
 
 
 def micros(moment: datetime) -> int:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
+from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, copied, utc_now
 from nanoloop.session.head import ABOUT
-from nanoloop.stores.database import Commit, StoredSession, newest_seen
+from nanoloop.stores.database import (
+    FORGET_NODE_SECONDS,
+    Commit,
+    StoredSession,
+    granted,
+    newest_seen,
+)
+from nanoloop.stores.snapshot import OWES_CHAT, OWES_SUMMARY, owed_session, owes
 from nanoloop.stores.store import DatabaseStore
 
 
@@ -88,6 +97,8 @@ class _Memory:
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._keys: dict[str, str] = {}
+        self._nodes: dict[str, tuple[float, Node]] = {}
+        """When each was heard of last, by this machine's clock."""
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
         await checkpoint()
@@ -152,6 +163,26 @@ class _Memory:
         await checkpoint()
         for name in list(self._rows):
             yield name
+
+    async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        await checkpoint()
+        wanted = {OWES_CHAT, OWES_SUMMARY} if pending else {OWES_CHAT}
+        for name, row in list(self._rows.items()):
+            if owes(row.head) in wanted and not row.has_expired(now):
+                yield owed_session(name, row.head)
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        await checkpoint()
+        now = time.monotonic()
+        others = [replace(each, age=now - seen) for seen, each in self._nodes.values()]
+        self._nodes[node.id] = now, replace(node, holds=granted(node, others), age=0.0)
+        fresh = {n: it for n, it in self._nodes.items() if now - it[0] < FORGET_NODE_SECONDS}
+        self._nodes = fresh
+        return [replace(each, age=now - seen) for seen, each in fresh.values()]
+
+    async def leave(self, node_id: str) -> None:
+        await checkpoint()
+        self._nodes.pop(node_id, None)
 
     async def bind(self, key: str, session_id: str) -> None:
         await checkpoint()

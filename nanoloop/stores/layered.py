@@ -8,6 +8,7 @@ from typing import Any
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import SessionDamaged
+from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, copied
 from nanoloop.stores.database import Commit, Database, StoredSession, newest_seen
 from nanoloop.stores.snapshot import window_start
@@ -86,6 +87,15 @@ class _Layered:
 
     def names(self) -> AsyncIterator[str]:
         return self._behind.names()
+
+    def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        return self._behind.owing(now=now, pending=pending)
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        return await self._behind.beat(node)
+
+    async def leave(self, node_id: str) -> None:
+        await self._behind.leave(node_id)
 
     async def bind(self, key: str, session_id: str) -> None:
         await self._behind.bind(key, session_id)

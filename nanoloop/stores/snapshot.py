@@ -12,7 +12,7 @@ from typing import Any
 
 from nanoloop.errors import NanoloopError, SessionDamaged, StoreError
 from nanoloop.events import NumberMended, announce
-from nanoloop.protocols import ARCHIVED, SessionInfo
+from nanoloop.protocols import ARCHIVED, OwedSession, SessionInfo
 from nanoloop.session.entry import UNDATED, Entry, copied, dated, from_rfc3339
 from nanoloop.session.head import (
     ABOUT,
@@ -143,6 +143,21 @@ def info_of(head: Mapping[str, Any], about: Mapping[str, Any], *, size: int) -> 
     )
 
 
+OWES_NOTHING, OWES_CHAT, OWES_SUMMARY = 0, 1, 2
+
+
+def owes(head: Mapping[str, Any]) -> int:
+    """What is owed in this session: something to its chat, else a summary, else nothing."""
+    if head.get("awaiting") or head.get("waiting") or head.get("unsent"):
+        return OWES_CHAT
+    return OWES_SUMMARY if _pending(head) else OWES_NOTHING
+
+
+def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
+    """It as an index of what is owed has it."""
+    return OwedSession(id=session_id, revision=int(head["rev"]), by=str(head.get("by") or ""))
+
+
 def _pending(head: Mapping[str, Any]) -> int:
     first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
@@ -151,7 +166,10 @@ def _pending(head: Mapping[str, Any]) -> int:
 
 
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_PLACES = ("last", "start", "window", "count", "covered", "awaiting", "waiting", "turns", "epoch")
+_PLACES = (
+    *("last", "start", "window", "count", "covered", "awaiting", "waiting", "turns", "epoch"),
+    *("claims", "stopped"),
+)
 _LISTS = ("hidden", "shown", "unsent", "spent")
 _TIMES = ("updated_at", "expires_at")
 

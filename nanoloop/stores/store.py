@@ -27,7 +27,7 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.events import SessionsCounted, SessionUnreadable, announce
-from nanoloop.protocols import Seal, SessionInfo, Store
+from nanoloop.protocols import Node, OwedSession, Seal, SessionInfo, Store
 from nanoloop.session.entry import Entry, entries_in, utc_now
 from nanoloop.session.head import (
     ABOUT,
@@ -340,6 +340,24 @@ class DatabaseStore:
     async def delete_expired(self) -> int:
         """Remove what expired; returns how many."""
         return await self._open.delete_expired(now=self._now())
+
+    async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
+        """Each in which a question has no answer, something waits, or an answer isn't sent.
+
+        With `pending` also those whose summary is behind.
+        """
+        async for owed in self._open.owing(now=self._now(), pending=pending):
+            yield owed
+
+    # The processes
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        """Note that this process lives; returns all that were heard of lately."""
+        return await self._open.beat(node)
+
+    async def leave(self, node_id: str) -> None:
+        """Forget this process; an unknown one is fine."""
+        await self._open.leave(node_id)
 
     # Keys
 
