@@ -4,7 +4,7 @@ A session says what is not durable yet (`changes`), and hears when it is (`commi
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -14,10 +14,18 @@ import anyio
 from nanoloop import AgentLoop, Entry, Session, SessionExists, SessionNotFound
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import StoreConflict
-from nanoloop.protocols import SessionInfo
+from nanoloop.protocols import Node, OwedSession, SessionInfo
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.head import Changes, Identity
-from nanoloop.stores.snapshot import has_expired, info_of, is_visible
+from nanoloop.stores.snapshot import (
+    OWES_CHAT,
+    OWES_SUMMARY,
+    has_expired,
+    info_of,
+    is_visible,
+    owed_session,
+    owes,
+)
 
 
 @dataclass
@@ -111,6 +119,21 @@ class TableStore:
         for session_id in over:
             del self.rows[session_id]
         return len(over)
+
+    async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
+        """Say where something is owed: a large store has an index of that."""
+        wanted = {OWES_CHAT, OWES_SUMMARY} if pending else {OWES_CHAT}
+        for session_id, row in list(self.rows.items()):
+            head = json.loads(row.head)
+            if owes(head) in wanted and not is_over(row):
+                yield owed_session(session_id, head)
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        """Say which processes live: no other can see into this one's memory."""
+        return [node]
+
+    async def leave(self, node_id: str) -> None:
+        """Forget a process: none is remembered here."""
 
     async def bind(self, key: str, session_id: str) -> None:
         """Let this chat mean that session."""

@@ -141,7 +141,7 @@ def test_nor_does_it_keep_what_others_may_have_got_since(folder, clock):
 
 
 class Gated(NodeFiles):
-    """One whose beat waits, once it has read what the others hold, until the test opens the gate."""
+    """One whose beat, once it has read what the others hold, waits for the test."""
 
     def __init__(self, folder):
         super().__init__(folder)

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from importlib import import_module
 
 import anyio
+import anyio.lowlevel
 import asyncpg
 import pytest
 from anyio.to_thread import run_sync
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoloop.errors import SettingsError, StoreError
+from nanoloop.protocols import Node
 from nanoloop.session.entry import Entry
 from nanoloop.stores import postgres_server
-from nanoloop.stores.postgres import PostgresStore, as_json, from_json, plain, unplain
-from nanoloop.stores.postgres_server import STEPS
+from nanoloop.stores.postgres import PostgresStore, as_json, plain, unplain
+from nanoloop.stores.postgres_server import STEPS, from_json
 from nanoloop.stores.snapshot import encoded
 
 ODD = [
@@ -253,6 +255,38 @@ class TestViews:
         await store.save(session)
         row = await server.fetchrow("SELECT * FROM nanoloop.usage")
         assert tuple(row)[2:] == (1, 1, 1, 1, 8)
+
+
+WAITING = """
+SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
+WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()
+"""
+
+
+class TestNodes:
+    async def test_of_two_that_want_one_account_at_the_same_moment_one_gets_it(
+        self, postgres_url, server
+    ):
+        holds = {}
+
+        async def want(name):
+            async with opened(postgres_url) as store:
+                nodes = await store.beat(Node(id=name, holds=frozenset({"x"})))
+            holds[name] = next(node.holds for node in nodes if node.id == name)
+
+        async with opened(postgres_url) as store:
+            await store.migrate()
+        lock = "hashtextextended('nanoloop node nanoloop', 0)"
+        await server.execute(f"SELECT pg_advisory_lock({lock})")
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                for name in "ab":
+                    group.start_soon(want, name)
+                while await server.fetchval(WAITING) < 2:
+                    await anyio.lowlevel.checkpoint()
+                assert holds == {}
+                await server.execute(f"SELECT pg_advisory_unlock({lock})")
+        assert sorted(map(len, holds.values())) == [0, 1]
 
 
 class TestFormats:

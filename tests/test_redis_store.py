@@ -205,7 +205,7 @@ async def test_one_that_drops_what_expires_is_not_told_what_does(redis_server):
 
 async def test_a_newer_format_is_refused(store, redis):
     await redis.set("nanoloop:format", redis_store.FORMAT + 1)
-    with pytest.raises(StoreError, match="format 2, and this version knows 1: install a newer"):
+    with pytest.raises(StoreError, match="format 3, and this version knows 2: install a newer"):
         await store.create(id="s")
 
 
@@ -220,12 +220,12 @@ async def test_an_older_one_is_brought_up_once(redis_url, redis, monkeypatch):
     async def upgrade(server, keys):
         asked.append(await server.ask(("RENAMENX", "nanoloop:old:s", keys.of("s")[0])))
 
-    monkeypatch.setattr(redis_store, "UPGRADES", {0: upgrade})
+    monkeypatch.setattr(redis_store, "UPGRADES", {**redis_store.UPGRADES, 0: upgrade})
     for _ in range(2):
         async with opened(redis_url) as store:
             assert (await store.load("s")).entry_count == 3
     assert len(asked) == 1
-    assert await redis.get("nanoloop:format") == b"1"
+    assert await redis.get("nanoloop:format") == b"2"
 
 
 # Moving
@@ -299,7 +299,7 @@ async def test_ten_thousand_are_listed_the_last_changed_first(store, redis):
     about = json.loads(fields[b"section:about"])
     pipeline = redis.pipeline(transaction=False)
     for number in range(10_000):
-        key, *_, names, _ = store.database._keys.of(f"s{number}")
+        key, _, _, names, *_ = store.database._keys.of(f"s{number}")
         about["id"] = f"s{number}"
         pipeline.hset(key, mapping={**fields, b"section:about": json.dumps(about)})
         pipeline.zadd(names, {f"s{number}": number})

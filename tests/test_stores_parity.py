@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanoloop.errors import SessionError, SessionNotFound
+from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.postgres import PostgresStore
@@ -29,6 +30,8 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["save", "load", "get", "undo", "release"]), st.none()),
     st.tuples(st.sampled_from(["reset", "clear", "replace", "delete", "reopen"]), st.none()),
     st.tuples(st.just("wait"), st.integers(1, 6)),
+    st.tuples(st.sampled_from(["ask", "answer", "arrive", "hold", "let_go"]), st.none()),
+    st.tuples(st.just("claim"), st.sampled_from(["a", "b", "\ud800 'ż\x00"])),
 )
 
 
@@ -75,6 +78,34 @@ class World:
     async def set(self, number):
         self.session.set(f"k{number}", self.words)
 
+    async def ask(self, _):
+        await self.say(1)
+        self.session.awaiting = self.session.last_seq
+        await self.save(_)
+
+    async def answer(self, _):
+        self.session.awaiting = 0
+        self.session.owe(self.session.last_seq)
+        await self.save(_)
+
+    async def arrive(self, _):
+        for seq in self.session.unsent[:1]:
+            self.session.arrived(seq)
+        await self.save(_)
+
+    async def hold(self, _):
+        self.session.hold(Entry.message("user", "wait"))
+        await self.save(_)
+
+    async def let_go(self, _):
+        for entry in self.session.waiting[:1]:
+            self.session.let_go_held(entry.id)
+        await self.save(_)
+
+    async def claim(self, name):
+        self.session.claim(name)
+        await self.save(None)
+
     async def undo(self, _):
         self.session.undo()
 
@@ -115,12 +146,15 @@ class World:
     async def told(self):
         """Everything the store tells, but for ids and times of its own."""
         infos = [replace(info, size=0) async for info in self.store.list()]
+        owing = [(owed.id, owed.by) async for owed in self.store.owing()]
+        behind = [owed async for owed in self.store.owing(pending=True)]
         try:
             whole, window = await self.store.get("s"), await self.store.load("s")
         except SessionNotFound:
-            return infos
+            return infos, owing, behind
         return [
-            infos,
+            (infos, owing, len(behind)),
+            all(owed.revision == whole.revision for owed in behind),
             seqs(whole.window),
             seqs(window.window),
             seqs(whole.pending),
@@ -130,6 +164,7 @@ class World:
             [(each.summary, each.state, each.epoch, each.title) for each in (whole, window)],
             [(each.pins, each.ledger, each.awaiting, each.turns) for each in (whole, window)],
             [(each.covered_seq, each.pending_seq) for each in (whole, window)],
+            [(each.unsent, len(each.waiting), each.by, each.claims) for each in (whole, window)],
             whole.revision == window.revision,
         ]
 
@@ -146,7 +181,7 @@ def test_a_folder_tells_what_memory_tells(steps):
         told_the_same(steps, lambda clock: JsonlStore(folder, clock=clock, open_files=1))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(STEPS, max_size=25))
 def test_sqlite_tells_what_memory_tells(steps):
     with tempfile.TemporaryDirectory() as folder:

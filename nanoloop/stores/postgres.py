@@ -17,13 +17,32 @@ from anyio.to_thread import run_sync
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
-from nanoloop.protocols import Seal
+from nanoloop.protocols import Node, OwedSession, Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.session.queue import SEEN_LIMIT
-from nanoloop.stores.database import Commit, StoredSession, text_of
-from nanoloop.stores.postgres_server import Connections, migrate, prepare, schema_name
-from nanoloop.stores.snapshot import encoded, entries_of, head_of, sections_of
+from nanoloop.stores.database import (
+    FORGET_NODE_SECONDS,
+    NODE_SECONDS,
+    Commit,
+    StoredSession,
+    text_of,
+)
+from nanoloop.stores.postgres_server import (
+    Connections,
+    from_json,
+    migrate,
+    prepare,
+    schema_name,
+)
+from nanoloop.stores.snapshot import (
+    OWES_CHAT,
+    OWES_SUMMARY,
+    encoded,
+    entries_of,
+    head_of,
+    sections_of,
+)
 from nanoloop.stores.store import DatabaseStore
 
 if TYPE_CHECKING:
@@ -180,6 +199,30 @@ class _Tables:
             ):
                 yield glance(row)
 
+    async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        arguments = (OWES_SUMMARY if pending else OWES_CHAT, as_time(now))
+        for row in await self._connections.run(lambda s: s.fetch(self._sql.owing, *arguments)):
+            yield OwedSession(id=unplain(row["id"]), revision=row["rev"], by=unplain(row["node"]))
+
+    # Processes
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        told = plain(node.id), plain(node.place), node.pid, [plain(each) for each in node.holds]
+        arguments = (self._sql.beat, *told, NODE_SECONDS, FORGET_NODE_SECONDS)
+        return [
+            Node(
+                id=unplain(row["id"]),
+                place=unplain(row["place"]),
+                pid=row["pid"],
+                holds=frozenset(map(unplain, row["holds"])),
+                age=row["age"],
+            )
+            for row in await self._connections.run(lambda s: s.fetch(*arguments))
+        ]
+
+    async def leave(self, node_id: str) -> None:
+        await self._connections.run(lambda s: s.execute(self._sql.leave, plain(node_id)))
+
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
@@ -214,17 +257,18 @@ def _digest(key: str) -> bytes:
 _MADE = """
 WITH mine AS (
     INSERT INTO {schema}.session
-        (id, rev, head, window_start, updated_at, expires_at, size, heard)
-    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8)
+        (id, rev, head, window_seq, updated_at, expires_at, size, heard, owes, node)
+    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $15, $16)
     ON CONFLICT (id) DO NOTHING
     RETURNING number, heard
 ),"""
 _ADVANCED = """
 WITH mine AS (
     UPDATE {schema}.session
-    SET rev = $2::bigint + 1, head = $3, window_start = $4, updated_at = $5,
-        expires_at = $6, size = size + $7::bigint, heard = heard + $8::bigint
-    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $15)
+    SET rev = $2::bigint + 1, head = $3, window_seq = $4, updated_at = $5,
+        expires_at = $6, size = size + $7::bigint, heard = heard + $8::bigint,
+        owes = $15, node = $16
+    WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $17)
     RETURNING number, heard
 ),"""
 _CONTENTS = """
@@ -273,7 +317,7 @@ LATERAL (
     SELECT array_agg(seq) AS seqs, array_agg(content) AS contents
     FROM (
         SELECT seq, content FROM {schema}.entry
-        WHERE session = number AND seq >= coalesce($2, window_start) ORDER BY seq
+        WHERE session = number AND seq >= coalesce($2, window_seq) ORDER BY seq
     ) AS newest
 ) AS shown,
 LATERAL (
@@ -304,6 +348,16 @@ SELECT count(*) FROM gone
 SELECT number FROM {schema}.session
 WHERE (expires_at IS NULL OR expires_at >= $1) ORDER BY updated_at DESC, number
 """
+    owing: str = """
+SELECT id, rev, node FROM {schema}.session
+WHERE owes > 0 AND owes <= $1 AND (expires_at IS NULL OR expires_at >= $2) ORDER BY number
+"""
+    beat: str = """
+SELECT id, place, pid, holds,
+    abs(extract(epoch FROM clock_timestamp() - seen))::double precision AS age
+FROM {schema}.beat($1, $2, $3, $4, $5, $6)
+"""
+    leave: str = "DELETE FROM {schema}.node WHERE id = $1"
     names: str = "SELECT id FROM {schema}.session ORDER BY number"
     glances: str = """
 SELECT id, head, size, value
@@ -360,6 +414,8 @@ def commit_arguments(commit: Commit) -> tuple[Any, ...]:
         ],
         [None if name is None else plain(name) for name in ids],
         [as_json(text) for text in commit.texts],
+        commit.owes,
+        plain(commit.by),
     )
 
 
@@ -425,12 +481,6 @@ def _is_json(text: bytes) -> bool:
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
-
-
-def from_json(text: str) -> Any:
-    """The value again: no value that is kept is a mere string."""
-    value = json.loads(text)
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def is_plain(text: str) -> bool:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from asyncio import AbstractEventLoop
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from socket import gaierror
 from ssl import SSLError
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from nanoloop.errors import SettingsError, StoreError, how_to_install
+from nanoloop.errors import SessionDamaged, SettingsError, StoreError, how_to_install
+from nanoloop.stores.snapshot import OWES_NOTHING, head_of, owes
 
 if TYPE_CHECKING:
     from asyncpg import Connection
@@ -327,7 +329,42 @@ async def _take_steps(connection: Connection, schema: str, stood: int) -> None:
         await connection.execute(_FORMAT.format(schema=schema))
     for step in STEPS[stood:]:
         await connection.execute(step.format(schema=schema))
+        if step is _OWING:
+            await _note_owed(connection, schema)
     await connection.execute(_STOOD.format(schema=schema), len(STEPS))
+
+
+_HEADS = """
+SELECT number, head FROM {schema}.session WHERE number > $1 ORDER BY number LIMIT 500
+"""
+_NOTE_OWED = """
+UPDATE {schema}.session SET owes = new.owes
+FROM unnest($1::bigint[], $2::smallint[]) AS new (number, owes)
+WHERE session.number = new.number
+"""
+
+
+async def _note_owed(connection: Connection, schema: str) -> None:
+    """Have the index know what is owed in the sessions that were there before it."""
+    after = 0
+    while page := await connection.fetch(_HEADS.format(schema=schema), after):
+        found = {row["number"]: _owed_in(row["head"]) for row in page}
+        owing = {number: owed for number, owed in found.items() if owed}
+        await connection.execute(_NOTE_OWED.format(schema=schema), [*owing], [*owing.values()])
+        after = page[-1]["number"]
+
+
+def _owed_in(head: str) -> int:
+    try:
+        return owes(head_of("", head, from_json))
+    except SessionDamaged:  # it can't be opened either
+        return OWES_NOTHING
+
+
+def from_json(text: str) -> Any:
+    """A value as it was written: no value that is kept is a mere string."""
+    value = json.loads(text)
+    return json.loads(value) if isinstance(value, str) else value
 
 
 async def _standing(connection: Connection, schema: str) -> int:
@@ -482,5 +519,55 @@ COMMENT ON VIEW {schema}.usage IS 'What was said and done, by session and day (U
 """
 """Values as `json`, in which they stay as they were written, and not in part a second time."""
 
-STEPS = (_FIRST, _AS_WRITTEN)
+_OWING = """
+-- An older version that is connected finds no place for what it would write: it writes no session
+-- any more of which the index would know nothing.
+ALTER TABLE {schema}.session RENAME COLUMN window_start TO window_seq;
+ALTER TABLE {schema}.session ADD COLUMN owes smallint NOT NULL DEFAULT 0,
+    ADD COLUMN node text NOT NULL DEFAULT '';
+COMMENT ON COLUMN {schema}.session.owes IS '1: something to its chat, else 2: a summary, else 0';
+COMMENT ON COLUMN {schema}.session.node IS 'The process that answers there, or did so last';
+CREATE INDEX session_owes ON {schema}.session (owes) WHERE owes > 0;
+
+CREATE TABLE {schema}.node (
+    id text PRIMARY KEY,
+    place text NOT NULL,
+    pid bigint NOT NULL,
+    holds text[] NOT NULL,
+    seen timestamptz NOT NULL
+);
+COMMENT ON TABLE {schema}.node IS 'Which processes live: each says so every few seconds';
+COMMENT ON COLUMN {schema}.node.holds IS 'The accounts at chat platforms that it alone may use';
+
+CREATE FUNCTION {schema}.beat(
+    mine text, its_place text, its_pid bigint, wants text[], lives double precision,
+    forgotten_after double precision
+) RETURNS SETOF {schema}.node LANGUAGE plpgsql AS $$
+DECLARE
+    now timestamptz;
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('nanoloop node {schema}', 0));
+    now := clock_timestamp();
+    DELETE FROM {schema}.node AS old
+        WHERE abs(extract(epoch FROM now - old.seen)) >= forgotten_after;
+    INSERT INTO {schema}.node AS own VALUES (
+        mine, its_place, its_pid,
+        ARRAY(
+            SELECT wanted FROM unnest(wants) AS wanted
+            WHERE NOT EXISTS (
+                SELECT FROM {schema}.node AS other
+                WHERE other.id <> mine AND wanted = ANY (other.holds)
+                    AND abs(extract(epoch FROM now - other.seen)) < lives
+            )
+        ),
+        now
+    ) ON CONFLICT (id) DO UPDATE SET place = excluded.place, pid = excluded.pid,
+        holds = excluded.holds, seen = excluded.seen;
+    RETURN QUERY SELECT * FROM {schema}.node;
+END $$;
+COMMENT ON FUNCTION {schema}.beat IS
+    'Note that a process lives; of two that want the same account at once one gets it';
+"""
+
+STEPS = (_FIRST, _AS_WRITTEN, _OWING)
 """Each is run once, in its own order; a change of the tables is a new one."""

@@ -20,15 +20,24 @@ import anyio
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged, StoreError
-from nanoloop.protocols import Seal
+from nanoloop.protocols import Node, OwedSession, Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.session.queue import SEEN_LIMIT
-from nanoloop.stores.database import Commit, StoredSession, micros, text_of
+from nanoloop.stores.database import (
+    FORGET_NODE_SECONDS,
+    NODE_SECONDS,
+    Commit,
+    StoredSession,
+    micros,
+    text_of,
+)
 from nanoloop.stores.redis_server import (
+    BEAT,
     BETWEEN,
     COMMIT,
     NAMES,
+    NOTE_OWED,
     READ,
     REMOVE,
     Argument,
@@ -36,12 +45,14 @@ from nanoloop.stores.redis_server import (
     RedisServer,
 )
 from nanoloop.stores.snapshot import (
+    OWES_NOTHING,
     as_it_is,
     decoding,
     encoded,
     entries_of,
     expiry,
     head_of,
+    owes,
     sections_of,
 )
 from nanoloop.stores.store import DatabaseStore
@@ -110,6 +121,8 @@ class _Rows:
             _lines((entry.seq, text_of(entry)) for entry in commit.rewritten),
             _lines(zip((e.seq for e in commit.entries), commit.texts, strict=True)),
             _lines((seq, json.dumps(name).encode()) for seq, name in commit.message_ids.items()),
+            commit.owes,
+            _owed(commit.head["rev"], commit.expires_at, commit.by),
             *_fields(commit),
         )
         (stood,) = await self._server.ask(call)
@@ -193,26 +206,43 @@ class _Rows:
         return removed
 
     async def names(self) -> AsyncIterator[str]:
-        for name in await self._names():
+        await self._layout.ready()
+        for name in await _names(self._server, self._keys):
             yield name
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        for page in _pages(await self._names()):
+        await self._layout.ready()
+        for page in _pages(await _names(self._server, self._keys)):
             rows = await self._ask(*map(self._glance, page))
             for name, row in zip(page, rows, strict=True):
                 stored = _glanced(name, *row)
                 if stored is not None and not _has_expired(stored, now):
                     yield stored
 
-    async def _names(self) -> list[str]:
-        """The ids of all sessions, the last changed first."""
-        shards = await self._ask(*(NAMES([self._keys.sessions(n)]) for n in range(SHARDS)))
-        words = [word for shard in shards for word in shard.decode().split()]
-        changed = sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
-        return [name for _, name in changed]
-
     def _glance(self, session_id: str) -> Call:
         return ("HMGET", self._keys.of(session_id)[0], "head", f"section:{ABOUT}", "size")
+
+    async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        indexes = (self._keys.owing, self._keys.behind)[: 1 + pending]
+        asked = [("HGETALL", index(shard)) for shard in range(SHARDS) for index in indexes]
+        for found in await self._ask(*asked):
+            for name, text in found.items():
+                revision, expires_at, by = text.split(b" ", 2)
+                if not expires_at or int(expires_at) >= now:
+                    yield OwedSession(id=name.decode(), revision=int(revision), by=as_text(by))
+
+    # Processes
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        told = json.dumps([node.place, node.pid])
+        bounds = (round(NODE_SECONDS * 1000), round(FORGET_NODE_SECONDS * 1000))
+        wanted = map(as_bytes, node.holds)
+        call = BEAT([self._keys.nodes], as_bytes(node.id), told, *bounds, *wanted)
+        (nodes,) = await self._ask(call)
+        return [_node(*each) for each in nodes]
+
+    async def leave(self, node_id: str) -> None:
+        await self._ask(("HDEL", self._keys.nodes, as_bytes(node_id)))
 
     # Keys
 
@@ -244,9 +274,36 @@ def _entries(session_id: str, lines: bytes) -> list[Entry]:
 
 
 def _fields(commit: Commit) -> Iterable[Argument]:
-    yield from ("rev", commit.head["rev"], "window", commit.window, "head", encoded(commit.head))
+    yield from (
+        "revision",
+        commit.head["rev"],
+        "window",
+        commit.window,
+        "head",
+        encoded(commit.head),
+    )
     for name, value in commit.sections.items():
         yield from (f"section:{name}", encoded(value))
+
+
+def _owed(revision: int, expires_at: int | None, by: str) -> bytes:
+    """A session as the index of what is owed has it."""
+    moment = "" if expires_at is None else expires_at
+    return f"{revision} {moment} ".encode() + as_bytes(by)
+
+
+def _node(name: bytes, told: bytes, age: int, holds: Iterable[bytes]) -> Node:
+    place, pid = json.loads(told)
+    held = frozenset(map(as_text, holds))
+    return Node(id=as_text(name), place=place, pid=pid, holds=held, age=age / 1000)
+
+
+async def _names(server: RedisServer, keys: RedisKeys) -> list[str]:
+    """The ids of all sessions, the last changed first."""
+    shards = await server.ask(*(NAMES([keys.sessions(shard)]) for shard in range(SHARDS)))
+    words = [word for shard in shards for word in shard.decode().split()]
+    changed = sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
+    return [name for _, name in changed]
 
 
 def _expired(expiring: bytes, now: int) -> Call:
@@ -284,14 +341,17 @@ class RedisKeys:
             raise ValueError(f"prefix is {prefix!r}: use letters, digits and _ . : @ / -")
         self._prefix = prefix
         self.format = f"{prefix}:format".encode()
+        self.nodes = f"{prefix}:nodes".encode()
+        """Which processes live."""
 
-    def of(self, session_id: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-        """Of a session: what it is, its entries, the ids it has seen; and its shard's two lists."""
+    def of(self, session_id: str) -> tuple[bytes, ...]:
+        """Of a session: what it is, its entries, the ids it has seen; and its shard's lists."""
         name = as_bytes(session_id)
         shard = _shard(name)
         kinds = (b"session", b"entries", b"seen")
         session, entries, seen = (self._key(shard, kind) + b":" + name for kind in kinds)
-        return session, entries, seen, self.sessions(shard), self.expiring(shard)
+        lists = (self.sessions, self.expiring, self.owing, self.behind)
+        return session, entries, seen, *(named(shard) for named in lists)
 
     def sessions(self, shard: int) -> bytes:
         """The names of a shard's sessions, by the moment they changed."""
@@ -300,6 +360,14 @@ class RedisKeys:
     def expiring(self, shard: int) -> bytes:
         """The names of those that expire, by the moment they do."""
         return self._key(shard, b"expiring")
+
+    def owing(self, shard: int) -> bytes:
+        """Those in which something is owed to their chat, with what the index says of each."""
+        return self._key(shard, b"owing")
+
+    def behind(self, shard: int) -> bytes:
+        """Those in which nothing but a summary is owed, likewise."""
+        return self._key(shard, b"behind")
 
     def bindings(self, shard: int) -> bytes:
         """Which session each chat's key means."""
@@ -328,9 +396,35 @@ def _shard(name: bytes) -> int:
     return crc32(name) % SHARDS
 
 
-FORMAT = 1
+async def _note_owed(server: RedisServer, keys: RedisKeys) -> None:
+    """Have the index know what is owed in the sessions of format 1."""
+    for names in _pages(await _names(server, keys)):
+        left: Sequence[str] = names
+        while left:
+            read = [("HMGET", keys.of(name)[0], "rev", "head", "expires_at") for name in left]
+            rows = zip(left, await server.ask(*read), strict=True)
+            # One that has no `rev` is of format 2: another process is first, or has committed.
+            older = [(name, *row) for name, row in rows if row[0] is not None]
+            done = await server.ask(*(_noting(keys, *each) for each in older)) if older else []
+            left = [each[0] for each, noted in zip(older, done, strict=True) if not noted]
+
+
+def _noting(
+    keys: RedisKeys, session_id: str, rev: bytes, head: bytes | None, expires_at: bytes | None
+) -> Call:
+    try:
+        stored = head_of(session_id, head, json.loads)
+        owed, by = owes(stored), str(stored.get("by") or "")
+    except SessionDamaged:  # it can't be opened either
+        owed, by = OWES_NOTHING, ""
+    session, *_, owing, behind = keys.of(session_id)
+    said = _owed(int(rev), int(expires_at) if expires_at else None, by)
+    return NOTE_OWED([session, owing, behind], session_id, rev, owed, said)
+
+
+FORMAT = 2
 Upgrade = Callable[[RedisServer, RedisKeys], Awaitable[None]]
-UPGRADES: Mapping[int, Upgrade] = {}
+UPGRADES: Mapping[int, Upgrade] = {1: _note_owed}
 """From each older format to the next; two processes may run one at a time, or again."""
 
 

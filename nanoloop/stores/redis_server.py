@@ -230,38 +230,48 @@ class Script:
 
 
 COMMIT = Script("""#!lua
-local session, entries, seen, sessions, expiring = unpack(KEYS)
+local session, entries, seen, sessions, expiring, owing, behind = unpack(KEYS)
 local id, based_on, now, token, updated_at, expires_at, drops_at, grows, seen_limit = unpack(ARGV)
-local stood = redis.call('HMGET', session, 'rev', 'expires_at')
-local rev = stood[1] or ''
+local rewritten, added, heard, owes, owed = unpack(ARGV, 10, 14)
+local stood = redis.call('HMGET', session, 'revision', 'expires_at', 'rev')
+-- An older version that still runs has `rev`, and finds none in what this one wrote.
+local rev = stood[1] or stood[3] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
 if rev ~= based_on then return rev end
 if now == '' then
   redis.call('UNLINK', session, entries, seen)
 end
-for line in string.gmatch(ARGV[10], '[^\\n]+') do
+for line in string.gmatch(rewritten, '[^\\n]+') do
   local seq = string.match(line, '^%d+')
   redis.call('ZREMRANGEBYSCORE', entries, seq, seq)
   redis.call('ZADD', entries, seq, line)
 end
-for line in string.gmatch(ARGV[11], '[^\\n]+') do
+for line in string.gmatch(added, '[^\\n]+') do
   redis.call('ZADD', entries, string.match(line, '^%d+'), line)
 end
-for line in string.gmatch(ARGV[12], '[^\\n]+') do
+for line in string.gmatch(heard, '[^\\n]+') do
   local seq, name = string.match(line, '^(%d+) (.+)')
   redis.call('ZADD', seen, seq, name)
 end
 redis.call('ZREMRANGEBYRANK', seen, 0, -seen_limit - 1)
-if now == '' or ARGV[10] ~= '' then
+if now == '' or rewritten ~= '' then
   redis.call('HSET', session, 'past', token) -- what was read of it before is not true any more
 end
-redis.call('HSET', session, 'expires_at', expires_at, unpack(ARGV, 13))
+redis.call('HSET', session, 'expires_at', expires_at, unpack(ARGV, 15))
+redis.call('HDEL', session, 'rev')
 redis.call('HINCRBY', session, 'size', grows)
 redis.call('ZADD', sessions, updated_at, id)
 if expires_at == '' then
   redis.call('ZREM', expiring, id)
 else
   redis.call('ZADD', expiring, expires_at, id)
+end
+for kind, index in ipairs({owing, behind}) do
+  if kind == tonumber(owes) then
+    redis.call('HSET', index, id, owed)
+  else
+    redis.call('HDEL', index, id)
+  end
 end
 -- A moment that has passed by this server's clock is left to the sweep: it counts what goes.
 local drops = drops_at ~= '' and tonumber(drops_at) > redis.call('TIME')[1] * 1000
@@ -315,7 +325,7 @@ return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')
 """The sessions of one shard, each with the moment it changed last."""
 
 REMOVE = Script("""#!lua flags=allow-oom
-local session, entries, seen, sessions, expiring = unpack(KEYS)
+local session, entries, seen, sessions, expiring, owing, behind = unpack(KEYS)
 local id, now = unpack(ARGV)
 local expires_at = redis.call('HGET', session, 'expires_at')
 -- Where Redis itself was first, only the lists of names still know the session.
@@ -324,11 +334,52 @@ if now ~= '' and expires_at and (tonumber(expires_at) or math.huge) >= tonumber(
 end
 redis.call('UNLINK', session, entries, seen)
 redis.call('ZREM', expiring, id)
+redis.call('HDEL', owing, id)
+redis.call('HDEL', behind, id)
 return redis.call('ZREM', sessions, id)
 """)
 """Remove a session, with `now` only if it has expired before that; returns how many that were."""
 
-_BY_NAME = {script.name: script for script in (COMMIT, READ, BETWEEN, NAMES, REMOVE)}
+NOTE_OWED = Script("""#!lua
+local session, owing, behind = unpack(KEYS)
+local id, rev, owes, owed = unpack(ARGV)
+if redis.call('HGET', session, 'rev') ~= rev then return 0 end
+redis.call('HDEL', session, 'rev')
+redis.call('HSET', session, 'revision', rev)
+if owes ~= '0' then redis.call('HSET', owes == '1' and owing or behind, id, owed) end
+return 1
+""")
+"""Have the index know of a session of format 1; returns 0 where it has changed since."""
+
+BEAT = Script("""#!lua
+local id, told, lives, forgotten_after = unpack(ARGV)
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local known, taken, nodes = redis.call('HGETALL', KEYS[1]), {}, {}
+for i = 1, #known, 2 do
+  local node = cjson.decode(known[i + 1])
+  local age = math.abs(now - node.seen)
+  if age >= tonumber(forgotten_after) then
+    redis.call('HDEL', KEYS[1], known[i])
+  elseif known[i] ~= id then
+    table.insert(nodes, {known[i], node.told, age, node.holds})
+    if age < tonumber(lives) then
+      for _, account in ipairs(node.holds) do taken[account] = true end
+    end
+  end
+end
+local holds = {}
+for i = 5, #ARGV do
+  if not taken[ARGV[i]] then table.insert(holds, ARGV[i]) end
+end
+redis.call('HSET', KEYS[1], id, cjson.encode({seen = now, told = told, holds = holds}))
+table.insert(nodes, {id, told, 0, holds})
+return nodes
+""")
+"""Note that a process lives, by this server's clock; returns all, with their ages in ms."""
+
+_SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, NOTE_OWED, BEAT)
+_BY_NAME = {script.name: script for script in _SCRIPTS}
 
 
 def in_full(call: Call) -> Call:

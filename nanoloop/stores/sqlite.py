@@ -21,12 +21,21 @@ from aiofiles.os import wrap
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import announce
 from nanoloop.files import ProcessLock, refusal
-from nanoloop.protocols import Seal
+from nanoloop.protocols import Node, OwedSession, Seal
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.database import Commit, StoredSession, micros, text_of
-from nanoloop.stores.snapshot import decoding, encoded, entries_of, head_of, sections_of
+from nanoloop.stores.heartbeats import NodeFiles
+from nanoloop.stores.snapshot import (
+    OWES_CHAT,
+    OWES_SUMMARY,
+    decoding,
+    encoded,
+    entries_of,
+    head_of,
+    sections_of,
+)
 from nanoloop.stores.sqlite_file import (
     SessionFile,
     SqliteConnector,
@@ -84,6 +93,7 @@ class _Sqlite:
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
+        self._nodes = NodeFiles(file.path.with_name(f"{file.path.name}.nodes"))
         # A thread of its own: no number of long reads keeps a save waiting for one.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
         self._queue = WriteQueue(file)
@@ -133,6 +143,28 @@ class _Sqlite:
         for start in range(0, len(numbers), PAGE):
             for stored in await self._read(read_glances, numbers[start : start + PAGE]):
                 yield stored
+
+    async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        most = OWES_SUMMARY if pending else OWES_CHAT
+        for owed in await self._read(read_owing, most, now):
+            yield owed
+
+    # Processes
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        # Beside what writes: a process lives however long that takes.
+        return await self._in_thread(self._beat, node)
+
+    def _beat(self, node: Node) -> Sequence[Node]:
+        self._file.check_writes()
+        return self._nodes.beat(node)
+
+    async def leave(self, node_id: str) -> None:
+        await self._in_thread(self._leave, node_id)
+
+    def _leave(self, node_id: str) -> None:
+        self._file.check_writes()
+        self._nodes.leave(node_id)
 
     # Keys
 
@@ -197,11 +229,11 @@ BATCH = 50
 # Bound as bytes, which SQLite takes for text as they are: half a surrogate pair passes too.
 _STANDING = "SELECT number, rev, expires_at FROM session WHERE id = ?"
 _NEW = """
-    INSERT INTO session (id, rev, shown_from, updated_at, size, head) VALUES (?, 0, 0, 0, 0, '')
+    INSERT INTO session (id, rev, window_seq, updated_at, size, head) VALUES (?, 0, 0, 0, 0, '')
 """
 _HEAD = """
-    UPDATE session SET rev = ?, shown_from = ?, updated_at = ?, expires_at = ?, size = size + ?,
-    head = CAST(? AS TEXT) WHERE number = ?
+    UPDATE session SET rev = ?, window_seq = ?, updated_at = ?, expires_at = ?, owes = ?,
+    node = CAST(? AS TEXT), size = size + ?, head = CAST(? AS TEXT) WHERE number = ?
 """
 _ENTRY = "INSERT INTO entry (session, seq, value) VALUES (?, ?, CAST(? AS TEXT))"
 _REWRITTEN = "UPDATE entry SET value = CAST(? AS TEXT) WHERE session = ? AND seq = ?"
@@ -244,10 +276,9 @@ def write_commit(connection: Connection, commit: Commit, now: int) -> int | None
 
 def _take_in(connection: Connection, number: int, commit: Commit) -> None:
     head = encoded(commit.head, kind="head")
-    times = commit.updated_at, commit.expires_at
-    connection.execute(
-        _HEAD, (commit.revision + 1, commit.window, *times, commit.grows, head, number)
-    )
+    stands = commit.revision + 1, commit.window, commit.updated_at, commit.expires_at
+    owed = commit.owes, as_bytes(commit.by)
+    connection.execute(_HEAD, (*stands, *owed, commit.grows, head, number))
     new = zip(commit.entries, commit.texts, strict=True)
     connection.executemany(_ENTRY, [(number, entry.seq, text) for entry, text in new])
     if commit.rewritten:
@@ -301,7 +332,7 @@ def as_bytes(text: str) -> bytes:
 EVER = 1 << 62
 """Above every number of an entry."""
 
-_SESSION = "SELECT number, head, shown_from, size, rev, updated_at FROM session WHERE id = ?"
+_SESSION = "SELECT number, head, window_seq, size, rev, updated_at FROM session WHERE id = ?"
 _SECTIONS = "SELECT name, value FROM section WHERE session = ?"
 _ENTRIES = """
     SELECT seq, value FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?
@@ -317,6 +348,10 @@ _GLANCES = """
     SELECT session.id, head, section.value, size FROM json_each(?) AS wanted
     JOIN session ON number = wanted.value LEFT JOIN section ON session = number AND name = ?
     ORDER BY wanted.key
+"""
+_OWING = """
+    SELECT id, rev, node FROM session
+    WHERE owes > 0 AND owes <= ? AND (expires_at IS NULL OR expires_at >= ?) ORDER BY number
 """
 _NAMES = "SELECT id FROM session ORDER BY number"
 _BINDINGS = "SELECT number, key, session FROM binding WHERE number > ? ORDER BY number LIMIT ?"
@@ -389,6 +424,14 @@ def read_glances(
 def read_names(connection: Connection) -> list[str]:
     """The ids of all sessions."""
     return [_text(name) for (name,) in connection.execute(_NAMES)]
+
+
+def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]:
+    """All sessions that have not expired and owe something up to this."""
+    return [
+        OwedSession(id=_text(name), revision=revision, by=_text(node))
+        for name, revision, node in connection.execute(_OWING, (most, now))
+    ]
 
 
 def read_bound(connection: Connection, key: str) -> str | None:

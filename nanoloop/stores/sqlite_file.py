@@ -6,6 +6,7 @@ It blocks: call it in worker threads.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import sqlite3
 import time
@@ -17,9 +18,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from nanoloop.errors import StoreError
+from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import DatabaseSetAside, Event
 from nanoloop.files import ProcessLock, make_folder
+from nanoloop.stores.snapshot import OWES_NOTHING, head_of, owes
 
 READERS = 8
 """Connections that are kept for reading while nobody reads."""
@@ -50,8 +52,7 @@ class SessionFile:
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What this does on the one connection that writes."""
-        if self._read_only:
-            raise StoreError(f"{self.path} is open for reading only: nothing was written")
+        self.check_writes()
         with self._writing:
             if self._lock is not None:
                 self._lock.take()
@@ -61,6 +62,11 @@ class SessionFile:
             except sqlite3.Error:
                 self._close()  # whatever the disk did: the next one looks at the file anew
                 raise
+
+    def check_writes(self) -> None:
+        """Raise `StoreError` where it is open for reading only."""
+        if self._read_only:
+            raise StoreError(f"{self.path} is open for reading only: nothing was written")
 
     def _opened(self) -> sqlite3.Connection:
         """The connection that writes to the file that is there now; holds the writing lock."""
@@ -384,7 +390,17 @@ _FIRST = (
     )
     """,
 )
-UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST,)
+_OWING = (
+    # An older version that has the file open finds no place for what it would write: it writes no
+    # session any more of which the index would know nothing.
+    "ALTER TABLE session RENAME COLUMN shown_from TO window_seq",
+    "ALTER TABLE session ADD COLUMN owes INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE session ADD COLUMN node TEXT NOT NULL DEFAULT ''",
+    "UPDATE session SET owes = owed_in(CAST(head AS BLOB))",
+    "CREATE INDEX session_by_owes ON session (owes) WHERE owes > 0",
+)
+"""What is owed in each session, and by which process."""
+UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST, _OWING)
 """What brings a file from each format to the next; format 0 has nothing in it."""
 
 _STANDING = """
@@ -400,6 +416,7 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
     """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
     if format_of(connection, name) == len(UPGRADES):
         return
+    connection.create_function("owed_in", 1, _owed_in, deterministic=True)
     with transaction(connection):
         # Another process may have done it since.
         for steps in UPGRADES[format_of(connection, name) :]:
@@ -407,6 +424,14 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
                 connection.execute(step)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {len(UPGRADES)}")
+
+
+def _owed_in(head: bytes) -> int:
+    """What is owed in a session; nothing where its head can't be read, for it can't be opened."""
+    try:
+        return owes(head_of("", head, json.loads))
+    except SessionDamaged:
+        return OWES_NOTHING
 
 
 def format_of(connection: sqlite3.Connection, name: str) -> int:

@@ -13,7 +13,9 @@ import anyio
 from nanoloop.errors import NoConnection, ProviderTimeout, StoreError
 from nanoloop.protocols import (
     ChatMessage,
+    Node,
     OnText,
+    OwedSession,
     Provider,
     Reply,
     SessionInfo,
@@ -161,6 +163,18 @@ class FaultyStore:
     async def delete_expired(self) -> int:
         """As the store's."""
         return await self._store.delete_expired()
+
+    def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
+        """As the store's."""
+        return self._store.owing(pending=pending)
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        """As the store's."""
+        return await self._store.beat(node)
+
+    async def leave(self, node_id: str) -> None:
+        """As the store's."""
+        await self._store.leave(node_id)
 
     async def bind(self, key: str, session_id: str) -> None:
         """As the store's."""
