@@ -12,7 +12,14 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from nanoloop.errors import place_of
-from nanoloop.events import ChannelFailed, ChannelStarted, Observer, announce, hearing
+from nanoloop.events import (
+    ChannelFailed,
+    ChannelHeld,
+    ChannelStarted,
+    Observer,
+    announce,
+    hearing,
+)
 from nanoloop.loop import AgentLoop
 from nanoloop.parts import make_loop, make_provider, make_store, with_pictures
 from nanoloop.protocols import Channel, Provider, Store
@@ -43,6 +50,8 @@ class App:
         self._channels: list[Channel] = []
         self._begun: dict[str, str] = {}
         """What ended each channel that was begun, a bug that is; "" where nothing did."""
+        self._held: set[str] = set()
+        """The channels whose account another process has."""
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
         """The signal that ended it, if one did."""
@@ -88,10 +97,15 @@ class App:
     def states(self) -> Mapping[str, tuple[str, str]]:
         """How each channel stands that was begun, and why if it is not well."""
         return {
-            channel.name: ("failed", why) if (why := self._begun[channel.name]) else _state(channel)
+            channel.name: self._state_of(channel)
             for channel in self._channels
             if channel.name in self._begun
         }
+
+    def _state_of(self, channel: Channel) -> tuple[str, str]:
+        if why := self._begun[channel.name]:
+            return "failed", why
+        return ("waiting", HELD) if channel.name in self._held else _state(channel)
 
     async def run(self) -> None:
         """Serve until told to stop; what was durable stays so, however it ends."""
@@ -102,7 +116,7 @@ class App:
 
     async def _run(self) -> None:
         try:
-            # First of all: it takes the store's lock, and fails where another process has it.
+            # First of all: it fails where the store can't be used.
             expired = await self._store.delete_expired()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")
@@ -159,17 +173,33 @@ class App:
                 await anyio.sleep_forever()
         self.stop()
 
+    def _waits(self, channel: Channel, is_held: bool) -> None:
+        if is_held:
+            self._held.add(channel.name)
+            announce(ChannelHeld(channel=channel.name))
+        else:
+            self._held.discard(channel.name)
+
     async def _run_channel(self, channel: Channel) -> None:
         self._begun[channel.name] = ""
         announce(ChannelStarted(channel=channel.name))
+        serve = partial(channel.run, self.loop.bus)
+        account = getattr(channel, "account", "")
         try:
-            await channel.run(self.loop.bus)
+            if account:
+                waits = partial(self._waits, channel)
+                await self.loop.nodes.holding(account, serve, waits=waits)
+            else:
+                await serve()
         except Exception as error:
             about = f"{type(error).__name__} at {place_of(error)}"
             self._begun[channel.name] = about
             announce(ChannelFailed(channel=channel.name, error=about))
             if self._chat is not None:
                 raise  # there is nothing else to serve
+
+
+HELD = "another process serves its account: it opens here when that one ends"
 
 
 def _state(channel: Channel) -> tuple[str, str]:

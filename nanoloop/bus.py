@@ -32,6 +32,7 @@ class _QueuedItem:
 
     says: Outbound | TextStreamed
     arrived: Callable[[], Awaitable[None]] | None = None
+    may_go: Callable[[], Awaitable[bool]] | None = None
 
     def is_worth_a_try(self, error: Exception) -> bool:
         """Whether to send it again; what nobody waits to hear of is not, if it took too long."""
@@ -182,16 +183,21 @@ class InProcessBus:
         return bool(getattr(self._channels.get(channel), "confirms", False))
 
     async def publish(
-        self, message: Outbound, *, arrived: Callable[[], Awaitable[None]] | None = None
+        self,
+        message: Outbound,
+        *,
+        arrived: Callable[[], Awaitable[None]] | None = None,
+        may_go: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """Send a text to its chat; waits only while that same chat has too many unsent.
 
-        `arrived` is called once it is there, or can never be.
+        `may_go` is asked right before each try; where it says no, it is dropped. `arrived` is
+        called once it is there, or can never be.
         """
         chat = (message.channel, message.chat)
         if chat in self._held and self._held[chat].reply_to == message.reply_to:
             del self._held[chat]  # the whole text has what they had
-        await self._chats.put(chat, _QueuedItem(message, arrived))
+        await self._chats.put(chat, _QueuedItem(message, arrived, may_go))
 
     def publish_nowait(self, piece: TextStreamed) -> None:
         """Send a piece of an answer; half of a chat's room is kept for whole texts.
@@ -212,10 +218,14 @@ class InProcessBus:
         await self._chats.idle()
 
     async def _send(self, chat: tuple[str, str], item: _QueuedItem) -> None:
+        if item.may_go is not None and not await item.may_go():
+            return
         error = await self._error_of(item.says)
         tries = 1
         while error is not None and item.is_worth_a_try(error):
             await self._rest(chat, error, tries)
+            if item.may_go is not None and not await item.may_go():
+                return
             error = await self._error_of(item.says)
             tries += 1
         if error is not None:

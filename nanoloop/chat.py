@@ -6,19 +6,29 @@ an edit and an interruption are the same to it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from nanoloop.errors import NanoloopError, SessionNotFound, StoreError, TurnLost
+from nanoloop.errors import (
+    NanoloopError,
+    NotReadable,
+    SessionDamaged,
+    SessionNotFound,
+    StoreError,
+    TurnLost,
+)
 from nanoloop.events import UnansweredFound, about, announce
 from nanoloop.exchange import Begun, Exchange, ExchangeParts
 from nanoloop.fairness import FairLimiter
 from nanoloop.intake import inbound_of
 from nanoloop.lanes import Lanes
+from nanoloop.protocols import OwedSession
 from nanoloop.sending import Notices, question_in, reply_to, send_owed
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import (
@@ -29,13 +39,17 @@ from nanoloop.session.queue import (
     Send,
     Think,
     first_of,
+    heard_by,
+    hearer_of,
     is_for_loop,
     messages_among,
     said_first,
 )
 from nanoloop.session.session import Session
-from nanoloop.writing import is_away, leave_alone
+from nanoloop.writing import Claim, claiming, is_away, leave_alone
 
+AWAY = "away"
+"""How a session was looked at whose store was away."""
 if TYPE_CHECKING:
     from nanoloop.commands import Commands
     from nanoloop.turn import Answer
@@ -46,8 +60,9 @@ class _Running:
     """A turn that is going on."""
 
     scope: anyio.CancelScope
+    exchange: Exchange
     is_amended: bool = False
-    """Its question has changed: whatever comes of it is dropped."""
+    """Its question has changed, or is another process's: whatever comes of it is dropped."""
 
 
 class Chats:
@@ -73,11 +88,20 @@ class Chats:
         self._answers_unanswered = answer_unanswered
         self._workers: Lanes[str, str] = Lanes(self._work, limit=waiting_limit, name="lane")
         self._turns: dict[str, _Running] = {}
-        self._begun: dict[str, int] = {}
+        self._begun: dict[str, Begun] = {}
         """The question that this process has begun last in a session, until it is answered."""
+        self._nodes = parts.nodes
+        self._looked: dict[str, Hashable] = {}
+        """At which commit each session that owes something was looked at, and who lived then."""
+        self._holding: set[str] = set()
+        """The sessions in which something waits that this process has heard."""
+        self._watches: Callable[[Session], bool] = _is_of_nobody
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        group = await self._stack.enter_async_context(anyio.create_task_group())
+        self._stack.callback(group.cancel_scope.cancel)
+        group.start_soon(self._watch, name="watch")
         await self._stack.enter_async_context(self._workers)
         return self
 
@@ -96,6 +120,21 @@ class Chats:
         if running is not None:
             running.scope.cancel()
         return running is not None
+
+    async def stop_anywhere(self, key: str) -> bool:
+        """The same, also where it goes on in another process, which hears of it soon."""
+        if self.stop(key):
+            return True
+        with suppress(SessionNotFound):
+            session = await self._sessions.renewed(await self._sessions.current_id(key))
+            return await self._sessions.change(session, self._ask_to_stop)
+        return False
+
+    def _ask_to_stop(self, session: Session) -> bool:
+        goes_on = bool(session.awaiting) and self._nodes.is_other(session.by)
+        if goes_on:
+            session.ask_to_stop()
+        return goes_on
 
     def drop_turn(self, key: str) -> None:
         """Stop the turn that is going on in this chat, if one is, and keep nothing of it."""
@@ -125,20 +164,103 @@ class Chats:
 
     def note(self, session: Session, begun: Begun) -> None:
         """Go on behind a question that this process has begun, durable by now."""
-        self._begun[session.id] = begun.seq
+        self._begun[session.id] = begun
         self._parts.begun(session, begun)
 
-    async def take_up(self, key: str, session_id: str) -> None:
-        """Have what an earlier process left in this session done."""
+    # Other processes, and what earlier ones left
+
+    async def _watch(self) -> None:
+        """See what other processes wrote, and take over what those left that are gone."""
+        while True:
+            others = self._nodes.living
+            await anyio.sleep(self._nodes.look_seconds)
+            with suppress(StoreError):  # away: the next look will tell
+                await self.look(pending=bool(others - self._nodes.living))
+
+    def watch_over(self, is_wanted: Callable[[Session], bool]) -> None:
+        """Take over what is left in the sessions of which this is true."""
+        self._watches = is_wanted
+        self._looked = {}
+
+    async def look(self, *, pending: bool = False) -> None:
+        """Look at each session that owes something, where anything is new there."""
+        looked: dict[str, Hashable] = {}
+        owing: list[Session] = []
+        for owed in [owed async for owed in self._sessions.store.owing(pending=pending)]:
+            looked[owed.id] = mark = (owed.revision, self._nodes.living)
+            if self._looked.get(owed.id) != mark and await self._is_of_interest(owed):
+                try:
+                    owing += await self._looked_at(owed)
+                except StoreError as error:  # one that can't be read keeps no other waiting
+                    looked[owed.id] = self._told_of(owed, error)
+        for running in list(self._turns.values()):
+            if running.exchange.session.id not in looked:  # its question was taken back
+                await self._heed_now(running)
+        self._looked = looked
+        for session in sorted(owing, key=attrgetter("updated_at")):  # a chat's older one first
+            key = session.key or session.id
+            if session.id not in self._workers.items(key):
+                self.wake(key, session.id)
+
+    async def _is_of_interest(self, owed: OwedSession) -> bool:
+        """Whether it may be for this process to do anything there."""
+        await self._nodes.ask_after(owed.by)
+        return owed.id in self._holding or not self._nodes.is_other(owed.by)
+
+    async def _looked_at(self, owed: OwedSession) -> Sequence[Session]:
+        """The session, where this process is to do something in it."""
         try:
-            session = await self._sessions.open(session_id)
+            session = await self._sessions.seen_at(owed.id, owed.revision)
+            await self._ask_after(session)
         except SessionNotFound:  # deleted meanwhile
-            return
-        except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
-            self._notices.apology(session_id, error)
-            return
-        self._parts.summarizer.fire_and_forget(session)
-        self.wake(key, session_id)
+            return ()
+        self._note_holding(session)
+        running = self._turns.get(session.key or session.id)
+        if running is not None and running.exchange.session is session:
+            self._heed(running)
+            return ()
+        if not self._is_watched(session):
+            return ()
+        if not self._nodes.is_other(session.by):
+            self._parts.summarizer.fire_and_forget(session)
+        return () if self.first(session) is None else (session,)
+
+    def _told_of(self, owed: OwedSession, error: StoreError) -> Hashable:
+        """Tell of one that can't be read, once; returns the mark that it was looked at."""
+        if self._looked.get(owed.id) != AWAY:
+            self._notices.apology(owed.id, error)
+        return AWAY if is_away(error) else (owed.revision, self._nodes.living)
+
+    def _is_watched(self, session: Session) -> bool:
+        """Whether what is owed here is for this process to see to."""
+        return self._is_holding(session) or session.by == self._nodes.me or self._watches(session)
+
+    def _is_holding(self, session: Session) -> bool:
+        return any(hearer_of(entry) == self._nodes.me for entry in session.waiting)
+
+    def _note_holding(self, session: Session) -> None:
+        if self._is_holding(session):
+            self._holding.add(session.id)
+        else:
+            self._holding.discard(session.id)
+
+    async def _ask_after(self, session: Session) -> None:
+        await self._nodes.ask_after(session.by, *map(hearer_of, session.waiting))
+
+    async def _heed_now(self, running: _Running) -> None:
+        with suppress(SessionNotFound):  # deleted: the turn finds that out
+            await self._sessions.renewed(running.exchange.session.id)
+        self._heed(running)
+
+    def _heed(self, running: _Running) -> None:
+        """Do to a turn of this process what another one wants of it."""
+        exchange = running.exchange
+        session = exchange.session
+        if (session.claims, session.awaiting) != (exchange.claim, exchange.seq):
+            running.is_amended = True
+            running.scope.cancel()
+        elif session.stopped == exchange.claim:
+            running.scope.cancel()
 
     async def _work(self, key: str, session_id: str) -> None:
         with about(session_id=session_id):
@@ -160,6 +282,7 @@ class Chats:
                         self.wake(key, (await self._sessions.outlive(session, key)).id)
                     return
                 session = await self._sessions.open(session_id)
+                await self._ask_after(session)
                 if not await self._do_next(key, session):
                     return
                 is_told = False
@@ -181,7 +304,9 @@ class Chats:
         todo = await self._sessions.writer.look(session, self.first)
         match todo:
             case Send():
-                await send_owed(session, todo.seq, bus=self._bus, sessions=self._sessions)
+                await send_owed(
+                    session, todo.seq, bus=self._bus, sessions=self._sessions, nodes=self._nodes
+                )
             case Think(seq=seq):
                 await self._think(key, session, seq)
             case PassOn():
@@ -196,21 +321,45 @@ class Chats:
         return True
 
     def first(self, session: Session) -> Next:
-        """What is owed first; what came by a channel that is not there is passed over."""
-        todo = session.next(self._sessions.sent_of(session.id))
+        """What is owed first, and by this process.
+
+        What another one goes on with is its own as long as it lives, and so is what it has heard;
+        what came by a channel that is not there is passed over.
+        """
+        is_anothers = self._nodes.is_other(session.by)
+        sent = session.unsent if is_anothers else self._sessions.sent_of(session.id)
+        todo = session.next(sent)
         match todo:
+            case Think() if is_anothers:
+                return None
             case Think(seq=seq):
-                asked = session.entry_at(seq)
-                is_ours = asked is None or self._begun.get(session.id) == seq
+                asked, begun = session.entry_at(seq), self._begun.get(session.id)
+                is_ours = asked is None or (begun is not None and begun.seq == seq)
                 is_ours = is_ours or (session.key or session.id) in self._turns
-            case Ask(entry=entry):
-                asked, is_ours = entry, False
-            case _:
+                if is_ours or self._is_here(asked):
+                    return todo
+            case Send() | PassOn() | None:
                 return todo
-        if is_ours or self._is_here(asked):
-            return todo
-        here = (entry for entry in session.waiting if is_for_loop(entry) or self._is_here(entry))
-        return PassOn(session.moved) if session.moved and session.waiting else first_of(here)
+        is_elsewhere = bool(session.moved and session.waiting)
+        return PassOn(session.moved) if is_elsewhere else self._first_of(session.waiting)
+
+    def _first_of(self, waiting: Sequence[Entry]) -> Run | Ask | None:
+        for entry in waiting:
+            if self._nodes.is_other(hearer_of(entry)):
+                return None
+            if is_for_loop(entry) or self._is_here(entry):
+                return first_of([entry])
+        return None
+
+    def is_free(self, session: Session) -> bool:
+        """Whether a message may become a question here at once."""
+        others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
+        return self.first(session) is None and not any(map(self._nodes.is_other, others))
+
+    def hold(self, session: Session, entry: Entry) -> None:
+        """Have a message wait in this session for this process to see to it."""
+        session.hold(heard_by(entry, self._nodes.me))
+        self._holding.add(session.id)
 
     def _is_here(self, entry: Entry | None) -> bool:
         return entry is not None and entry.metadata.get("channel") in self._bus.channels
@@ -218,14 +367,17 @@ class Chats:
     async def _run(self, key: str, session: Session, entry: Entry) -> None:
         """Run a command, and answer it."""
         message = inbound_of(entry, key=key)
-        try:
-            text = await self._commands.answer(message, claim=entry.id)
-        except Exception as error:  # noqa: BLE001 - as above
-            apology = self._notices.apology(session.id, error)
-            said = reply_to(message, apology.text, "error", incident=apology.incident)
-        else:
-            said = reply_to(message, text)
-        await self._sessions.change(session, lambda now: now.let_go_held(entry.id))
+        with claiming(Claim(session.id, entry.id)) as claim:
+            try:
+                said = reply_to(message, await self._commands.answer(message))
+            except TurnLost:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                apology = self._notices.apology(session.id, error)
+                said = reply_to(message, apology.text, "error", incident=apology.incident)
+            if not claim.is_let_go:
+                session = await self._sessions.open(session.id)  # erasing may have dropped it
+                await self._sessions.change(session, lambda _: None)
         await self._notices.publish(said)
         if session.moved:
             self.wake(key, session.moved)
@@ -246,8 +398,9 @@ class Chats:
         if entry is None:  # it was answered together with a newer one, or erased
             return await self._sessions.change(session, partial(_drop_question, seq=seq))
         message = inbound_of(entry, key=session.key)
-        is_resumed = self._begun.pop(session.id, 0) != seq
-        exchange = Exchange(session, message, seq=seq, parts=self._parts)
+        begun = self._begun.pop(session.id, None)
+        is_resumed = begun is None or (begun.seq, begun.claim) != (seq, session.claims)
+        exchange = Exchange(session, message, seq=seq, claim=session.claims, parts=self._parts)
         if is_resumed:
             action = "answer" if self._answers_unanswered else "report"
             announce(UnansweredFound(action=action))
@@ -259,9 +412,9 @@ class Chats:
     async def _answer(self, key: str, exchange: Exchange, *, is_resumed: bool) -> None:
         answer = failure = None
         with anyio.CancelScope() as scope:
-            self._turns[key] = running = _Running(scope)
+            self._turns[key] = running = _Running(scope, exchange)
             try:
-                exchange = await self._with_burst(exchange)
+                running.exchange = exchange = await self._with_burst(exchange)
                 async with self._limiter.turn(exchange.message.owner):
                     answer = await exchange.think(resumed=is_resumed)
             except Exception as error:  # noqa: BLE001 - as above
@@ -293,7 +446,10 @@ class Chats:
             said = self._notices.apology(
                 session.id, failure, turn_id=exchange.turn_id, is_kept=True
             )
-            await exchange.fail(said.text, said.incident)
+            if isinstance(failure, SessionDamaged | NotReadable):  # nothing can be kept here
+                await exchange.say(said.text, kind="error", incident=said.incident)
+            else:
+                await exchange.fail(said.text, said.incident)
         elif running.scope.cancelled_caught:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
@@ -311,12 +467,17 @@ class Chats:
         last, begun = kept
         self._parts.begun(session, begun)
         message = inbound_of(last, key=session.key)
-        return Exchange(session, message, seq=begun.seq, parts=self._parts)
+        return Exchange(session, message, seq=begun.seq, claim=begun.claim, parts=self._parts)
 
     def _join(self, session: Session) -> tuple[Entry, Begun] | None:
         """Let all that waits before a command be asked together with the question."""
         said = said_first(session.waiting)
         return (said[-1], self._parts.begin(session, *said)) if said else None
+
+
+def _is_of_nobody(_: Session) -> bool:
+    """Nothing that is left is taken over: nobody has asked for it."""
+    return False
 
 
 def _drop_question(session: Session, *, seq: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
 
 
-_CLAIM: ContextVar[str] = ContextVar("claim", default="")
-"""The id of the entry that is the command being run: it goes with the commit of what it does."""
-
-
 class Runner(Protocol):
     """What commands need of the loop."""
 
@@ -44,6 +39,10 @@ class Runner(Protocol):
 
     def stop(self, key: str) -> bool:
         """Stop the turn that is going on in this lane; False where there is none."""
+        ...
+
+    async def stop_anywhere(self, key: str) -> bool:
+        """The same, also where it goes on in another process, which hears of it soon."""
         ...
 
     def waiting(self, key: str) -> int:
@@ -153,16 +152,12 @@ class Commands:
         name, rest = _parsed(text)
         return name not in self._commands or not self._commands[name].writes(rest)
 
-    async def answer(self, message: Inbound, *, claim: str = "") -> str:
+    async def answer(self, message: Inbound) -> str:
         """The answer to a command; an unknown one suggests the nearest."""
         name, rest = _parsed(message.text)
         if name not in self._commands:
             return self._unknown(name)
-        before = _CLAIM.set(claim)
-        try:
-            return await self._commands[name].run(message, rest)
-        finally:
-            _CLAIM.reset(before)
+        return await self._commands[name].run(message, rest)
 
     def _unknown(self, name: str) -> str:
         hint = did_you_mean(name, self._commands, "/help lists what there is.", shown="/{}".format)
@@ -173,14 +168,14 @@ class Commands:
 
     async def _new(self, message: Inbound, _: str) -> str:
         key = message.session_key
-        session = await self._sessions.start_new(key, agent=message.agent, claim=_CLAIM.get())
+        session = await self._sessions.start_new(key, agent=message.agent)
         said = "A new conversation begins; the old one is kept."
         waiting = len(messages_among(session.waiting))
         return f"{said} {messages(waiting)} waiting will be answered in it." if waiting else said
 
     async def _stop(self, message: Inbound, _: str) -> str:
         key = message.session_key
-        said = "Stopped." if self._runner.stop(key) else "Nothing is going on."
+        said = "Stopped." if await self._runner.stop_anywhere(key) else "Nothing is going on."
         waiting = self._runner.waiting(key)
         return f"{said} {messages(waiting)} waiting will be answered next." if waiting else said
 
@@ -288,7 +283,7 @@ class ErasingCommands:
     async def _erase(self, session: Session, seqs: list[int]) -> list[str]:
         """Erase them; returns what there is to say of it."""
         before = session.summary
-        session = await self._sessions.erase(session.id, seqs, claim=_CLAIM.get())
+        session = await self._sessions.erase(session.id, seqs)
         if session.summary == before:
             return await self._leave_index(session, seqs)
         self._summarizer.fire_and_forget(session, force=True)
@@ -510,7 +505,7 @@ class SessionCommands:
         if wanted not in known:
             said = f"There is no conversation {wanted!r} here" if wanted else "Which one"
             return f"{said}: /sessions lists them, /switch NUMBER goes to one."
-        session = await self._sessions.switch(key, known[wanted].id, claim=_CLAIM.get())
+        session = await self._sessions.switch(key, known[wanted].id)
         return f"Here goes on: {session.title or session.id}"
 
     async def _rename(self, message: Inbound, title: str) -> str:
@@ -524,7 +519,7 @@ class SessionCommands:
         key = message.session_key
         session = await self._sessions.current(key)
         try:
-            taken = await self._sessions.undo(session, claim=_CLAIM.get())
+            taken = await self._sessions.undo(session)
         except NotPossible as refused:
             return f"Nothing was taken back: {refused}."
         said = " ".join(str(taken[0].content.get("text") or "").split()) if taken else ""
@@ -538,7 +533,7 @@ class SessionCommands:
         key = message.session_key
         session = await self._sessions.current(key)
         fork = await self._sessions.fork(session.id, key=key)
-        await self._sessions.switch(key, fork.id, claim=_CLAIM.get())
+        await self._sessions.switch(key, fork.id)
         return "Here goes on a copy; /sessions lists both."
 
     async def _export(self, message: Inbound, form: str) -> str:

@@ -484,6 +484,14 @@ class ChannelFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelHeld(Event):
+    """Another process that lives has the channel's account; it opens here when that one ends."""
+
+    level: ClassVar[Level] = "warning"
+    channel: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverFailed(Event):
     """What hears of events raised at one; all went on without it."""
 

@@ -28,11 +28,12 @@ from nanoloop.events import (
 )
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
+from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
 from nanoloop.sending import Notices, named, reply_to, send_answer
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
-from nanoloop.session.queue import STEERS, said_first
+from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
@@ -60,14 +61,18 @@ class ExchangeParts:
     buffer_min: int
     follow: Callable[[str], object]
     """Told of each session whose window was cut."""
+    nodes: Nodes
+    """This process among its likes."""
 
     def begin(self, session: Session, *questions: Entry) -> Begun:
         """Make these the question that is answered next, and cut the window if it is full."""
         agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
         for question in questions:
-            session.awaiting = session.add_entry(question).seq
+            session.awaiting = session.add_entry(heard_by(question, "")).seq
         limit, keep = self._buffer_of(agent)
-        return Begun(seq=session.awaiting, evicted=trimmed(session, limit, keep))
+        evicted = trimmed(session, limit, keep)
+        claim = session.claim(self.nodes.me)
+        return Begun(seq=session.awaiting, claim=claim, evicted=evicted)
 
     def begun(self, session: Session, begun: Begun) -> None:
         """Go on behind a beginning that is durable: what left the window is folded in."""
@@ -95,6 +100,8 @@ class Begun:
     """A question that is answered next."""
 
     seq: int
+    claim: int
+    """The number of the claim that its turn is."""
     evicted: int
     """Messages that left the window for it."""
 
@@ -103,12 +110,13 @@ class Exchange:
     """A question of a chat, on its way to an answer that is sent."""
 
     def __init__(
-        self, session: Session, message: Inbound, *, seq: int, parts: ExchangeParts
+        self, session: Session, message: Inbound, *, seq: int, claim: int, parts: ExchangeParts
     ) -> None:
-        """`seq` is the question's number."""
+        """`seq` is the question's number, `claim` that of its turn."""
         self.session = session
         self.message = message
-        self._fence = _TurnFence(seq)
+        self._fence = _TurnFence(seq, claim)
+        self._nodes = parts.nodes
         self._agent = agent = parts.agents.of(session)
         self._sessions = parts.sessions
         self._store = parts.sessions.store
@@ -144,9 +152,27 @@ class Exchange:
         return self._turn.id
 
     async def pick_up(self) -> None:
-        """Go on with a message that was kept before a restart; calls in between are closed."""
+        """Go on with a message that another run or process began; calls in between are closed."""
         why = "interrupted by a restart; whether it took effect is not known"
-        await self._turn.begin(then=self._turn.closing(why))
+        close = self._turn.closing(why)
+        claims: list[int] = []
+
+        def act(session: Session) -> None:
+            close(session)
+            claims.append(session.claim(self._nodes.me))
+
+        await self._turn.begin(then=act)
+        self._fence.claim = claims[-1]
+
+    @property
+    def seq(self) -> int:
+        """The question's number."""
+        return self._fence.seq
+
+    @property
+    def claim(self) -> int:
+        """The number of the claim that its turn is."""
+        return self._fence.claim
 
     async def think(self, *, resumed: bool = False) -> Answer:
         """Ask the model until there is an answer; raises `ProviderError`."""
@@ -230,6 +256,7 @@ class Exchange:
             named(answer, said),
             bus=self._bus,
             sessions=self._sessions,
+            nodes=self._nodes,
             session=self.session,
             seq=said.seq,
         )
@@ -282,15 +309,17 @@ class Exchange:
 
 @dataclass(slots=True)
 class _TurnFence:
-    """Lets a turn do nothing once its question is no more the one that is answered."""
+    """Lets a turn do nothing once its question is no more the one that it is to answer."""
 
     seq: int
+    claim: int
     is_over: bool = False
     """Whether it has its answer, and what is done now is behind that."""
 
     def act(self, session: Session, act: Act) -> Any:
         """Do it; raises `TurnLost`."""
-        if session.awaiting != self.seq and not self.is_over:
+        is_ours = (session.awaiting, session.claims) == (self.seq, self.claim)
+        if not is_ours and not self.is_over:
             raise TurnLost(session.id)
         return act(session)
 

@@ -41,7 +41,8 @@ from nanoloop.intake import amended_by, entry_of, is_command
 from nanoloop.lanes import Lanes
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Delivery, Inbound, Outcome
-from nanoloop.protocols import Bus, Provider, SessionInfo, Store, Tool
+from nanoloop.nodes import Nodes
+from nanoloop.protocols import Bus, Provider, Store, Tool
 from nanoloop.sending import Notices, reply_to
 from nanoloop.sentences import Sentences
 from nanoloop.session.entry import Entry
@@ -117,6 +118,8 @@ class AgentLoop:
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
+        self.nodes = Nodes(self.sessions.store)
+        """This process among those that answer chats on its store."""
         parts = ExchangeParts(
             provider=provider,
             agents=self.agents,
@@ -124,6 +127,7 @@ class AgentLoop:
             bus=self.bus,
             summarizer=self.summarizer,
             follow=_nobody if recall is None else recall.follow,
+            nodes=self.nodes,
             views=Views(bounds),
             **buffer,
         )
@@ -170,7 +174,7 @@ class AgentLoop:
             for part in (self.bus, self.summarizer, self._recall):
                 if part is not None:
                     await stack.enter_async_context(part)
-            async with self._chats, self._arrivals:
+            async with self.nodes, self._chats, self._arrivals:
                 stack.enter_context(self._serving())
                 self._announce_start()
                 task_status.started()
@@ -213,6 +217,10 @@ class AgentLoop:
         """Stop the turn that is going on in this lane; False where there is none."""
         return self._chats.stop(key)
 
+    async def stop_anywhere(self, key: str) -> bool:
+        """The same, also where it goes on in another process, which hears of it soon."""
+        return await self._chats.stop_anywhere(key)
+
     def waiting(self, key: str) -> int:
         """Messages that wait in this lane."""
         return self._arrivals.waiting(key)
@@ -228,21 +236,17 @@ class AgentLoop:
     # After a restart
 
     async def recover(self) -> None:
-        """Take up what an earlier process left: messages, answers, unfinished summaries."""
-        # All names first, as what is taken up is written to. The oldest of them first: a chat's
-        # older conversation comes before its newer one.
-        left = [info async for info in self.sessions.store.list() if _is_left(info)]
-        for info in reversed(left):
-            await self._chats.take_up(info.key or info.id, info.id)
+        """Take up what earlier processes left: messages, answers, unfinished summaries.
+
+        From now on also what others leave that end while this one runs.
+        """
+        self._chats.watch_over(lambda _: True)
+        await self._chats.look(pending=True)
 
     async def recover_chat(self, key: str) -> None:
-        """The same for the session that one chat has now."""
-        with suppress(SessionNotFound):
-            await self._chats.take_up(key, await self.sessions.current_id(key))
-
-
-def _is_left(info: SessionInfo) -> bool:
-    return bool(info.awaiting or info.pending or info.waiting or info.unsent)
+        """The same for one chat."""
+        self._chats.watch_over(lambda session: key in {session.key, session.id})
+        await self._chats.look(pending=True)
 
 
 def _nobody(_: str) -> None:
@@ -414,6 +418,7 @@ class Arrivals:
         while True:
             with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
                 session = await self._sessions.current(message.session_key, agent=message.agent)
+                await self._parts.nodes.ask_after(session.by)
                 arrival = await self._sessions.change(session, act)
                 if arrival is not None:
                     return arrival
@@ -434,13 +439,13 @@ class Arrivals:
 
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
         """Have it wait for its turn, which comes at once where nothing else is owed."""
-        waits = is_command(message) or self._chats.first(session) is not None
+        waits = is_command(message) or not self._chats.is_free(session)
         if waits and not self._has_room(session, entry):
             return Arrival(session=session, outcome="full")
         if message.agent and not is_command(message):
             self._parts.agents.choose(session, wanted=message.agent, channel=message.channel)
         if waits:
-            session.hold(entry)
+            self._chats.hold(session, entry)
             if is_command(message) and message.message_id is not None:
                 session.know([message.message_id])  # it will be in no log
             return Arrival(session=session)
@@ -460,6 +465,7 @@ class Arrivals:
                 close_calls(session, INTERRUPTED)
                 session.add_entry(told)
                 session.awaiting = 0 if message.deletes else session.awaiting
+                session.claim(self._parts.nodes.me)  # the turn going on is over, wherever it runs
             elif not message.deletes:
                 again = replace(reworded(question, message.text), id=told.id)
                 begun = self._parts.begin(session, again)
@@ -478,7 +484,7 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
     newest = session.newest
     if newest is not None and newest.id == entry.id:
         is_asked = newest.seq == session.awaiting
-        begun = Begun(seq=newest.seq, evicted=0) if is_asked else None
+        begun = Begun(seq=newest.seq, claim=session.claims, evicted=0) if is_asked else None
         return Arrival(session=session, begun=begun)
     if any(waiting.id == entry.id for waiting in session.waiting):
         return Arrival(session=session)

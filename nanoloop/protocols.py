@@ -370,7 +370,11 @@ class Bus(Protocol):
         ...
 
     async def publish(
-        self, message: Outbound, *, arrived: Callable[[], Awaitable[None]] | None = None
+        self,
+        message: Outbound,
+        *,
+        arrived: Callable[[], Awaitable[None]] | None = None,
+        may_go: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """Send a text to its chat; waits only while that same chat has too many unsent.
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
+from nanoloop.errors import StoreError, TurnLost
 from nanoloop.events import TurnFailed, about, announce
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound, Outbound
+from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Apology, Sentences
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import is_asked
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
+from nanoloop.writing import leave_alone
 
 LOOK_BACK = 200
 """Entries before an answer among which its question is looked for first."""
@@ -80,9 +82,22 @@ class Notices:
 
 
 async def send_answer(
-    answer: Outbound, *, bus: Bus, sessions: Sessions, session: Session, seq: int
+    answer: Outbound, *, bus: Bus, sessions: Sessions, nodes: Nodes, session: Session, seq: int
 ) -> None:
-    """Send it; where its channel can tell, the session hears when it has arrived."""
+    """Send it; where its channel can tell, the session hears when it has arrived.
+
+    Where another process may have taken the chat over meanwhile, it is asked whose it is first.
+    """
+    name = session.id
+
+    async def may_go() -> bool:
+        while not nodes.is_sure:
+            with suppress(StoreError):
+                await nodes.beat()
+                # By another hand: this one's object knows nothing of what was done meanwhile.
+                return (await sessions.renewed(name)).by in {nodes.me, ""}
+            await leave_alone()
+        return True
 
     async def arrived() -> None:
         sessions.has_arrived(session.id, seq)
@@ -93,25 +108,40 @@ async def send_answer(
                 await sessions.change(now, lambda session: session.arrived(seq))
 
     if seq not in session.unsent:
-        return await bus.publish(answer)
+        return await bus.publish(answer, may_go=may_go)
     sessions.sent(session.id, seq)
-    return await bus.publish(answer, arrived=arrived)
+    return await bus.publish(answer, arrived=arrived, may_go=may_go)
 
 
-async def send_owed(session: Session, seq: int, *, bus: Bus, sessions: Sessions) -> None:
+async def send_owed(
+    session: Session, seq: int, *, bus: Bus, sessions: Sessions, nodes: Nodes
+) -> None:
     """Send again what may not have arrived before a restart; not where its channel is gone."""
     question, answer = await _owed(sessions, session.id, seq)
-    arrived = partial(Session.arrived, seq=seq)
-    if question is None or answer is None:
-        await sessions.change(session, arrived)
-        return
-    if question.channel not in bus.channels:
+    if question is not None and answer is not None and question.channel not in bus.channels:
         sessions.sent(session.id, seq)  # as far as this process goes
         return
-    if not bus.confirms(question.channel):  # then never twice: kept before it is sent
-        await sessions.change(session, arrived)
+    claims = session.claims
+    is_settled = question is None or answer is None
+    # Never twice where nothing can tell what has arrived: then it is kept before it is sent.
+    is_over = is_settled or not bus.confirms(question.channel if question else "")
+
+    def act(session: Session) -> None:
+        if session.claims != claims:  # another process was first
+            raise TurnLost(session.id)
+        if session.by != nodes.me and not is_settled:
+            session.claim(nodes.me)
+        if is_over:
+            session.arrived(seq)
+
+    if is_over or session.by != nodes.me:
+        await sessions.change(session, act)
+    if question is None or answer is None:
+        return
     text = reply_to(question, str(answer.content["text"]), "answer", session.id)
-    await send_answer(named(text, answer), bus=bus, sessions=sessions, session=session, seq=seq)
+    await send_answer(
+        named(text, answer), bus=bus, sessions=sessions, nodes=nodes, session=session, seq=seq
+    )
 
 
 async def _owed(

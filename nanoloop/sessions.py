@@ -65,6 +65,19 @@ class Sessions:
         self._recent[session.id] = session
         return session
 
+    async def seen_at(self, session_id: str, revision: int) -> Session:
+        """The session, which stands at this commit or a later one; raises as `open`."""
+        session = await self.open(session_id)
+        if session.revision < revision:
+            await self.writer.catch_up(session, revision)
+        return session
+
+    async def renewed(self, session_id: str) -> Session:
+        """The session as it is stored now; raises as `open`."""
+        session = await self.open(session_id)
+        await self.writer.renew(session)
+        return session
+
     def known(self, key: str) -> Session | None:
         """The session that this chat has now, where it is in memory."""
         return self._alive.get(self._id_by_key.get(key, ""))
@@ -150,22 +163,22 @@ class Sessions:
         announce(SessionStarted(session_id=session_id, key=key))
         return session
 
-    async def start_new(self, key: str, *, agent: str | None = None, claim: str = "") -> Session:
+    async def start_new(self, key: str, *, agent: str | None = None) -> Session:
         """A fresh session for this chat; the one it had stays stored."""
         old = await self._left(key)
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
         )
         self._hold(created)
-        await self._go_on_in(created, key, old, claim=claim)
+        await self._go_on_in(created, key, old)
         old_id = id_for_key(key) if old is None else old.id
         announce(SessionReset(key=key, old_session_id=old_id, session_id=created.id))
         return created
 
-    async def switch(self, key: str, session_id: str, *, claim: str = "") -> Session:
+    async def switch(self, key: str, session_id: str) -> Session:
         """Give this chat another session; raises `SessionNotFound`."""
         session = await self.open(session_id)
-        await self._go_on_in(session, key, await self._left(key), claim=claim)
+        await self._go_on_in(session, key, await self._left(key))
         return session
 
     async def _left(self, key: str) -> Session | None:
@@ -174,18 +187,13 @@ class Sessions:
             return await self.current(key)
         return None
 
-    async def _go_on_in(
-        self, session: Session, key: str, old: Session | None, *, claim: str
-    ) -> None:
-        """Have the chat go on there, what waits with it; one commit in the old one decides.
-
-        With it the old one lets go of the command that asked for this, its `claim`.
-        """
+    async def _go_on_in(self, session: Session, key: str, old: Session | None) -> None:
+        """Have the chat go on there, what waits with it; one commit in the old one decides."""
         if old is not None:
             if session is not old:
                 heard = old.heard[-HANDED_ON:]
                 await self.change(session, partial(_welcome, heard=heard))
-            await self.change(old, partial(_leave, moved=session.id, claim=claim))
+            await self.change(old, partial(_leave, moved=session.id))
         await self.store.bind(key, session.id)
         self._id_by_key[key] = session.id
         if old is not None and old is not session:
@@ -228,26 +236,23 @@ class Sessions:
 
         return await (added(new_id) if new_id else _stamped(key or session_id, added))
 
-    async def undo(self, session: Session, *, claim: str = "") -> list[Entry]:
+    async def undo(self, session: Session) -> list[Entry]:
         """Take back the last exchange, durable when this returns; [] where there is none.
 
-        Raises `NotPossible` where it can't be done. The command that asked for it, its `claim`,
-        goes with it.
+        Raises `NotPossible` where it can't be done.
         """
         if not session.shows_earlier:  # then the window would be empty afterwards
             await self.writer.make_whole(session)
-        return await self.change(session, partial(_undone, claim=claim))
+        return await self.change(session, _undone)
 
-    async def erase(self, session_id: str, seqs: Collection[int], *, claim: str = "") -> Session:
+    async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
         """Erase these entries for good, durable when this returns; raises `NotPossible`.
-
-        The command that asked for it, its `claim`, goes with them.
 
         Whoever held another object of this session can't bring them back: its saves conflict.
         """
         session = await self.open(session_id)
         try:
-            await self.writer.erase(session, seqs, claim=claim)
+            await self.writer.erase(session, seqs)
         except BaseException:  # what was erased in memory only must not seem to be gone
             self.forget(session_id)
             raise
@@ -292,7 +297,7 @@ class Sessions:
         self._recent[session.id] = session
 
 
-def _undone(session: Session, *, claim: str) -> list[Entry]:
+def _undone(session: Session) -> list[Entry]:
     if session.awaiting:
         raise NotPossible("its answer is still going on: wait for it, or stop it first")
     asked = last_exchange(session.entries_between(0, session.last_seq))
@@ -302,7 +307,6 @@ def _undone(session: Session, *, claim: str) -> list[Entry]:
             "the last exchange is part of the summary already and can't be taken back: "
             "begin a new conversation, or fork this one from an earlier message"
         )
-    session.let_go_held(claim)
     return session.undo()
 
 
@@ -314,8 +318,7 @@ def _welcome(session: Session, *, heard: Collection[str]) -> None:
         session.move("")
 
 
-def _leave(session: Session, *, moved: str, claim: str) -> None:
-    session.let_go_held(claim)
+def _leave(session: Session, *, moved: str) -> None:
     if moved != session.id:
         session.move(moved)
 

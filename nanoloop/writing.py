@@ -6,7 +6,10 @@ import asyncio
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from random import uniform
@@ -21,6 +24,7 @@ from nanoloop.errors import (
     SessionNotFound,
     StoreConflict,
     StoreError,
+    TurnLost,
 )
 from nanoloop.protocols import Store
 from nanoloop.session.session import Session
@@ -38,6 +42,43 @@ def is_away(error: Exception) -> bool:
     """Whether it says that the store can't be reached now, and nothing of one session."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
+
+
+@dataclass(slots=True)
+class Claim:
+    """A command that is being run: the first commit in its session lets it go, and nobody twice."""
+
+    session_id: str
+    entry_id: str
+    is_let_go: bool = False
+
+    def act(self, session: Session, act: Callable[[Session], T]) -> T:
+        """Do this, and let the command go with it; raises `TurnLost` where another ran it."""
+        if all(entry.id != self.entry_id for entry in session.waiting):
+            raise TurnLost(session.id)
+        done = act(session)  # which may refuse it
+        session.let_go_held(self.entry_id)
+        return done
+
+
+_CLAIM: ContextVar[Claim | None] = ContextVar("claim", default=None)
+
+
+@contextmanager
+def claiming(claim: Claim) -> Iterator[Claim]:
+    """What is written in here is what this command does."""
+    before = _CLAIM.set(claim)
+    try:
+        yield claim
+    finally:
+        _CLAIM.reset(before)
+
+
+def _claim_in(session_id: str) -> Claim | None:
+    """The command of this session that is being run here, and still waits."""
+    claim = _CLAIM.get()
+    is_open = claim is not None and claim.session_id == session_id and not claim.is_let_go
+    return claim if is_open else None
 
 
 async def leave_alone() -> None:
@@ -62,7 +103,14 @@ class SessionWriter:
         and `act` runs again: ids and times are made before it, events told after it. Raises
         `SessionNotFound` where the session was deleted or its time is over.
         """
-        return await self._order.write(session.id, partial(self._change, session, act))
+        claim = _claim_in(session.id)
+        if claim is None:
+            return await self._order.write(session.id, partial(self._change, session, act))
+        done = await self._order.write(
+            session.id, partial(self._change, session, partial(claim.act, act=act))
+        )
+        claim.is_let_go = True
+        return done
 
     async def look(self, session: Session, act: Callable[[Session], T]) -> T:
         """What `act`, which changes nothing, says once all that is new is durable."""
@@ -98,20 +146,36 @@ class SessionWriter:
             await anyio.sleep(pause)
         return None
 
-    async def erase(self, session: Session, seqs: Collection[int], *, claim: str = "") -> None:
+    async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Erase these entries for good, as `Store.erase`; raises `NotPossible` for others."""
+        claim = _claim_in(session.id)
         await self._order.write(session.id, partial(self._erase, session, seqs, claim))
+        if claim is not None:
+            claim.is_let_go = True
 
-    async def _erase(self, session: Session, seqs: Collection[int], claim: str) -> None:
+    async def _erase(self, session: Session, seqs: Collection[int], claim: Claim | None) -> None:
         for _ in range(TRIES):
             if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
                 raise NotPossible(f"there is no message #{wrong[0]} here")
             try:
-                session.let_go_held(claim)
+                if claim is not None:
+                    claim.act(session, _no_change)
                 return await self.store.erase(session, seqs)
             except StoreConflict:
                 await self._renew(session)
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
+
+    async def catch_up(self, session: Session, revision: int) -> None:
+        """Have it stand at this commit or a later one, which another process may have made."""
+        await self._order.write(session.id, partial(self._catch_up, session, revision))
+
+    async def _catch_up(self, session: Session, revision: int) -> None:
+        if session.revision < revision and session.tracker.is_saved:
+            await self._renew(session)
+
+    async def renew(self, session: Session) -> None:
+        """Have it stand where it is stored, whoever wrote last."""
+        await self._order.write(session.id, partial(self._renew, session))
 
     async def make_whole(self, session: Session) -> None:
         """Have the session's whole history in memory."""
@@ -125,6 +189,10 @@ class SessionWriter:
         if fresh.created_at != session.created_at:  # deleted, and another was made under its id
             raise SessionNotFound(session.id)
         session.renew(fresh)
+
+
+def _no_change(_: Session) -> None:
+    """Only let go of what was claimed."""
 
 
 Place = tuple[AbstractEventLoop, str]

@@ -66,11 +66,11 @@ async def test_a_bus_that_fails_once_ends_no_other_chat():
     class Flaky(InProcessBus):
         broken = 2
 
-        async def publish(self, message):
+        async def publish(self, message, **then):
             if message.chat == "a" and self.broken:
                 self.broken -= 1
                 raise ConnectionError("the broker is away")
-            await super().publish(message)
+            await super().publish(message, **then)
 
     async with running(ScriptedProvider(), bus=Flaky()) as loop:
         put(loop, "hi")

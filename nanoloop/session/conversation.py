@@ -298,11 +298,13 @@ class Conversation:
         with self.lock:
             return self.queue.next(self._awaiting, sent, self.moved)
 
-    def let_go_held(self, entry_id: str) -> None:
-        """Let that message wait no more; it has its turn elsewhere."""
+    def let_go_held(self, entry_id: str) -> bool:
+        """Let that message wait no more; it has its turn elsewhere. False where it didn't wait."""
         with self.lock:
-            if self.queue.waiting and self.queue.let_go(entry_id):
+            did_wait = bool(self.queue.waiting) and self.queue.let_go(entry_id)
+            if did_wait:
                 self.touch(WAITING)
+            return did_wait
 
     def amend_held(self, message_id: str, text: str | None) -> bool:
         """Give a waiting message other words, or with None take it back; False if none waits."""

@@ -22,6 +22,9 @@ STEERS, BURST = "steers", "burst"
 """The metadata keys of a message: it is told to the turn going on; what is said so soon after it
 is answered with it."""
 
+NODE = "node"
+"""The metadata key of a message that waits: the process that has heard it, and is to answer it."""
+
 _line = json.JSONEncoder().encode
 """An id as it stands in the text: with no line break in it, whatever it is."""
 
@@ -161,6 +164,19 @@ def _asking(waiting: Entry, text: str) -> Entry:
 def is_for_loop(entry: Entry) -> bool:
     """Whether it is a command."""
     return bool(entry.metadata.get("origin") == COMMAND)
+
+
+def hearer_of(entry: Entry) -> str:
+    """The process that has heard what waits; "" for none."""
+    return str(entry.metadata.get(NODE) or "")
+
+
+def heard_by(entry: Entry, node: str) -> Entry:
+    """The same, noted as heard by this process; "" for none."""
+    if hearer_of(entry) == node:
+        return entry
+    metadata = {name: value for name, value in entry.metadata.items() if name != NODE}
+    return replace(entry, metadata=metadata | ({NODE: node} if node else {}))
 
 
 def messages_among(waiting: Iterable[Entry]) -> list[Entry]:

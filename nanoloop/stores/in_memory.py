@@ -22,7 +22,7 @@ from nanoloop.stores.database import (
     granted,
     newest_seen,
 )
-from nanoloop.stores.snapshot import OWES_CHAT, OWES_SUMMARY, owed_session, owes
+from nanoloop.stores.snapshot import OWES_CHAT, OWES_SUMMARY, owed_session
 from nanoloop.stores.store import DatabaseStore
 
 
@@ -96,6 +96,8 @@ class _Memory:
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
+        self._owing: dict[str, int] = {}
+        """What is owed where something is."""
         self._keys: dict[str, str] = {}
         self._nodes: dict[str, tuple[float, Node]] = {}
         """When each was heard of last, by this machine's clock."""
@@ -106,7 +108,7 @@ class _Memory:
         if (None if old is None else old.head["rev"]) != over:
             return False
         self._rows[commit.id] = row = _Row()
-        row.take_in(commit)
+        self._take_in(row, commit)
         return True
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
@@ -116,8 +118,14 @@ class _Memory:
             return None
         stood = int(row.head["rev"])
         if stood == commit.revision:
-            row.take_in(commit)
+            self._take_in(row, commit)
         return stood
+
+    def _take_in(self, row: _Row, commit: Commit) -> None:
+        row.take_in(commit)
+        self._owing.pop(commit.id, None)
+        if commit.owes:
+            self._owing[commit.id] = commit.owes
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         await checkpoint()
@@ -167,8 +175,9 @@ class _Memory:
     async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
         await checkpoint()
         wanted = {OWES_CHAT, OWES_SUMMARY} if pending else {OWES_CHAT}
-        for name, row in list(self._rows.items()):
-            if owes(row.head) in wanted and not row.has_expired(now):
+        for name, kind in list(self._owing.items()):
+            row = self._rows.get(name)
+            if row is not None and kind in wanted and not row.has_expired(now):
                 yield owed_session(name, row.head)
 
     async def beat(self, node: Node) -> Sequence[Node]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+from pydantic import SecretStr
 
 from nanoloop import plugins
 from nanoloop.attachments import Attachments
@@ -41,15 +43,19 @@ class PlatformChannel:
         folder: Path | None = None,
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
+        account: str = "",
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """With a `folder`, the data folder, pairings and half-sent answers outlast the process.
+        """With an `account` it is served by one process at a time, of those on one store.
+
+        With a `folder`, the data folder, pairings and half-sent answers outlast the process.
 
         `attachments` keeps files that come in, and has those that an answer names; `transcriber`
         tells what is said in voice messages.
         """
         self.platform = platform
         self.name = platform.name
+        self.account = account
         self._connection = Connection(platform, sleep=sleep)
         file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
@@ -145,4 +151,16 @@ def make_channel(
         folder=folder,
         attachments=attachments,
         transcriber=transcriber,
+        account=account_of(name, own),
     )
+
+
+def account_of(name: str, own: BaseModel) -> str:
+    """What tells the accounts of this platform apart, and says nothing of its secrets."""
+    secrets = [
+        value.get_secret_value()
+        for _, value in sorted(own)
+        if isinstance(value, SecretStr) and value.get_secret_value()
+    ]
+    digest = hashlib.sha256("\0".join(secrets).encode()).hexdigest()[:16]
+    return f"{name} {digest}" if secrets else ""

@@ -152,7 +152,7 @@ async def delete(call: ApiCall) -> Response:
     """Delete it for good."""
     parts, session_id = call.backend.parts, call.session_id
     session = await parts.sessions.open(session_id)
-    parts.runner.stop(session.key or session_id)
+    await parts.runner.stop_anywhere(session.key or session_id)
     await parts.sessions.store.delete(session_id)
     parts.sessions.forget(session_id)
     if parts.recall is not None:

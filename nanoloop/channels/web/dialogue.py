@@ -159,7 +159,7 @@ def tell_accepted(backend: Backend, message: Inbound) -> None:
 async def stop(call: ApiCall) -> Response:
     """Stop the answer that is going on."""
     session = await call.backend.parts.sessions.open(call.session_id)
-    stopped = call.backend.parts.runner.stop(session.key or session.id)
+    stopped = await call.backend.parts.runner.stop_anywhere(session.key or session.id)
     return JSONResponse({"stopped": stopped})
 
 

@@ -1,0 +1,217 @@
+"""Which processes answer chats on one store: each says every two seconds that it lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Self
+
+import anyio
+from anyio.abc import TaskGroup
+
+from nanoloop.bounded import BoundedDict
+from nanoloop.errors import StoreError
+from nanoloop.protocols import Node, Store
+from nanoloop.stores.database import NODE_SECONDS
+
+BEAT_SECONDS = 2.0
+LOOK_SECONDS = 0.5
+"""Between two looks at what other processes wrote, while there are any."""
+SURE_SECONDS = NODE_SECONDS - 1
+"""So long after a beat that was confirmed no other process takes this one for dead."""
+LEAVE_SECONDS = 2.0
+GONE_LIMIT = 10_000
+"""Processes that are remembered to be gone."""
+
+
+class Nodes:
+    """This process, and the others that live, as the store knows them."""
+
+    def __init__(self, store: Store) -> None:
+        self.me = token_urlsafe(6)
+        """The name of this process, of this run."""
+        self._store = store
+        self._others: dict[str, float] = {}
+        """Those that live, and how old their last sign of life was at the last look."""
+        self._gone: BoundedDict[str, None] = BoundedDict(GONE_LIMIT)
+        self._wanted: frozenset[str] = frozenset()
+        self._held: frozenset[str] = frozenset()
+        self._uses: dict[str, anyio.CancelScope] = {}
+        """What goes on with each account that this process has to itself."""
+        self._looked_at = -NODE_SECONDS
+        self._beating = anyio.Lock()
+        self._group: TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        with suppress(StoreError):  # away just now: the next beat will tell
+            await self.beat()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        # A task of its own: nothing that a chat waits for keeps it from its beat.
+        self._group.start_soon(self._keep_beating, name="beat")
+        return self
+
+    async def __aexit__(self, *exc: object) -> bool | None:
+        assert self._group is not None  # noqa: S101 - entered before it is left
+        self._group.cancel_scope.cancel()
+        try:
+            return await self._group.__aexit__(*exc)  # type: ignore[arg-type]
+        finally:
+            with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(StoreError):
+                await self._store.leave(self.me)  # what it owes is taken over at once
+
+    async def _keep_beating(self) -> None:
+        while True:
+            await anyio.sleep(BEAT_SECONDS)
+            with suppress(StoreError):
+                await self.beat()
+
+    async def beat(self) -> None:
+        """Say that this process lives, and look who else does; raises `StoreError`."""
+        asked_at = _now()
+        async with self._beating:
+            if self._looked_at > asked_at:  # somebody else did while this one waited
+                return
+            # Counted from before the store heard of it, so that nobody counts from earlier.
+            now = _now()
+            mine = Node(id=self.me, place=PLACE, pid=os.getpid(), holds=self._wanted)
+            rows = await self._store.beat(mine)
+            dead = [row.id for row in rows if row.id != self.me and _is_dead(row)]
+            for name in dead:
+                await self._store.leave(name)
+            self._note(rows, dead, now)
+
+    def _note(self, rows: Collection[Node], dead: Collection[str], now: float) -> None:
+        self._held = next((row.holds for row in rows if row.id == self.me), frozenset())
+        living = {
+            row.id: row.age
+            for row in rows
+            if row.id != self.me and row.id not in dead and row.age < NODE_SECONDS
+        }
+        for name in living:
+            self._gone.pop(name, None)
+        for name in {*self._others, *dead} - living.keys():
+            self._gone[name] = None
+        self._others, self._looked_at = living, now
+        for account in self._uses.keys() - self._held:  # this process was taken for dead
+            self._uses[account].cancel()
+
+    # Who lives
+
+    @property
+    def living(self) -> frozenset[str]:
+        """The others that live, as far as is known."""
+        return frozenset(name for name in self._others if self._lives(name))
+
+    @property
+    def look_seconds(self) -> float:
+        """How long to wait until the next look at what others wrote.
+
+        Alone there is nothing to see before another has said that it lives.
+        """
+        return LOOK_SECONDS if self.living else BEAT_SECONDS
+
+    def is_other(self, name: str) -> bool:
+        """Whether another process of this name may be alive; one that nobody asked after is."""
+        if not name or name == self.me:
+            return False
+        return self._lives(name) if name in self._others else name not in self._gone
+
+    def _lives(self, name: str) -> bool:
+        return self._others[name] + _now() - self._looked_at < NODE_SECONDS
+
+    async def ask_after(self, *names: str) -> None:
+        """Find out whether these live, where that isn't known; raises `StoreError`."""
+        unknown = {
+            name
+            for name in names
+            if self.is_other(name) and name not in self._others and name not in self._gone
+        }
+        if unknown:
+            await self.beat()
+            for name in unknown - self._others.keys():
+                self._gone[name] = None
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether no other process can have taken this one for dead."""
+        return _now() - self._looked_at < SURE_SECONDS
+
+    # What only one may use
+
+    async def holding(
+        self,
+        account: str,
+        work: Callable[[], Awaitable[None]],
+        *,
+        waits: Callable[[bool], object],
+    ) -> None:
+        """Do this while no other process has this account at a chat platform.
+
+        `waits` hears whether it has to wait, each time that this changes. Where this process was
+        taken for dead, and another one has the account now, the work is stopped and waits again.
+        """
+        while True:
+            is_waiting = False
+            while not await self._has(account):
+                if not is_waiting:
+                    waits(True)
+                is_waiting = True
+                await anyio.sleep(BEAT_SECONDS)
+            if is_waiting:
+                waits(False)
+            with anyio.CancelScope() as scope:
+                self._uses[account] = scope
+                try:
+                    return await work()
+                finally:
+                    del self._uses[account]
+                    self._wanted -= {account}
+
+    async def _has(self, account: str) -> bool:
+        self._wanted |= {account}
+        with suppress(StoreError):  # away: nobody knows who has it
+            await self.beat()
+            if account in self._held:
+                return True
+        self._wanted -= {account}
+        return False
+
+
+def _now() -> float:
+    """A clock that goes on while the machine sleeps, where there is one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+def _place() -> str:
+    """Where the numbers of processes are those of this process."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(parts)
+
+
+PLACE = _place()
+
+
+def _is_dead(node: Node) -> bool:
+    """Whether it is a process of this place that has ended, whatever its last sign of life."""
+    if node.place != PLACE:
+        return False
+    try:
+        os.kill(node.pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:  # somebody else's
+        return False
+    with suppress(OSError):  # ended, and nobody has asked how
+        stat = Path(f"/proc/{node.pid}/stat").read_text("utf-8", "replace")
+        return stat.rpartition(")")[2].split()[0] in {"Z", "X"}
+    return False

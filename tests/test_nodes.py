@@ -1,0 +1,219 @@
+"""Several processes on one store: each chat is answered by one at a time, whoever hears what."""
+
+import os
+import sys
+from functools import partial
+
+import anyio
+import pytest
+
+from nanoloop.nodes import PLACE, Nodes
+from nanoloop.protocols import Node
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.stores.sqlite import SqliteStore
+from tests.test_amending import CALL, Looking
+from tests.test_holds import running, said
+
+KEY = "test:a"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    """They look at each other more often than they do it elsewhere."""
+    monkeypatch.setattr("nanoloop.nodes.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("nanoloop.nodes.LOOK_SECONDS", 0.02)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    return InMemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "s.sqlite")
+
+
+async def texts(store):
+    return [message["content"] for message in (await store.get(KEY)).messages]
+
+
+def answers(loop):
+    return [item.text for item in loop.chat.sent if item.kind == "answer"]
+
+
+async def test_whoever_hears_a_message_answers_it(store):
+    async with (
+        running(ScriptedProvider(), store) as one,
+        running(ScriptedProvider(), store) as other,
+    ):
+        for number in range(6):
+            loop = (one, other)[number % 2]
+            loop.bus.put_nowait(said(f"m{number}"))
+            await loop.chat.until(number // 2 + 1)
+    assert answers(one) == ["You said: m0", "You said: m2", "You said: m4"]
+    assert answers(other) == ["You said: m1", "You said: m3", "You said: m5"]
+
+
+async def test_what_one_hears_while_another_answers_waits_for_that_answer(store):
+    slow, quick = ScriptedProvider(["1"], held=True), ScriptedProvider(["2"])
+    async with running(slow, store) as one, running(quick, store) as other:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        await other.bus.hand_in(said("two"))
+        await anyio.sleep(0.1)
+        assert quick.count == 0
+        slow.release()
+        await other.chat.until(1)
+    assert (answers(one), answers(other)) == (["1"], ["2"])
+    assert await texts(store) == ["one", "1", "two", "2"]
+
+
+async def test_stop_reaches_a_turn_wherever_it_runs(store):
+    slow = ScriptedProvider(held=True)
+    async with running(slow, store) as one, running(ScriptedProvider(), store) as other:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        other.bus.put_nowait(said("/stop"))
+        assert await other.chat.until(1) == ["Stopped."]
+        assert await one.chat.until(1) == ["Stopped."]
+        assert (await store.load(KEY)).awaiting == 0
+
+
+async def test_an_edit_reaches_a_question_wherever_it_is_being_asked(store):
+    slow, quick = ScriptedProvider(["1"], held=True), ScriptedProvider(["1, really"])
+    async with running(slow, store) as one, running(quick, store) as other:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        other.bus.put_nowait(said("one, really", "e1", edits="one"))
+        assert await other.chat.until(1) == ["1, really"]
+        slow.release()
+        await anyio.sleep(0.1)
+    assert answers(one) == []
+    assert await texts(store) == ["one, really", "1, really"]
+
+
+async def test_an_edit_of_a_question_whose_tool_has_run_elsewhere_is_answered_once(store):
+    looking, quick = Looking(), ScriptedProvider(["after the tool"])
+    slow = ScriptedProvider([CALL], otherwise="too late")
+    async with (
+        running(slow, store, agent=looking.agent) as one,
+        running(quick, store) as other,
+    ):
+        one.bus.put_nowait(said("one"))
+        await looking.gate.reached(1)
+        other.bus.put_nowait(said("one, really", "e1", edits="one"))
+        assert await other.chat.until(1) == ["after the tool"]
+        looking.gate.open()
+        await anyio.sleep(0.1)
+    assert (answers(one), answers(other)) == ([], ["after the tool"])
+
+
+async def test_what_a_process_leaves_is_taken_over_by_one_that_lives(store):
+    slow, quick = ScriptedProvider(held=True), ScriptedProvider(["1", "2"])
+    async with running(quick, store, recover=True) as other:
+        async with running(slow, store) as one:
+            one.bus.put_nowait(said("one"))
+            await slow.asked()
+            await one.bus.hand_in(said("two"))
+        assert await other.chat.until(2) == ["1", "2"]
+    assert await texts(store) == ["one", "1", "two", "2"]
+
+
+async def test_of_two_that_live_one_takes_over(store):
+    slow = ScriptedProvider(held=True)
+    providers = [ScriptedProvider(["1"]), ScriptedProvider(["1"])]
+    async with (
+        running(providers[0], store, recover=True) as first,
+        running(providers[1], store, recover=True) as second,
+    ):
+        async with running(slow, store) as one:
+            one.bus.put_nowait(said("one"))
+            await slow.asked()
+        await until(lambda: answers(first) + answers(second))
+        await anyio.sleep(0.1)
+    assert answers(first) + answers(second) == ["1"]
+    assert sum(provider.count for provider in providers) == 1
+
+
+async def test_nobody_who_was_not_asked_to_takes_anything_over(store):
+    slow, quick = ScriptedProvider(held=True), ScriptedProvider(["1"])
+    async with running(quick, store) as other:
+        async with running(slow, store) as one:
+            one.bus.put_nowait(said("one"))
+            await slow.asked()
+        await anyio.sleep(0.2)
+        assert other.chat.sent == []
+    assert (await store.load(KEY)).awaiting
+
+
+async def test_a_turn_that_another_process_has_taken_over_keeps_and_sends_nothing(store):
+    slow = ScriptedProvider(["late"], held=True)
+    async with running(slow, store) as one:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        session = await store.load(KEY)
+        session.claim("another")
+        session.add_message("assistant", "by another")
+        session.awaiting = 0
+        await store.save(session)
+        slow.release()
+        await anyio.sleep(0.1)
+        assert one.chat.sent == []
+    assert await texts(store) == ["one", "by another"]
+
+
+async def test_a_process_that_ended_is_gone_at_once():
+    store = InMemoryStore()
+    ended = await anyio.open_process([sys.executable, "-c", ""])
+    async with Nodes(store) as nodes:
+        await store.beat(Node(id="it", place=PLACE, pid=ended.pid, holds=frozenset({"an account"})))
+        await ended.wait()
+        assert nodes.is_other("it")  # until somebody looks
+        await nodes.ask_after("it")
+        assert not nodes.is_other("it")
+        assert await nodes._has("an account")
+
+
+async def test_one_that_is_known_to_live_is_no_more_after_three_beats_without_a_word():
+    store = InMemoryStore()
+    async with Nodes(store) as nodes:
+        there = Node(id="it", place="elsewhere", pid=os.getpid())
+        await store.beat(there)
+        await nodes.ask_after("it")
+        assert nodes.is_other("it")
+        store.database._nodes["it"] = (store.database._nodes["it"][0] - 7, there)
+        await nodes.beat()
+        assert not nodes.is_other("it")
+
+
+async def test_an_account_is_used_by_one_process_at_a_time():
+    store, told, used = InMemoryStore(), [], []
+    one, other = Nodes(store), Nodes(store)
+
+    async def use(who):
+        used.append(who)
+        try:
+            await anyio.sleep_forever()
+        finally:
+            used.remove(who)
+
+    async def hold(nodes, who):
+        await nodes.holding("bot", partial(use, who), waits=lambda is_so: told.append((who, is_so)))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(hold, one, "one")
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(hold, other, "other")
+        await anyio.wait_all_tasks_blocked()
+        assert (used, told) == (["one"], [("other", True)])
+        # It is taken for dead, as one is that was stopped for a while.
+        seen, node = store.database._nodes[one.me]
+        store.database._nodes[one.me] = (seen - 7, node)
+        await until(lambda: "other" in used)
+        await one.beat()
+        await until(lambda: used == ["other"])
+        group.cancel_scope.cancel()
+    assert told == [("other", True), ("other", False), ("one", True)]
+
+
+async def until(holds):
+    with anyio.fail_after(5):
+        while not holds():  # noqa: ASYNC110 - of several loops
+            await anyio.sleep(0.01)
