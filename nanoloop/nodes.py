@@ -15,9 +15,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nanoloop.bounded import BoundedDict
+from nanoloop.defaults import NODE_SECONDS
 from nanoloop.errors import StoreError
 from nanoloop.protocols import Node, Store
-from nanoloop.stores.database import NODE_SECONDS
 
 BEAT_SECONDS = 2.0
 LOOK_SECONDS = 0.5

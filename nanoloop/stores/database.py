@@ -8,6 +8,7 @@ from datetime import datetime
 from secrets import token_urlsafe
 from typing import Any, Protocol
 
+from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, from_rfc3339
@@ -25,8 +26,7 @@ from nanoloop.stores.snapshot import (
     window_start,
 )
 
-NODE_SECONDS = 6.0
-"""So long a process lives that has not been heard of: three beats."""
+NODE_SECONDS = defaults.NODE_SECONDS
 FORGET_NODE_SECONDS = 3600.0
 """After so long its row goes."""
 COMMIT_ID = "commit"

@@ -1,16 +1,18 @@
-"""The long forms: `--operations 10000`, `--kills 300`, `--kills 300 --tools`, `--commits 10000`."""
+"""The long forms: `--operations N`, `--kills N` with `--tools` or `--ledger`, `--commits N`."""
 
 import argparse
 import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 
 import anyio
 
 from tests.proof.commits import prove_commits
 from tests.proof.drive import Broken, drive
 from tests.proof.kills import prove
+from tests.proof.ledger import prove_ledger
 from tests.proof.results import prove_results
 from tests.proof.victims import url_in
 
@@ -51,6 +53,12 @@ def commit(commits, kills, seed, store):
     tell(f"{store}: {report}")
 
 
+def keep_ledger(kills, seed, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(partial(prove_ledger, folder, store, kills=kills, seed=seed))
+    tell(f"{store}: {report}")
+
+
 def run_tools(kills, seed, store):
     with tempfile.TemporaryDirectory() as folder:
         report = anyio.run(prove_results, url_in(folder, store), folder, kills, seed)
@@ -65,6 +73,7 @@ def main():
         "--commits", type=int, default=0, help="commits in all, with --kills in the middle of them"
     )
     parser.add_argument("--tools", action="store_true", help="--kills while tools run side by side")
+    parser.add_argument("--ledger", action="store_true", help="--kills of one of two daemons")
     parser.add_argument("--store", default="jsonl", help="jsonl, sqlite, or a store's URL")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -73,6 +82,8 @@ def main():
             operate(args.operations, args.seed)
         if args.commits:
             commit(args.commits, args.kills, args.seed, args.store)
+        elif args.ledger:
+            keep_ledger(args.kills, args.seed, args.store)
         elif args.tools:
             run_tools(args.kills, args.seed, args.store)
         elif args.kills:

@@ -229,7 +229,8 @@ class Ledger:
         store = self.store()
         with anyio.fail_after(120):
             for chat in self.chats:
-                while len(await self.marks(store, chat)) < 2 * len(self.sent[chat]):
+                wanted = 2 * len(self.sent[chat])
+                while len(await self.marks(store, chat)) < wanted:  # noqa: ASYNC110 - of processes
                     await anyio.sleep(0.2)
         await store.close()
 

@@ -2,6 +2,7 @@ import pytest
 
 from tests.proof.commits import prove_commits
 from tests.proof.kills import POINTS, prove
+from tests.proof.ledger import prove_ledger
 from tests.proof.results import prove_results
 from tests.proof.victims import FILES, url_in
 
@@ -26,3 +27,16 @@ async def test_kill_9_while_tools_run_side_by_side_loses_no_result_and_runs_none
 ):
     report = await prove_results(url_in(tmp_path, store), tmp_path, 4)
     assert "none of these was lost" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", [*FILES, "postgres", "redis"])
+async def test_of_two_daemons_that_are_killed_and_stopped_each_message_has_one_answer(
+    tmp_path, kind, request
+):
+    store = kind if kind in FILES else request.getfixturevalue(f"{kind}_url")
+    report = await prove_ledger(
+        tmp_path, store, kills=5, chats=8, messages=100, stop_seconds=9 if kind == "sqlite" else 0
+    )
+    assert "none lost" in report
