@@ -116,7 +116,7 @@ class App:
 
     async def _run(self) -> None:
         try:
-            # First of all: it fails where the store can't be used.
+            # First of all: where the store can't be written to, nothing begins.
             expired = await self._store.delete_expired()
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")

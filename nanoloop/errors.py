@@ -11,7 +11,7 @@ NanoloopError
 │   ├── TurnLost             another one has answered the question
 │   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
 ├── StoreError               (the store can't do it; nothing was half-written)
-│   ├── StoreLocked          another process owns the folder
+│   ├── StoreLocked          an earlier version owns the folder
 │   ├── StoreConflict        another writer committed first
 │   ├── SessionDamaged       what is stored of it is not what was written
 │   ├── NotReadable          a key is missing, or a newer version wrote it
@@ -130,7 +130,7 @@ class StoreError(NanoloopError):
 
 
 class StoreLocked(StoreError):
-    """Another process owns this data folder."""
+    """A process of an earlier version, which shares nothing, owns this data folder."""
 
     def __init__(self, where: str, owner: str) -> None:
         super().__init__(

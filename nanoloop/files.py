@@ -1,4 +1,4 @@
-"""Files by hand: safe names, whole or not at all, for their owner only, locked by one process."""
+"""Files by hand: safe names, whole or not at all, for their owner only, locked for a moment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from secrets import token_hex
@@ -35,7 +36,7 @@ def replace_file(
     One that `is_shared` may be replaced by any number at once, and the last of them counts.
     """
     # What a kill leaves beside a file of one writer goes with its next write.
-    fresh = path.with_name(f".{token_hex(8)}" if is_shared else f"{path.name}.new")
+    fresh = path.with_name(f".{token_hex(8)}") if is_shared else unfinished(path)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         with os.fdopen(fd, "wb", buffering=0):
@@ -51,10 +52,15 @@ def replace_file(
         sync_folder(path.parent)
 
 
+def unfinished(path: Path) -> Path:
+    """Where `replace_file` makes the file: a killed process may leave it there."""
+    return path.with_name(path.name + ".new")
+
+
 def save_json(path: Path, value: object) -> None:
     """Put a small value into a file of its own, in a folder that is made where it is missing."""
     make_folder(path.parent)
-    replace_file(path, json.dumps(value).encode(), durable=False)
+    replace_file(path, json.dumps(value).encode(), durable=False, is_shared=True)
 
 
 async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
@@ -148,6 +154,42 @@ def refusal(error: OSError) -> str:
     return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"
 
 
+@contextmanager
+def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
+    """The file of this name, open, and nobody else has it locked meanwhile.
+
+    Raises `BlockingIOError` where somebody has. The lock ends with the process, however it ends.
+    """
+    while True:
+        fd = os.open(path, flags, 0o600)
+        try:
+            lock(fd)
+            if is_at(path, fd):  # else it was replaced or removed before it was locked
+                yield fd
+                return
+        finally:
+            os.close(fd)
+
+
+def lock(fd: int) -> None:
+    """Have no other open file lock this one, until `unlock`; raises `BlockingIOError`."""
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def unlock(fd: int) -> None:
+    """Let others lock it."""
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Whether the open file is the one of this name."""
+    try:
+        there, mine = path.stat(), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev)
+
+
 class ProcessLock:
     """Held from `take` to `release`, or to the end of the process."""
 
@@ -202,6 +244,28 @@ class ProcessLock:
                 os.ftruncate(self._fd, 0)
                 os.close(self._fd)
                 self._fd = None
+
+
+UPGRADE_SECONDS = 1.0
+"""So long another process of this version may take to renew the format."""
+_PAUSE_SECONDS = 0.005
+
+
+def without_earlier(path: Path, *, of: Path) -> ExitStack:
+    """Keep earlier versions, which hold this lock while they run, from starting until it is closed.
+
+    Raises `StoreLocked` while one of them runs.
+    """
+    held, give_up = ExitStack(), time.monotonic() + UPGRADE_SECONDS
+    while True:
+        try:
+            held.enter_context(locked_file(path))
+        except BlockingIOError:
+            if time.monotonic() > give_up:
+                raise StoreLocked(str(of), _owner(path.read_bytes())) from None
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return held
 
 
 def _owner(card: bytes) -> str:

@@ -112,21 +112,14 @@ def test_the_summary_is_edited_in_the_editor(capsys, data, monkeypatch):
 
 
 @pytest.mark.usefixtures("work")
-def test_an_edit_while_a_daemon_runs_is_refused_and_the_draft_is_kept(
+def test_an_edit_of_what_was_deleted_meanwhile_is_kept_as_a_draft(
     capsys, data, monkeypatch, tmp_path
 ):
     monkeypatch.setattr("os.isatty", lambda _fd: True)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("EDITOR", "sed -i s/counted/talked/")
-
-    async def as_a_daemon():
-        opened = JsonlStore(data / "sessions")
-        await opened.delete_expired()
-        return opened
-
-    daemon = anyio.run(as_a_daemon)
-    assert "what you wrote is in" in nanoloop(capsys, "edit", "work", code=Exit.IN_USE).err
+    editor = tmp_path / "editor"
+    editor.write_text(f'sed -i s/counted/talked/ "$1"; rm {data}/sessions/work.jsonl')
+    monkeypatch.setenv("EDITOR", f"sh {editor}")
+    assert "what you wrote is in" in nanoloop(capsys, "edit", "work", code=Exit.NOT_FOUND).err
     (draft,) = tmp_path.glob("nanoloop-summary-*.md")
     assert draft.read_text() == "They talked."
-    anyio.run(daemon.close)
-    assert summary(data) == "They counted."

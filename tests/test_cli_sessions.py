@@ -157,16 +157,6 @@ def test_deleting_asks_in_a_terminal(capsys, monkeypatch, stored, answer, code):
     assert len(left) == (code is Exit.FAILED)
 
 
-def test_reading_works_while_a_daemon_runs_and_deleting_does_not(capsys, data, stored):
-    stored("terminal:a", "one")
-    daemon = JsonlStore(data / "sessions")
-    anyio.run(daemon.delete_expired)
-    for words in (("list",), ("show", "a"), ("export", "a")):
-        nanoloop(capsys, *words)
-    nanoloop(capsys, "delete", "a", "--yes", code=Exit.IN_USE)
-    anyio.run(daemon.close)
-
-
 def test_flags_for_all_may_stand_before_or_behind_the_action(capsys, stored, data, monkeypatch):
     stored("terminal:a", "one")
     monkeypatch.delenv("NANOLOOP_DATA")

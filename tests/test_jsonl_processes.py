@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from nanoloop.errors import StoreLocked
 from nanoloop.stores.jsonl.store import JsonlStore
 
 WRITER = """
@@ -59,24 +58,6 @@ def killed_after(process, commits):
     process.send_signal(signal.SIGKILL)
     rest = process.stdout.read().split("\n")
     return int(rest[-2]) if len(rest) > 1 else last
-
-
-async def test_a_second_process_is_told_who_the_first_is(tmp_path):
-    with writer(tmp_path) as process:
-        process.stdout.readline()
-        store = JsonlStore(tmp_path)
-        with pytest.raises(StoreLocked, match=rf"process {process.pid} on .* since .*Z"):
-            await store.create(id="t")
-        await store.close()
-
-
-async def test_the_lock_goes_with_a_killed_process(tmp_path):
-    with writer(tmp_path) as process:
-        killed_after(process, 1)
-        process.wait()
-        store = JsonlStore(tmp_path)
-        await store.create(id="t")
-        await store.close()
 
 
 async def test_a_reader_beside_a_writer_sees_whole_sessions(tmp_path):

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import anyio
 import pytest
 
-from nanoloop.errors import SessionNotFound, StoreError, StoreLocked
+from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.session.entry import Entry
 from nanoloop.stores import sqlite, sqlite_file
 from nanoloop.stores.sqlite import SqliteStore
@@ -270,26 +270,6 @@ class TestReadOnly:
         await reader.revision("s")
         assert len(looks) == 2
         await reader.close()
-
-
-class TestExclusive:
-    async def test_a_second_one_is_told_who_the_first_is(self, file):
-        first, second = (SqliteStore(file, exclusive=True) for _ in range(2))
-        await said(first, "hi")
-        with pytest.raises(
-            StoreLocked, match=rf"sessions.sqlite is in use by process {os.getpid()}"
-        ):
-            await second.create(id="t")
-        await first.close()
-        await second.create(id="t")
-        await second.close()
-
-    async def test_one_that_only_reads_needs_no_leave(self, file):
-        first, reader = SqliteStore(file, exclusive=True), SqliteStore(file, read_only=True)
-        await said(first, "hi")
-        assert await texts_of(reader) == ["hi"]
-        for store in (first, reader):
-            await store.close()
 
 
 class TestFormats:

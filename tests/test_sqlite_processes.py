@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing, contextmanager
 import anyio
 import pytest
 
-from nanoloop.errors import StoreLocked
 from nanoloop.stores.sqlite import SqliteStore
 
 WRITER = """
@@ -17,8 +16,8 @@ import asyncio, sys
 from nanoloop.errors import SessionExists, StoreConflict
 from nanoloop.stores.sqlite import SqliteStore
 
-async def main(path, name, exclusive):
-    store = SqliteStore(path, exclusive=bool(exclusive))
+async def main(path, name):
+    store = SqliteStore(path)
     try:
         session = await store.create(id="s")
     except SessionExists:
@@ -44,10 +43,10 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @contextmanager
-def writer(file, name="a", *, exclusive=False):
+def writer(file, name="a"):
     """A process that commits as fast as it can, and tells the number of each commit."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(file), name, "yes" * exclusive],
+        [sys.executable, "-c", WRITER, str(file), name],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -147,16 +146,3 @@ async def test_a_reader_beside_a_writer_sees_whole_sessions(tmp_path):
             assert session.last_seq >= told
             assert session.pending_seq == 0 or len(session.window) > 1
     await reader.close()
-
-
-async def test_a_killed_owner_leaves_the_file_to_the_next(tmp_path):
-    file = tmp_path / "sessions.sqlite"
-    with writer(file, exclusive=True) as process:
-        process.stdout.readline()
-        store = SqliteStore(file, exclusive=True)
-        with pytest.raises(StoreLocked, match=rf"process {process.pid} on .* since .*Z"):
-            await store.create(id="t")
-        killed_after(process, 1)
-        process.wait()
-        await store.create(id="t")
-        await store.close()

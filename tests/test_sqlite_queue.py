@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from nanoloop.errors import StoreConflict, StoreError, StoreLocked
+from nanoloop.errors import StoreConflict, StoreError
 from nanoloop.stores.sqlite import SqliteStore
 from tests.test_sqlite_faults import files_up_to
 
@@ -117,14 +117,3 @@ async def test_one_that_does_not_fit_fails_alone(store):
     assert "what was saved before still is" in str(raised[2])
     await store.save(sessions[2])
     assert await counts(store) == [1, 1, 1, 1, 2]
-
-
-async def test_what_may_not_be_written_now_is_not_written_later(tmp_path):
-    first, second = (SqliteStore(tmp_path / "s.sqlite", exclusive=True) for _ in range(2))
-    await first.create(id="a")
-    with pytest.raises(StoreLocked):
-        await second.create(id="b")
-    await first.close()
-    await second.create(id="c")
-    assert [info.id async for info in second.list()] == ["c", "a"]
-    await second.close()

@@ -55,7 +55,7 @@ STORES = {
     "jsonl_sealed": lambda test, clock: JsonlStore(folder(test), clock=clock, seal=SEAL),
     "sqlite": lambda test, clock: SqliteStore(sqlite_file(test), clock=clock),
     "sqlite_fsync": lambda test, clock: SqliteStore(
-        sqlite_file(test), clock=clock, durability="fsync", exclusive=True
+        sqlite_file(test), clock=clock, durability="fsync"
     ),
     "sqlite_sealed": lambda test, clock: SqliteStore(sqlite_file(test), clock=clock, seal=SEAL),
     "postgres": lambda test, clock: PostgresStore(**fresh_schema(test), clock=clock),

@@ -15,15 +15,13 @@ from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.testing.faults import FaultyStore
 from tests.test_stores import STORES, Clock
 
-OPENED = {name: make for name, make in STORES.items() if not name.startswith("jsonl")}
-
 
 @pytest.fixture
 def clock():
     return Clock()
 
 
-@pytest.fixture(params=OPENED.values(), ids=OPENED.keys())
+@pytest.fixture(params=STORES.values(), ids=STORES.keys())
 async def store(request, clock):
     opened = request.param(request, clock)
     yield opened
@@ -292,6 +290,7 @@ async def aged_in_redis(database, node_id, seconds):
 AGED = {
     "in_memory": aged_in_memory,
     "sqlite": aged_in_a_file,
+    "store": aged_in_a_file,  # of JSONL
     "postgres": aged_in_postgresql,
     "redis": aged_in_redis,
 }

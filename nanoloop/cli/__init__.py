@@ -165,7 +165,7 @@ exit codes:
   2    wrong usage or settings
   3    not configured: neither a key nor a server
   4    not found, a session for example
-  5    the data folder is in use by another process
+  5    the data folder is in use by an earlier version
   130  interrupted"""
 
 

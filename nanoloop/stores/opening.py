@@ -68,7 +68,6 @@ def _sqlite(how: Opening, url: str) -> Store:
     return SqliteStore(
         how.at(url),
         durability=how.durability,
-        exclusive=not how.read_only,
         read_only=how.read_only,
         seal=how.seal,
     )

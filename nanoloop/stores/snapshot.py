@@ -134,7 +134,7 @@ def info_of(head: Mapping[str, Any], about: Mapping[str, Any], *, size: int) -> 
         updated_at=from_rfc3339(head.get("updated_at")),
         expires_at=expiry(head),
         awaiting=int(head.get("awaiting", 0)),
-        pending=_pending(head),
+        pending=pending_in(head),
         size=size,
         archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
         waiting=int(head.get("waiting", 0)),
@@ -148,9 +148,14 @@ OWES_NOTHING, OWES_CHAT, OWES_SUMMARY = 0, 1, 2
 
 def owes(head: Mapping[str, Any]) -> int:
     """What is owed in this session: something to its chat, else a summary, else nothing."""
-    if head.get("awaiting") or head.get("waiting") or head.get("unsent"):
+    if owes_chat(head):
         return OWES_CHAT
-    return OWES_SUMMARY if _pending(head) else OWES_NOTHING
+    return OWES_SUMMARY if pending_in(head) else OWES_NOTHING
+
+
+def owes_chat(head: Mapping[str, Any]) -> bool:
+    """Whether a question has no answer, something waits, or an answer isn't sent."""
+    return bool(head.get("awaiting") or head.get("waiting") or head.get("unsent"))
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
@@ -158,7 +163,8 @@ def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
     return OwedSession(id=session_id, revision=int(head["rev"]), by=str(head.get("by") or ""))
 
 
-def _pending(head: Mapping[str, Any]) -> int:
+def pending_in(head: Mapping[str, Any]) -> int:
+    """How many entries left the window that no summary covers."""
     first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
     count: int = last - first + 1 - sum(hidden)

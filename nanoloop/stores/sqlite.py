@@ -20,7 +20,7 @@ from aiofiles.os import wrap
 
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import announce
-from nanoloop.files import ProcessLock, refusal
+from nanoloop.files import refusal
 from nanoloop.protocols import Node, OwedSession, Seal
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
 from nanoloop.session.head import ABOUT
@@ -70,21 +70,15 @@ class SqliteStore(DatabaseStore):
         durability: Durability = "flush",
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
-        exclusive: bool = False,
         read_only: bool = False,
         busy_seconds: float = 5,
     ) -> None:
-        """With `exclusive` no other process may do the same; one that only reads always may.
-
-        What another process holds for more than `busy_seconds` fails.
-        """
+        """What another process holds for more than `busy_seconds` fails."""
         where = Path(path)
         opening = SqliteConnector(
             path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
         )
-        lock = ProcessLock(where.with_name(f"{where.name}.lock"), of=where, clock=clock)
-        file = SessionFile(opening, read_only=read_only, lock=lock if exclusive else None)
-        database = _Sqlite(file)
+        database = _Sqlite(SessionFile(opening, read_only=read_only))
         super().__init__(database, clock=clock, seal=seal)
 
 

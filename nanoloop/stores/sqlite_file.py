@@ -20,7 +20,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from nanoloop.errors import SessionDamaged, StoreError
 from nanoloop.events import DatabaseSetAside, Event
-from nanoloop.files import ProcessLock, make_folder
+from nanoloop.files import make_folder, without_earlier
 from nanoloop.stores.snapshot import OWES_NOTHING, head_of, owes
 
 READERS = 8
@@ -34,13 +34,10 @@ Work = Callable[Concatenate[sqlite3.Connection, P], T]
 class SessionFile:
     """Opened when it is needed, made when something is written."""
 
-    def __init__(
-        self, opening: SqliteConnector, *, read_only: bool = False, lock: ProcessLock | None = None
-    ) -> None:
+    def __init__(self, opening: SqliteConnector, *, read_only: bool = False) -> None:
         self.opening = opening
         self.path = opening.path
         self._read_only = read_only
-        self._lock = lock
         self._writing = Lock()
         self._writer: sqlite3.Connection | None = None
         self._inode = 0
@@ -54,8 +51,6 @@ class SessionFile:
         """What this does on the one connection that writes."""
         self.check_writes()
         with self._writing:
-            if self._lock is not None:
-                self._lock.take()
             connection = self._opened()
             try:
                 return work(connection, *args, **kwargs)
@@ -159,11 +154,9 @@ class SessionFile:
     # The end
 
     def let_go(self) -> None:
-        """Close the connections that nobody uses, and let others own the file."""
+        """Close the connections that nobody uses."""
         with self._writing:
             self._close()
-            if self._lock is not None:
-                self._lock.release()
 
     def _close(self) -> None:
         with self._pooling:
@@ -274,11 +267,21 @@ class SqliteConnector:
             connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // PAGE_BYTES}")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self.fsync else 'NORMAL'}")
             connection.execute("PRAGMA secure_delete = ON")
-            upgrade(connection, str(self.path))
+            self._upgrade(connection)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _upgrade(self, connection: sqlite3.Connection) -> None:
+        """Renew an older format; raises `StoreLocked` while an earlier version has the file."""
+        if format_of(connection, str(self.path)) in {0, len(UPGRADES)}:
+            upgrade(connection, str(self.path))
+            return
+        former = self.path.with_name(f"{self.path.name}.lock")
+        with without_earlier(former, of=self.path):
+            upgrade(connection, str(self.path))
+            former.unlink()
 
     def _keep_log(self, connection: sqlite3.Connection) -> None:
         """Write changes into a log beside the file first, so that readers and writer don't wait."""

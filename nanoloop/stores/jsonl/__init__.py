@@ -1,4 +1,4 @@
-"""Sessions as files that a pager can show, in a folder that one process owns."""
+"""Sessions as files that a pager can show, in a folder that processes share."""
 
 from nanoloop.stores.jsonl.store import JsonlStore
 

@@ -2,7 +2,9 @@
 
 Each method of a `Journal` runs in a worker thread from beginning to end, and no two that write at
 once. A commit is made ready and then written, in two steps: between them another may be written, of
-a task that was cancelled or in another event loop. The file then refuses it, and it is made again.
+a task that was cancelled, in another event loop or in another process. The file then refuses it,
+and it is made again. What writes raises `BlockingIOError`, before it did anything, while another
+process has the file locked: it is to be tried again a moment later.
 """
 
 from __future__ import annotations
@@ -25,9 +27,10 @@ from aiofiles.threadpool.binary import AsyncFileIO
 from aiofiles.threadpool.utils import delegate_to_executor
 
 from nanoloop.events import Event
-from nanoloop.files import replace_file, sync_folder
+from nanoloop.files import locked_file, replace_file, sync_folder
 from nanoloop.session.entry import Entry
 from nanoloop.stores.database import Commit, StoredSession, micros
+from nanoloop.stores.jsonl.folder import SUFFIX, SessionFolder
 from nanoloop.stores.jsonl.lines import LogLine
 from nanoloop.stores.jsonl.log_file import (
     Erasure,
@@ -36,8 +39,9 @@ from nanoloop.stores.jsonl.log_file import (
     SetAside,
     erase_in_copies,
     new_file,
-    removed_copy,
+    removed_copies,
 )
+from nanoloop.stores.jsonl.owed import ANYTHING, owed_in
 from nanoloop.stores.jsonl.reading import SessionReader
 from nanoloop.stores.snapshot import decoding, expiry
 
@@ -47,15 +51,12 @@ T = TypeVar("T")
 class Journal:
     """The file of one id, opened when it is needed."""
 
-    def __init__(
-        self, path: Path, session_id: str, *, former: Path, durable: bool, read_only: bool
-    ) -> None:
-        """`former` is where earlier versions had it."""
+    def __init__(self, folder: SessionFolder, session_id: str) -> None:
         self.id = session_id
-        self._path = path
-        self._former = former
-        self._durable = durable
-        self._read_only = read_only
+        self._folder = folder
+        self._path = folder.file(session_id)
+        self._name = self._path.name.removesuffix(SUFFIX)
+        self._former = folder.former_file(session_id)
         self._lock = RLock()
         self._file: LogFile | None = None
         self._unreadable = self._set_aside()
@@ -75,26 +76,39 @@ class Journal:
         """The file, and it knows where it stands; None where there is none."""
         if self._file is not None and self._file.is_gone:
             self._forget()
+            self._unreadable = self._set_aside()
         if self._file is None:
-            with suppress(FileNotFoundError):
-                self._file = LogFile(
-                    self._found(),
-                    self.id,
-                    durable=self._durable,
-                    read_only=self._read_only,
-                    lock=self._lock,
-                )
+            self._file = self._found()
         if self._file is not None:
             self._file.catch_up()
         return self._file
 
-    def _found(self) -> Path:
-        """Where it is: under its former name only until whoever may write has renamed it."""
-        if self._former == self._path or self._path.exists() or not self._former.exists():
-            return self._path
-        # A file system that ignores case may have found another session's.
-        is_named_so = self._former in self._former.parent.iterdir()
-        return self._former if is_named_so else self._path
+    @contextmanager
+    def _alone(self) -> Iterator[LogFile | None]:
+        """The file as it stands, and no other process writes to it; None where there is none."""
+        while (file := self._opened()) is not None:
+            with file.alone():
+                if not file.is_gone:  # else it was replaced before it was locked
+                    file.catch_up()
+                    yield file
+                    return
+        yield None
+
+    def _found(self) -> LogFile | None:
+        """Its file: under its former name only until whoever may write has renamed it."""
+        for path in self._places():
+            with suppress(FileNotFoundError):
+                return LogFile(path, self.id, folder=self._folder, guard=self._lock)
+        return None
+
+    def _places(self) -> Iterator[Path]:
+        yield self._path
+        if self._former == self._path:
+            return
+        # A file system that ignores case may find another session's there.
+        if self._former.exists() and self._former in self._former.parent.iterdir():
+            yield self._former
+        yield self._path  # it may have been renamed just now
 
     def _forget(self) -> None:
         if self._file is not None:
@@ -148,25 +162,30 @@ class Journal:
     def insert(self, commit: Commit, over: int | None) -> bool:
         """As `Database.insert`: the file is made whole, or not at all."""
         with self._lock:
-            old = self._opened()
-            if (None if old is None else old.state.revision) != over:
-                return False
-            replace_file(self._path, new_file(commit), durable=self._durable)
+            with self._folder.locked_name(self._name), self._alone() as old:
+                if (None if old is None else old.state.revision) != over:
+                    return False
+                # What the old one owed stays marked: others may write to the new one at once.
+                self._folder.marks.add(self._name, owed_in(commit.head))
+                replace_file(self._path, new_file(commit), durable=self._folder.durable)
             self._forget()
             return True
 
     def rewrite(self, commit: Commit, now: int) -> int | None:
         """As `Database.commit`, for one that erases."""
         with self._lock:
-            stood = self._stands(self._opened(), now)
-            if self._file is not None and stood == commit.revision:
-                self._erase(self._file, commit)
+            with self._alone() as file:
+                stood = self._stands(file, now)
+                if file is None or stood != commit.revision:
+                    return stood
+                self._erase(file, commit)
+            self._forget()
+            self._unreadable = self._set_aside()
             return stood
 
     def ready(self, commit: Commit, now: int) -> Ready:
         """What is to be written for it, and where."""
-        with self._lock:
-            file = self._opened()
+        with self._lock, self._alone() as file:
             stood = self._stands(file, now)
             if file is None or stood != commit.revision:
                 return Ready(stood=stood)
@@ -193,42 +212,47 @@ class Journal:
     def _erase(self, file: LogFile, commit: Commit) -> None:
         self._heard += file.repair()
         erasure = Erasure.of(file, commit.erased)
+        self._folder.marks.add(self._name, owed_in(commit.head))
+        erase_in_copies(self._path, erasure.traces)
         # Onto the disk in any case: it takes the place of a whole history.
         replace_file(self._path, erasure.file(file.fd, commit), durable=True)
-        erase_in_copies(self._path, erasure.traces)
-        self._forget()
-        self._unreadable = self._set_aside()
 
     def _set_aside(self) -> SetAside:
-        return SetAside(self._path, session_id=self.id, read_only=self._read_only)
+        return SetAside(self._path, session_id=self.id, read_only=self._folder.read_only)
 
     def remove(self) -> None:
-        """Remove the file and its copies; a missing one is fine."""
-        with self._lock:
+        """Remove the file and its copies, whatever is in it; a missing one is fine."""
+        with self._lock, self._folder.locked_name(self._name):
             self._forget()
-            self._path.unlink(missing_ok=True)
-            removed_copy(self._path)
-            if self._durable:
-                sync_folder(self._path.parent)
+            with suppress(FileNotFoundError), locked_file(self._path, os.O_RDWR):
+                self._path.unlink()
+            self._removed()
 
     def remove_if_expired(self, now: int) -> bool:
         """Remove the file if the session's time was over before now; whether it was."""
         with self._lock:
-            file = self._opened()
-            if file is None or self._stands(file, now) is not None:
-                return False
-            self.remove()
+            with self._folder.locked_name(self._name), self._alone() as file:
+                if file is None or self._stands(file, now) is not None:
+                    return False
+                self._path.unlink()
+                self._removed()
+            self._forget()
             return True
+
+    def _removed(self) -> None:
+        """Leave nothing else of it."""
+        removed_copies(self._path)
+        self._folder.marks.remove(self._name, ANYTHING)
+        if self._folder.durable:
+            sync_folder(self._path.parent)
 
     # Closing
 
     def close_if_idle(self) -> bool:
-        """Let go of the file unless it is in use or has to be cut back; whether it did."""
+        """Let go of the file unless it is in use; whether it did."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._file is not None and self._file.is_dirty:
-                return False
             self._forget()
             return True
         finally:
@@ -275,13 +299,14 @@ class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it
 
     def __init__(self, journal: Journal, executor: Executor | None) -> None:
         super().__init__(journal, None, executor)  # type: ignore[arg-type] # it is a file to it
+        self.id = journal.id
         self._journal = journal
         self._threads = executor
 
     async def commit(self, commit: Commit, now: int) -> int | None:
         """As `Database.commit`: all lines in one call."""
         ready = self._journal.ready_nowait(commit, now) or await self.ready(commit, now)
-        # Another commit may have come first, unheard: then nothing was written.
+        # Another commit may have come first: then nothing was written.
         while ready.file is not None and not await self._opened(ready.file).write(ready.data):
             ready = await self.ready(commit, now)
         return ready.stood

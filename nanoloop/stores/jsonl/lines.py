@@ -97,7 +97,8 @@ def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
 
 ROOM = 4096
 """Bytes of the first line, its newline included; more only when it is created large."""
-FORMAT = 1
+FORMAT = 2
+"""Earlier versions know 1, and nothing of the marks of what is owed."""
 
 
 def first_line(about: Mapping[str, Any], summary: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -13,9 +13,18 @@ from typing import Any
 
 from nanoloop.errors import NotReadable, StoreError
 from nanoloop.events import Event, LineSetAside, LogRepaired
-from nanoloop.files import replace_file, sync_folder, write_all
+from nanoloop.files import (
+    lock,
+    locked_file,
+    replace_file,
+    sync_folder,
+    unfinished,
+    unlock,
+    write_all,
+)
 from nanoloop.session.head import ABOUT, SUMMARY
 from nanoloop.stores.database import Commit, text_of
+from nanoloop.stores.jsonl.folder import SUFFIX, SessionFolder
 from nanoloop.stores.jsonl.lines import (
     ENTRY,
     FORMAT,
@@ -30,6 +39,7 @@ from nanoloop.stores.jsonl.lines import (
     renewed,
     section_line,
 )
+from nanoloop.stores.jsonl.owed import NOTHING, owed_in
 from nanoloop.stores.jsonl.reading import (
     CHUNK,
     PENDING,
@@ -50,8 +60,8 @@ from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 class PlacedBytes(bytes):
     """A commit as bytes that belong in one place: behind all that the file had when they were made.
 
-    The file may have got another commit since, of a task that was cancelled or in another event
-    loop: `LogFile.write` then takes none of them.
+    The file may have got another commit since, of a task that was cancelled, in another event loop
+    or another process: `LogFile.write` then takes none of them.
     """
 
     before: FileState
@@ -62,19 +72,21 @@ class PlacedBytes(bytes):
 
 
 class LogFile(FileIO):
-    """A file that is only ever added to, but for its first line."""
+    """A file that is only ever added to, but for its first line; other processes do so too.
 
-    def __init__(
-        self, path: Path, session_id: str, *, durable: bool, read_only: bool, lock: RLock
-    ) -> None:
-        """Who writes holds the lock, and who wants to know where it stands."""
-        super().__init__(path, "rb" if read_only else "r+b")
+    What is known of it here holds only while the file is where it was, and as long: who writes
+    locks it, and looks. Who reads needs no lock, since a commit without its head isn't there yet.
+    """
+
+    def __init__(self, path: Path, session_id: str, *, folder: SessionFolder, guard: RLock) -> None:
+        """Who writes holds the guard, and who wants to know where it stands."""
+        super().__init__(path, "rb" if folder.read_only else "r+b")
         self._path = path
         self._id = session_id
-        self._durable = durable
-        self._lock = lock
-        self.is_dirty = False
-        """Whether a failed write may have left bytes behind where the file stands."""
+        self._folder = folder
+        self._guard = guard
+        self._name = folder.file(session_id).name.removesuffix(SUFFIX)
+        self._inode = os.fstat(self.fd).st_ino
         try:
             with decoding(session_id):
                 self._look()
@@ -95,29 +107,46 @@ class LogFile(FileIO):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was removed or replaced by hand."""
-        return os.fstat(self.fd).st_nlink == 0
+        """Whether it was removed, replaced or given another name."""
+        return self._there is None
+
+    @property
+    def _there(self) -> os.stat_result | None:
+        """What the disk says of it; None where its name is not its own any more."""
+        try:
+            there = os.stat(self._path)  # noqa: PTH116 - a part of each commit
+        except FileNotFoundError:
+            return None
+        return there if there.st_ino == self._inode else None
 
     @property
     def is_whole(self) -> bool:
         """Whether the next line may begin where it ends, as far as is known."""
-        return not (self.is_dirty or self.state.torn or self.state.open_ended)
+        return not (self.state.torn or self.state.open_ended)
 
     def catch_up(self) -> None:
-        """See what others added; what this one failed to write is no addition."""
-        if not self.is_dirty and not self._ends_as_known:
+        """See what others added."""
+        # What is torn may have been cut off, and something else of that length been written.
+        if not self.is_whole or os.fstat(self.fd).st_size != self.state.size:
             with decoding(self._id):
                 self._look()
 
-    @property
-    def _ends_as_known(self) -> bool:
-        return os.fstat(self.fd).st_size == self.state.size + self.state.torn
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nobody else writes to it meanwhile; raises `BlockingIOError` where somebody does."""
+        lock(self.fd)
+        try:
+            yield
+        finally:
+            unlock(self.fd)
 
     def _look(self) -> None:
         tail = read_tail(self.fd, os.fstat(self.fd).st_size, PROBE)
         found = state_of(tail)
         head, at = head_of(self._id, found.head, as_it_is), found.at
         self.state: FileState = replace(found, head=head)
+        self._owed = owed_in(head)
+        self._marked = NOTHING  # a file may have been brought by hand
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
@@ -154,45 +183,60 @@ class LogFile(FileIO):
     def write(self, data: Any, /) -> int:
         """All of a commit's bytes, or none: 0 where their place isn't the end of this file now.
 
-        What the disk refuses is raised, and nothing of it is left.
+        What the disk refuses is raised, and nothing of it is left; so is `BlockingIOError` where
+        another process writes.
         """
-        with self._lock:
-            if self.closed or self.is_gone or self.state is not data.before or not self._is_ready:
-                self.marks.forget_from(data.before.size)
-                return 0
+        with self._guard:
             try:
-                os.lseek(self.fd, data.before.size, os.SEEK_SET)
-                write_all(self.fd, data)
-                if self._durable:
-                    os.fsync(self.fd)
+                is_done = self._write(data)
             except BaseException:
-                self._cut_back()
+                self.marks.forget_from(data.before.size)
                 raise
+            if not is_done:
+                self.marks.forget_from(data.before.size)
+            return len(data) if is_done else 0
+
+    def _write(self, data: PlacedBytes) -> bool:
+        if self.closed or self.state is not data.before or not self.is_whole:
+            return False
+        lock(self.fd)
+        try:
+            there = self._there
+            if there is None or there.st_size != data.before.size:
+                return False
+            owed = owed_in(data.after.head)
+            self._folder.marks.add(self._name, owed - self._marked)
+            self._put(data)
             self.state = data.after
             self._renew_first_line(data.sections)
-            return len(data)
+            self._folder.marks.remove(self._name, self._owed - owed)
+            self._owed = self._marked = owed
+        finally:
+            unlock(self.fd)
+        return True
 
-    @property
-    def _is_ready(self) -> bool:
-        return self.is_whole and self._ends_as_known
-
-    def _cut_back(self) -> None:
-        """Take back what a failed write left; where even that fails, before the next write."""
-        self.is_dirty = True
-        self.marks.forget_from(self.state.size)
-        with suppress(OSError):
-            os.ftruncate(self.fd, self.state.size)
-            self.is_dirty = False
+    def _put(self, data: PlacedBytes) -> None:
+        try:
+            os.lseek(self.fd, data.before.size, os.SEEK_SET)
+            write_all(self.fd, data)
+            if self._folder.durable:
+                os.fsync(self.fd)
+        except BaseException:
+            # Where even this fails, the next one who writes finds it torn, or knows it by its id.
+            with suppress(OSError):
+                os.ftruncate(self.fd, data.before.size)
+            raise
 
     def repair(self) -> list[Event]:
-        """Let the next line begin where one ends; returns what there is to tell."""
+        """Let the next line begin where one ends; returns what there is to tell.
+
+        Whoever calls it is alone, and has just looked.
+        """
         old = self.state
         torn = read_span(self.fd, old.size, old.size + old.torn)
         if torn:  # who knows what it was: another program may have written it, or a later version
-            keep_beside(self._path, [torn], durable=self._durable)
-        if self.is_dirty or torn:
+            keep_beside(self._path, [torn], durable=self._folder.durable)
             os.ftruncate(self.fd, old.size)
-            self.is_dirty = False
         if old.open_ended:
             os.pwrite(self.fd, b"\n", old.size)
         self.state = replace(old, size=old.size + old.open_ended, torn=0, open_ended=False)
@@ -263,7 +307,11 @@ class SetAside:
         self._told.update(met)
         fresh = list(met.values())
         if fresh and not self._read_only:
-            kept = set(keep_beside(self._path, [line.value for line in fresh]))
+            try:
+                kept = set(keep_beside(self._path, [line.value for line in fresh]))
+            except BlockingIOError:  # whoever reads next sees to it
+                self._told.difference_update(met)
+                return []
             fresh = [line for line in fresh if line.value in kept]
         name = copy_of(self._path).name
         return [
@@ -273,17 +321,17 @@ class SetAside:
 
 
 def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) -> Collection[bytes]:
-    """Copy what can't be read to a file beside; returns what was not there from an earlier time."""
-    fd = os.open(copy_of(path), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
+    """Copy what can't be read to a file beside; returns what was not there from an earlier time.
+
+    Raises `BlockingIOError` where another process does so.
+    """
+    with locked_file(copy_of(path), os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
         known = set(read_span(fd, 0, os.fstat(fd).st_size).split(b"\n"))
         fresh = [line for line in lines if line not in known]
         write_all(fd, b"".join(line + b"\n" for line in fresh))
         if durable:
             os.fsync(fd)
             sync_folder(path.parent)
-    finally:
-        os.close(fd)
     return fresh
 
 
@@ -295,13 +343,14 @@ def _number(fd: int, offset: int) -> int:
     return number
 
 
-def removed_copy(path: Path) -> None:
-    """Remove the copies with the file they came from."""
+def removed_copies(path: Path) -> None:
+    """Remove what came from a file: lines that could not be read, and one that was made anew."""
     copy_of(path).unlink(missing_ok=True)
+    unfinished(path).unlink(missing_ok=True)
 
 
 def copy_of(path: Path) -> Path:
-    """Where the copies of a file's lines are."""
+    """Where the copies of a file's lines are that could not be read."""
     return path.with_name(path.name + ".corrupt")
 
 
@@ -371,7 +420,7 @@ class Erasure:
 def erase_in_copies(path: Path, traces: Collection[bytes]) -> None:
     """Leave nothing of them in the copies of lines that could not be read."""
     copy = copy_of(path)
-    if copy.exists():
+    with suppress(FileNotFoundError), locked_file(copy, os.O_RDWR):
         lines = copy.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if not _tells(line, traces)]
         replace_file(copy, b"".join(kept), durable=True)

@@ -342,11 +342,11 @@ class FileState:
     size: int
     """Where the next line goes."""
     torn: int = 0
-    """Bytes behind that, of a line that was never finished."""
+    """Bytes behind that, of a commit that is not written to its end."""
     open_ended: bool = False
     """Whether the last line lacks its newline."""
     newer: int = 0
-    """Entries behind the head: written, but their head was lost with the process."""
+    """Entries behind the head: written, but their own head can't be read."""
 
     @property
     def revision(self) -> int:
@@ -360,10 +360,17 @@ class FileState:
 
 
 def state_of(tail: Tail) -> FileState:
-    """What these last lines say; whole lines behind the head are taken in."""
+    """What these last lines say.
+
+    A commit ends with its head: lines without one behind them were never acknowledged, and count as
+    torn. Where a head can't be read any more, the lines before it are taken in.
+    """
     index = tail.head_index
     head, at = head_and_places(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
+    tail = _finished(tail)
     newer = tail.lines[index + 1 :]
+    if any(line.kind != UNREADABLE for line in newer):
+        head["rev"] += 1  # who has it without them must not add to them
     at |= {line.name: line.offset for line in newer if line.kind == SECTION}
     head |= _owed([line.value for line in newer if line.kind == ENTRY])
     waiting = [line.value for line in newer if line.name == WAITING]
@@ -375,6 +382,18 @@ def state_of(tail: Tail) -> FileState:
         torn=tail.torn,
         open_ended=tail.open_ended,
         newer=sum(1 for line in newer if line.kind == ENTRY),
+    )
+
+
+def _finished(tail: Tail) -> Tail:
+    """Without the lines of a commit that is not, or never was, written to its end."""
+    ends = [number for number, line in enumerate(tail.lines) if line.kind in {HEAD, UNREADABLE}]
+    if not ends or ends[-1] == len(tail.lines) - 1:
+        return tail
+    lines = tail.lines[: ends[-1] + 1]
+    size = lines[-1].end
+    return replace(
+        tail, lines=lines, size=size, torn=tail.size + tail.torn - size, open_ended=False
     )
 
 

@@ -4,42 +4,56 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
+from functools import cache, partial
 from pathlib import Path
+from random import uniform
+from secrets import token_hex
+from threading import Lock
 from typing import Any, Literal, TypeVar
 
+import anyio
 from aiofiles.os import wrap
 
-from nanoloop.errors import SessionDamaged, StoreError
-from nanoloop.events import Event, FileUnreadable, announce
+from nanoloop.errors import NotReadable, SessionDamaged, StoreError
+from nanoloop.events import announce
 from nanoloop.files import (
-    ProcessLock,
     file_name,
     former_file_name,
+    locked_file,
     make_folder,
-    name_of,
     put_file,
     read_file,
     refusal,
     rename_former,
+    without_earlier,
 )
-from nanoloop.protocols import Seal
-from nanoloop.session.entry import Entry, from_rfc3339, utc_now
+from nanoloop.protocols import Node, OwedSession, Seal
+from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import Commit, StoredSession, micros
+from nanoloop.stores.heartbeats import NodeFiles
+from nanoloop.stores.jsonl.folder import (
+    KEYS,
+    LOCK,
+    NODES,
+    SUFFIX,
+    FolderListing,
+    OwedListing,
+    SessionFolder,
+    glance_in,
+)
 from nanoloop.stores.jsonl.journal import AsyncJournal, Journal, OpenFiles
+from nanoloop.stores.jsonl.lines import FORMAT, METADATA, renewed
 from nanoloop.stores.jsonl.log_file import copy_of
-from nanoloop.stores.jsonl.reading import glance
-from nanoloop.stores.snapshot import decoding, expiry
+from nanoloop.stores.jsonl.owed import ANYTHING, owed_in
+from nanoloop.stores.jsonl.reading import line_at
+from nanoloop.stores.snapshot import OWES_CHAT, OWES_SUMMARY, expiry, owed_session, owes
 from nanoloop.stores.store import DatabaseStore
-
-SUFFIX = ".jsonl"
-LOCK = ".lock"
-KEYS = "keys"
-"""The folder of bindings, in the folder of sessions."""
 
 Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
@@ -47,13 +61,13 @@ WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
 
 Without a disk to wait for, a second one would only take turns with the first.
 """
-BATCH = 64
-"""Files that one visit of a thread looks at."""
+BETWEEN_TRIES_SECONDS = (0.0005, 0.005)
+"""Between two looks whether another process has let go of a session."""
 T = TypeVar("T")
 
 
 class JsonlStore(DatabaseStore):
-    """A folder of sessions, owned by one process at a time."""
+    """A folder of sessions, which any number of processes of one machine may write to."""
 
     def __init__(
         self,
@@ -64,46 +78,39 @@ class JsonlStore(DatabaseStore):
         open_files: int = 256,
         read_only: bool = False,
         seal: Seal | None = None,
+        busy_seconds: float = 5,
     ) -> None:
-        """A commit is in the file when it is saved, and with `fsync` on the disk too."""
-        where = Path(folder)
-        lock = ProcessLock(where / LOCK, of=where, clock=clock)
+        """A commit is in the file when it is saved, and with `fsync` on the disk too.
+
+        A session that another process holds for more than `busy_seconds` fails.
+        """
+        where = SessionFolder(path=Path(folder), durable=durability == "fsync", read_only=read_only)
         database = _Folder(
             where,
-            durability=durability,
+            writers=WRITERS[durability],
             open_files=open_files,
-            lock=None if read_only else lock,
+            busy_seconds=busy_seconds,
         )
         super().__init__(database, clock=clock, seal=seal)
 
 
 class _Folder:
-    """The files of one folder; without a lock they may only be read."""
+    """The files of one folder."""
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        durability: Durability,
-        open_files: int,
-        lock: ProcessLock | None,
+        self, folder: SessionFolder, *, writers: int, open_files: int, busy_seconds: float
     ) -> None:
-        self._path = path
-        self._is_durable = durability == "fsync"
-        self._lock = lock
-        self._is_owned = False
-        self._bindings = Bindings(path / KEYS, durable=self._is_durable)
-        self.files = OpenFiles(self._journal, limit=open_files)
-        self._writers = ThreadPoolExecutor(WRITERS[durability], thread_name_prefix="jsonl")
-
-    def _journal(self, session_id: str) -> Journal:
-        return Journal(
-            self._path / f"{file_name(session_id)}{SUFFIX}",
-            session_id,
-            former=self._path / f"{former_file_name(session_id)}{SUFFIX}",
-            durable=self._is_durable,
-            read_only=self._lock is None,
-        )
+        self._folder = folder
+        self._busy_seconds = busy_seconds
+        self._upgrade = FolderUpgrade(folder)
+        self._making_ready = Lock()
+        self._is_ready = False
+        """Whether this version may write to it."""
+        self._bindings = Bindings(folder.path / KEYS, durable=folder.durable)
+        self._nodes = NodeFiles(folder.path / NODES)
+        self._owed = OwedListing(folder)
+        self.files = OpenFiles(partial(Journal, folder), limit=open_files)
+        self._writers = ThreadPoolExecutor(writers, thread_name_prefix="jsonl")
 
     # One session
 
@@ -155,7 +162,7 @@ class _Folder:
 
     async def _glances(self) -> AsyncIterator[StoredSession]:
         """What all files tell, a few files at a time; each that can't be read is reported."""
-        listing = FolderListing(self._path)
+        listing = FolderListing(self._folder.path)
         for paths in await self._in_thread(listing.batches):
             for stored in await self._in_thread(listing.glances, paths):
                 yield stored
@@ -163,7 +170,7 @@ class _Folder:
                 announce(event)
 
     async def names(self) -> AsyncIterator[str]:
-        listing = FolderListing(self._path)
+        listing = FolderListing(self._folder.path)
         for paths in await self._in_thread(listing.batches):
             for name in await self._in_thread(listing.names, paths):
                 yield name
@@ -181,6 +188,36 @@ class _Folder:
         for item in await self._in_thread(self._bindings.all):
             yield item
 
+    # Processes
+
+    async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
+        if not await self._is_marked():  # nobody has written to it since earlier versions did
+            wanted = {OWES_CHAT, OWES_SUMMARY} if pending else {OWES_CHAT}
+            async for stored in self._glances():
+                if owes(stored.head) in wanted and not _has_expired(stored, now):
+                    yield owed_session(stored.sections[ABOUT]["id"], stored.head)
+            return
+        for paths in await self._in_thread(partial(self._owed.batches, pending=pending)):
+            look = partial(self._owed.owing, paths, now=now, pending=pending)
+            for owed in await self._in_thread(look):
+                yield owed
+            for event in self._owed.take_heard():
+                announce(event)
+
+    async def _is_marked(self) -> bool:
+        if self._folder.read_only:
+            return await self._in_thread(lambda: self._upgrade.is_done)
+        await self._own()
+        return True
+
+    async def beat(self, node: Node) -> Sequence[Node]:
+        await self._own()
+        return await self._in_thread(self._nodes.beat, node)
+
+    async def leave(self, node_id: str) -> None:
+        await self._own()
+        await self._in_thread(self._nodes.leave, node_id)
+
     # Threads
 
     async def close(self) -> None:
@@ -188,23 +225,20 @@ class _Folder:
 
     def _let_go(self) -> None:
         self.files.close()
-        if self._lock is not None:
-            self._lock.release()
+        self._upgrade.close()
         self._writers.shutdown(wait=False)
 
     async def _own(self) -> None:
-        """Be the one who may write; raises `StoreLocked`."""
-        if self._lock is None:
-            raise StoreError(f"{self._path} is open for reading only: nothing was written")
-        if not self._is_owned:
-            await self._in_thread(self._take, self._lock)
+        """Have the folder be one of this version; raises `StoreLocked` while another runs."""
+        if self._folder.read_only:
+            raise StoreError(f"{self._folder.path} is open for reading only: nothing was written")
+        if not self._is_ready:
+            await self._in_thread(self._make_ready)
 
-    def _take(self, lock: ProcessLock) -> None:
-        lock.take()
-        for suffix in (SUFFIX, copy_of(Path(SUFFIX)).name):
-            rename_former(self._path, suffix)
-        self._bindings.rename_former()
-        self._is_owned = True
+    def _make_ready(self) -> None:
+        with self._making_ready:
+            self._upgrade.run()
+            self._is_ready = True
 
     async def _on(
         self,
@@ -215,11 +249,27 @@ class _Folder:
     ) -> T:
         journal = self.files.journal(session_id)
         try:
-            return await self._told(work(AsyncJournal(journal, on)))
+            return await self._told(self._in_turn(work, AsyncJournal(journal, on)))
         finally:
             self.files.used(journal)
             for event in journal.take_heard():
                 announce(event)
+
+    async def _in_turn(
+        self, work: Callable[[AsyncJournal], Awaitable[T]], journal: AsyncJournal
+    ) -> T:
+        """What comes of it, as soon as no other process writes to the same session."""
+        give_up = time.monotonic() + self._busy_seconds
+        while True:
+            try:
+                return await work(journal)
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise self._failed(
+                        f"another process holds session {journal.id!r}: stop that one, or try again"
+                    ) from None
+            # No thread waits meanwhile, which others need.
+            await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await self._told(wrap(work)(*args))
@@ -229,10 +279,12 @@ class _Folder:
         try:
             return await work
         except OSError as error:
-            raise StoreError(
-                f"the store in {self._path} failed: {refusal(error)}; "
-                "what was saved before still is"
-            ) from error
+            raise self._failed(refusal(error)) from error
+
+    def _failed(self, what: str) -> StoreError:
+        return StoreError(
+            f"the store in {self._folder.path} failed: {what}; what was saved before still is"
+        )
 
 
 def _has_expired(stored: StoredSession, now: int) -> bool:
@@ -240,74 +292,109 @@ def _has_expired(stored: StoredSession, now: int) -> bool:
     return moment is not None and micros(moment) < now
 
 
-class FolderListing:
-    """The session files of one folder."""
+NOTE = ".index"
+"""The file beside the locks that says that all marks of what is owed are there."""
 
-    def __init__(self, folder: Path) -> None:
+
+class FolderUpgrade:
+    """Closes a folder to earlier versions, and marks what is owed in it; it blocks.
+
+    Any number of processes may do it at the same time. It is done again after the machine was
+    started anew, since marks need not survive a power loss, and for a folder that was copied.
+    """
+
+    def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
-        self._heard: list[Event] = []
+        self._lock = folder.path / LOCK
+        self._former_lock = ExitStack()
 
-    def take_heard(self) -> list[Event]:
-        """What there is to tell since the last time."""
-        heard, self._heard = self._heard, []
-        return heard
-
-    def batches(self) -> list[Sequence[Path]]:
-        """The files, the last written first, in small groups."""
+    @property
+    def is_done(self) -> bool:
+        """Whether it needn't be done; raises `NotReadable` for a folder of a later version."""
         try:
-            with os.scandir(self._folder) as items:
-                files = [item for item in items if item.name.endswith(SUFFIX)]
-        except FileNotFoundError:
-            return []
-        files.sort(key=_written, reverse=True)
-        paths = [Path(file.path) for file in files]
-        return [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
+            note = json.loads((self._lock / NOTE).read_bytes())
+        except (OSError, ValueError):
+            return False
+        found = note.get("format") if isinstance(note, dict) else None
+        if isinstance(found, int) and found > FORMAT:
+            raise NotReadable(
+                f"{self._folder.path} is of format {found}, and this version knows {FORMAT}: "
+                "install a newer nanoloop, or choose another folder"
+            )
+        return bool(note == self._note())
 
-    def glances(self, paths: Sequence[Path]) -> list[StoredSession]:
-        """What these files tell, the last changed first; one that can't be read is passed over."""
-        glances = []
-        for path in paths:
-            try:
-                glances.append(self._glance(path))
-            except FileNotFoundError:
-                continue
-            except (OSError, SessionDamaged) as error:
-                self._heard.append(FileUnreadable(file=path.name, error=type(error).__name__))
-        return sorted(glances, key=_updated_at, reverse=True)
+    def run(self) -> None:
+        """Do it where it is not done; raises `StoreLocked` while an earlier version runs."""
+        is_done = self.is_done
+        if not is_done:
+            make_folder(self._folder.path)
+            self._shut_out()
+        for suffix in (SUFFIX, copy_of(Path(SUFFIX)).name):
+            rename_former(self._folder.path, suffix)
+        rename_former(self._folder.path / KEYS, ".json")
+        if not is_done:
+            self._mark_all()
+            self._tell_done()
 
-    def names(self, paths: Sequence[Path]) -> list[str]:
-        """The ids that these files belong to, whatever is in them."""
-        return [self._id_of(path) for path in paths]
+    def close(self) -> None:
+        """Let go of the file that an earlier version would lock."""
+        self._former_lock.close()
 
-    def _id_of(self, path: Path) -> str:
+    def _shut_out(self) -> None:
+        """Have a folder where earlier versions lock a file: they can open it no more."""
+        while not self._lock.is_dir():
+            with suppress(IsADirectoryError):  # another process was first
+                # Held to the end: one of them may have opened it already.
+                self._former_lock = without_earlier(self._lock, of=self._folder.path)
+                self._lock.unlink()
+                with suppress(FileExistsError):
+                    self._lock.mkdir(mode=0o700)
+
+    def _mark_all(self) -> None:
+        for paths in FolderListing(self._folder.path).batches():
+            for path in paths:
+                self._mark(path)
+            time.sleep(0)  # ten thousand files in this thread must not starve the event loop
+
+    def _mark(self, path: Path) -> None:
         name = path.name.removesuffix(SUFFIX)
-        session_id = name_of(name)
-        if session_id is None:  # the file's name is a shortened one
-            with suppress(OSError, SessionDamaged):
-                return str(self._glance(path).sections[ABOUT]["id"])
-        return session_id or name
-
-    def _glance(self, path: Path) -> StoredSession:
-        name = path.name.removesuffix(SUFFIX)
-        fd = os.open(path, os.O_RDONLY)
         try:
-            size = os.fstat(fd).st_size
-            session_id = name_of(name) or name
-            with decoding(session_id):
-                return glance(fd, size, session_id=session_id)
-        finally:
-            os.close(fd)
+            with locked_file(path, os.O_RDWR) as fd:
+                self._folder.marks.add(name, owed_in(glance_in(path, fd).head))
+                _renew_format(fd)
+        except BlockingIOError:  # somebody writes to it: what it owes then is found later
+            self._folder.marks.add(name, ANYTHING)
+        except (FileNotFoundError, IsADirectoryError, PermissionError, SessionDamaged):
+            return  # a file that can't be opened owes nothing either
+
+    def _tell_done(self) -> None:
+        beside = self._lock / f".{token_hex(8)}"
+        beside.write_bytes(json.dumps(self._note()).encode())
+        beside.replace(self._lock / NOTE)
+
+    def _note(self) -> dict[str, Any]:
+        inode = self._lock.stat().st_ino  # of a copy it is another
+        return {"format": FORMAT, "start": machine_start(), "inode": inode}
 
 
-def _updated_at(stored: StoredSession) -> datetime:
-    return from_rfc3339(stored.head.get("updated_at"))
+def _renew_format(fd: int) -> None:
+    """Have earlier versions refuse the file, wherever it may be copied to."""
+    line = line_at(fd, 0, os.fstat(fd).st_size)
+    found = line.value.get("format") if line is not None and line.kind == METADATA else None
+    if line is None or not isinstance(found, int) or found >= FORMAT:
+        return
+    data = renewed(line.value, line.end, about=None, summary=None)
+    if len(data) == line.end:
+        os.pwrite(fd, data, 0)
 
 
-def _written(item: os.DirEntry[str]) -> int:
+@cache
+def machine_start() -> str:
+    """What differs each time the machine is started; where nothing says so, in each process."""
     try:
-        return item.stat().st_mtime_ns
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
-        return 0
+        return token_hex(16)
 
 
 class Bindings:
@@ -336,10 +423,6 @@ class Bindings:
         """Every key and its session."""
         data = (path.read_bytes() for path in sorted(self._folder.glob("*.json")))
         return [found for each in data if (found := _binding_in(each))]
-
-    def rename_former(self) -> None:
-        """Give the files that earlier versions named their present names."""
-        rename_former(self._folder, ".json")
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"

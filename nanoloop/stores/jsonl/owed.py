@@ -1,0 +1,62 @@
+"""Which sessions owe something: an empty file beside them for each that may."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nanoloop.files import make_folder
+from nanoloop.stores.snapshot import owes_chat, pending_in
+
+CHAT, SUMMARY = "owing", "pending"
+"""What is owed to a chat, and a summary: a folder of marks each."""
+NOTHING: frozenset[str] = frozenset()
+ANYTHING = frozenset({CHAT, SUMMARY})
+
+
+def owed_in(head: Mapping[str, Any]) -> frozenset[str]:
+    """What is owed in a session with this head."""
+    kinds = [CHAT] if owes_chat(head) else []
+    return frozenset([*kinds, SUMMARY] if pending_in(head) else kinds)
+
+
+class OwedMarks:
+    """The marks of one folder of sessions: perhaps one too many, never one too few.
+
+    A mark is there before the commit that owes, and goes after the one that doesn't. Who adds or
+    removes one has the session's file locked, or its name where there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folders = {kind: str(folder / kind) for kind in ANYTHING}
+
+    def add(self, name: str, kinds: Collection[str]) -> None:
+        """Mark what may be owed from now on in the session whose file has this name."""
+        for kind in kinds:
+            folder = self._folders[kind]
+            try:
+                _touch(f"{folder}/{name}")
+            except FileNotFoundError:
+                make_folder(Path(folder))
+                _touch(f"{folder}/{name}")
+
+    def remove(self, name: str, kinds: Collection[str]) -> None:
+        """This is owed there no more; a mark that stays does no harm."""
+        for kind in kinds:
+            with suppress(OSError):
+                os.unlink(f"{self._folders[kind]}/{name}")  # noqa: PTH108 - a part of each turn
+
+    def names(self, kinds: Collection[str]) -> list[str]:
+        """The files, without their suffix, in which one of these may be owed."""
+        found: set[str] = set()
+        for kind in kinds:
+            with suppress(FileNotFoundError), os.scandir(self._folders[kind]) as marks:
+                found.update(mark.name for mark in marks)
+        return sorted(found)
+
+
+def _touch(path: str) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
