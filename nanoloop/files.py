@@ -60,7 +60,7 @@ def unfinished(path: Path) -> Path:
 def save_json(path: Path, value: object) -> None:
     """Put a small value into a file of its own, in a folder that is made where it is missing."""
     make_folder(path.parent)
-    replace_file(path, json.dumps(value).encode(), durable=False, is_shared=True)
+    replace_file(path, json.dumps(value).encode(), durable=False)
 
 
 async def put_file(path: Path, data: bytes, *, durable: bool) -> None:

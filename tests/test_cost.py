@@ -102,7 +102,7 @@ async def test_a_turn_writes_what_was_said_and_two_small_heads(tmp_path):
         session = await loop.sessions.open("direct:10000")
     said = sum(size_of(entry) for entry in session.window[-2:])
     heads = bytes_moved.written - said
-    assert 0 < heads <= 650, heads  # 633 with numbers of five digits
+    assert 0 < heads <= 700, heads  # 687 with numbers of five digits
 
 
 @kernel_counts

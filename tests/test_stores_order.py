@@ -12,7 +12,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from nanoloop import Agent, chat
+from nanoloop import Agent
+from nanoloop import loop as taking
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.session import Session
 from nanoloop.stores import sqlite
@@ -197,13 +198,13 @@ async def test_what_is_changed_in_one_step_is_in_one_commit_or_in_none(store, ga
 
 
 async def test_a_kill_while_a_question_changes_does_not_lose_it(store, gate, tmp_path, monkeypatch):
-    reworded, killed = chat.reworded, tmp_path / "killed"
+    reworded, killed = taking.reworded, tmp_path / "killed"
 
     def slowly(*args):  # the question is taken back, and not asked anew yet
         shutil.copytree(tmp_path / "store", killed)
         return reworded(*args)
 
-    monkeypatch.setattr(chat, "reworded", slowly)
+    monkeypatch.setattr(taking, "reworded", slowly)
     provider = ScriptedProvider(["never", "1"], held=True)
     async with running(provider, store) as loop, anyio.create_task_group() as group:
         loop.bus.put_nowait(said("one"))

@@ -197,7 +197,7 @@ async def test_a_message_is_durable_before_it_is_accepted(web, monkeypatch):
 
 
 async def test_of_many_posts_to_a_slow_chat_all_that_are_accepted_are_kept(web, monkeypatch):
-    monkeypatch.setattr(web.app.loop._chats, "_waiting_limit", 20)
+    monkeypatch.setattr(web.app.loop._arrivals, "_waiting_limit", 20)
     session = await web.begin()
     web.provider.hold()
     answers = []

@@ -206,7 +206,7 @@ LANE_LIMIT = 20
 async def test_a_full_lane_asks_the_client_to_wait(tmp_path, monkeypatch):
     held = ScriptedProvider(held=True)
     async with asking(tmp_path, provider=held) as web:
-        monkeypatch.setattr(web.app.loop._chats, "_waiting_limit", LANE_LIMIT)
+        monkeypatch.setattr(web.app.loop._arrivals, "_waiting_limit", LANE_LIMIT)
         async with anyio.create_task_group() as group:
             group.start_soon(partial(ask, web.openai, "one", user="ann"))
             await held.asked()
@@ -234,7 +234,7 @@ async def test_a_message_that_got_lost_is_an_error_and_no_endless_wait(web, monk
         """As if it had never come."""
         await delivery.ack()
 
-    monkeypatch.setattr(web.app.loop._chats, "take", lost)
+    monkeypatch.setattr(web.app.loop._arrivals, "take", lost)
     with pytest.raises(openai.InternalServerError, match="Something went wrong on my side"):
         await ask(web.openai, "one", user="ann")
 

@@ -16,7 +16,7 @@ from weakref import WeakMethod
 from nanoloop.errors import HistoryNotLoaded
 from nanoloop.session.chat import messages_of
 from nanoloop.session.digest import Digest, Quotes, Summary, added, pinned
-from nanoloop.session.entry import ERASED, Entry, copied, entries_in, utc_now
+from nanoloop.session.entry import ERASED, Entry, copied, entries_in, title_of, utc_now
 from nanoloop.session.head import (
     ABOUT,
     HEARD,
@@ -34,9 +34,6 @@ from nanoloop.session.head import (
 from nanoloop.session.log import Archive, Log, cut, cut_to_fit, message_count, whole_before
 from nanoloop.session.options import Options
 from nanoloop.session.queue import Next, Queue, is_asked, last_exchange, message_id_of
-
-TITLE_LIMIT = 60
-"""Characters of the first user's words that make the title."""
 
 
 class Conversation:
@@ -73,12 +70,8 @@ class Conversation:
         """Type, turn and reason of the last resize, and the newest number then; or nothing."""
         self.moved = ""
         """The session in which its chat goes on, where it does."""
-        self.by = ""
-        """The process that answers here, or did so last."""
-        self.claims = 0
-        """How often a process has begun or taken over something here."""
-        self.stopped = 0
-        """The claim whose turn is to stop."""
+        self.by, self.claims, self.stopped = "", 0, 0
+        """Whose what goes on here is, and which claim is to stop, as in `Head`."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
@@ -678,9 +671,7 @@ class Conversation:
         self.queue.unsent = head.unsent
         self.resized = head.resized
         self.moved = head.moved
-        self.by = head.by
-        self.claims = head.claims
-        self.stopped = head.stopped
+        self.by, self.claims, self.stopped = head.by, head.claims, head.stopped
 
     def restore_log(self, head: Head, log: Log, heard: Iterable[str]) -> None:
         """Take over the log that a store kept; its entries may be newer than the head."""
@@ -719,9 +710,3 @@ PARTS: Mapping[str, Part] = {
     HEARD: _value("queue.noted", list, lambda stored: tuple(map(str, stored))),
 }
 """What a store keeps of a session beside its head and entries: how each is written, and read."""
-
-
-def title_of(entry: Entry) -> str:
-    """The title that a user's first message gives."""
-    words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # it may be long
-    return " ".join(words)[:TITLE_LIMIT]

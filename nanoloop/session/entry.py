@@ -255,3 +255,13 @@ def from_rfc3339(text: Any) -> datetime:
         return utc_now()
     moment = datetime.fromisoformat(str(text))
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+TITLE_LIMIT = 60
+"""Characters of the first user's words that make a conversation's title."""
+
+
+def title_of(entry: Entry) -> str:
+    """The title that a user's first message gives."""
+    words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # it may be long
+    return " ".join(words)[:TITLE_LIMIT]

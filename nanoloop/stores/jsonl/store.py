@@ -30,6 +30,7 @@ from nanoloop.files import (
     read_file,
     refusal,
     rename_former,
+    replace_file,
     without_earlier,
 )
 from nanoloop.protocols import Node, OwedSession, Seal
@@ -368,9 +369,8 @@ class FolderUpgrade:
             return  # a file that can't be opened owes nothing either
 
     def _tell_done(self) -> None:
-        beside = self._lock / f".{token_hex(8)}"
-        beside.write_bytes(json.dumps(self._note()).encode())
-        beside.replace(self._lock / NOTE)
+        note = json.dumps(self._note()).encode()
+        replace_file(self._lock / NOTE, note, durable=False, is_shared=True)
 
     def _note(self) -> dict[str, Any]:
         inode = self._lock.stat().st_ino  # of a copy it is another
