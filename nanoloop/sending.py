@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from nanoloop.errors import StoreError, TurnLost
+from nanoloop.errors import SessionNotFound, StoreError, TurnLost
 from nanoloop.events import TurnFailed, about, announce
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound, Outbound
@@ -100,12 +100,14 @@ async def send_answer(
         return True
 
     async def arrived() -> None:
-        sessions.has_arrived(session.id, seq)
         with suppress(Exception):  # then it stays owed, and is sent again after a restart
-            # Opened again: since an undo, say, another object is the one of this id.
-            now = await sessions.open(session.id)
-            if now.created_at == session.created_at:
-                await sessions.change(now, lambda session: session.arrived(seq))
+            with suppress(SessionNotFound):
+                # Opened again: since an undo, say, another object is the one of this id.
+                now = await sessions.open(session.id)
+                if now.created_at == session.created_at:
+                    await sessions.change(now, lambda session: session.arrived(seq))
+            # Not before: between the two it would seem to be owed, and not on its way.
+            sessions.has_arrived(session.id, seq)
 
     if seq not in session.unsent:
         return await bus.publish(answer, may_go=may_go)

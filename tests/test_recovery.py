@@ -12,6 +12,7 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.testing import Gate
 from tests.test_amending import Failing
 from tests.test_holds import Chat, running, said, store  # noqa: F401 - a fixture
 
@@ -235,3 +236,31 @@ async def test_an_answer_on_its_way_is_not_sent_once_more(store):  # noqa: F811 
         await loop.chat.until(1)
         await anyio.wait_all_tasks_blocked()
         assert len(loop.chat.sent) == 1
+
+
+async def test_an_answer_that_arrives_while_the_session_is_being_written_is_not_sent_again():
+    store, provider = InMemoryStore(), ScriptedProvider(["1"], held=True)  # noqa: F811
+    answer, title = Gate(), Gate()
+    gates, save = [None, answer, title], store.save
+
+    async def slowly(session):
+        if (gate := gates.pop(0) if gates else None) is not None:
+            await gate.passes()
+        await save(session)
+
+    async with running(provider, store) as loop, anyio.create_task_group() as group:
+        session = await loop.sessions.current("test:a")
+        store.save = slowly
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        provider.release()
+        await answer.reached(1)
+        group.start_soon(loop.sessions.rename, session, "Rome")  # it is written next
+        await anyio.wait_all_tasks_blocked()
+        answer.open()
+        await loop.chat.until(1)
+        await anyio.wait_all_tasks_blocked()
+        title.open()
+        await anyio.wait_all_tasks_blocked()
+    assert [item.text for item in loop.chat.sent] == ["1"]
+    assert (await store.load("test:a")).unsent == ()
