@@ -90,8 +90,8 @@ async def test_where_it_can_not_be_made_nothing_is_written(store, tmp_path):
 async def test_marks_are_touched_only_where_what_is_owed_changes(store, tmp_path, monkeypatch):
     session = await asked(store)
     touched = []
-    opened, unlinked = os.open, os.unlink
-    monkeypatch.setattr(os, "open", lambda *a: touched.append(a[0]) or opened(*a))
+    linked, unlinked = os.link, os.unlink
+    monkeypatch.setattr(os, "link", lambda *a: touched.append(a[1]) or linked(*a))
     monkeypatch.setattr(os, "unlink", lambda *a: touched.append(a[0]) or unlinked(*a))
     for _ in range(3):
         session.add_message("assistant", "hm")

@@ -29,6 +29,8 @@ from nanoloop.stores.snapshot import decoding, expiry, owed_session
 SUFFIX = ".jsonl"
 LOCK = ".lock"
 """The folder of locks on the names of sessions. What earlier versions locked was a file."""
+MARK = ".mark"
+"""The file beside them that marks of what is owed are names of."""
 KEYS = "keys"
 """The folder of bindings."""
 NODES = "nodes"
@@ -49,7 +51,7 @@ class SessionFolder:
     @cached_property
     def marks(self) -> OwedMarks:
         """Which of them may owe something."""
-        return OwedMarks(self.path)
+        return OwedMarks(self.path, mark=self.path / LOCK / MARK)
 
     def file(self, session_id: str) -> Path:
         """Where a session's file is."""

@@ -27,21 +27,26 @@ class OwedMarks:
     """The marks of one folder of sessions: perhaps one too many, never one too few.
 
     A mark is there before the commit that owes, and goes after the one that doesn't. Who adds or
-    removes one has the session's file locked, or its name where there is none.
+    removes one has the session's file locked, or its name where there is none. All are names of one
+    file: a disk makes and removes a name sooner than a file, much sooner where that is often done.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, mark: Path) -> None:
         self._folders = {kind: str(folder / kind) for kind in ANYTHING}
+        self._mark = str(mark)
 
     def add(self, name: str, kinds: Collection[str]) -> None:
         """Mark what may be owed from now on in the session whose file has this name."""
         for kind in kinds:
-            folder = self._folders[kind]
+            path = f"{self._folders[kind]}/{name}"
             try:
-                _touch(f"{folder}/{name}")
-            except FileNotFoundError:
-                make_folder(Path(folder))
-                _touch(f"{folder}/{name}")
+                os.link(self._mark, path)
+            except FileExistsError:
+                continue
+            except OSError:  # the first one, or too many, or a disk that knows but one name a file
+                make_folder(Path(self._folders[kind]))
+                _touch(self._mark)
+                _touch(path)
 
     def remove(self, name: str, kinds: Collection[str]) -> None:
         """This is owed there no more; a mark that stays does no harm."""
