@@ -134,7 +134,7 @@ class SessionDirectory:
             saved.rename(target)
         text = json.dumps(_file_form(session), ensure_ascii=False, indent=2, default=str)
         data = f"{text}\n".encode("utf-8", "surrogatepass")
-        replace_file(target, data, durable=False, is_shared=True)
+        replace_file(target, data, durable=False)
         return target
 
     def load(self, path: str | Path) -> Session:

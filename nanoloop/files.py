@@ -28,32 +28,35 @@ from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
 
 
-def replace_file(
-    path: Path, data: bytes | Iterable[bytes], *, durable: bool, is_shared: bool = False
-) -> None:
+def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
     """Put a whole file, or its pieces, in the place of another or of none: never a half of it.
 
-    One that `is_shared` may be replaced by any number at once, and the last of them counts.
+    Any number may do so at once, and the last of them counts.
     """
-    # What a kill leaves beside a file of one writer goes with its next write.
-    fresh = path.with_name(f".{token_hex(8)}") if is_shared else unfinished(path)
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(fd, "wb", buffering=0):
+    with ExitStack() as stack:
+        try:
+            # What a kill leaves beside a file goes with its next write.
+            fresh = unfinished(path)
+            fd = stack.enter_context(locked_file(fresh))
+        except BlockingIOError:  # somebody else is at it
+            fresh = path.with_name(f".{token_hex(8)}")
+            fd = stack.enter_context(locked_file(fresh))
+        try:
+            os.ftruncate(fd, 0)
             for piece in (data,) if isinstance(data, bytes) else data:
                 write_all(fd, piece)
             if durable:
                 os.fsync(fd)
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+            fresh.replace(path)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
     if durable:
         sync_folder(path.parent)
 
 
 def unfinished(path: Path) -> Path:
-    """Where `replace_file` makes the file: a killed process may leave it there."""
+    """Where `replace_file` makes a file: a killed process may leave it there."""
     return path.with_name(path.name + ".new")
 
 

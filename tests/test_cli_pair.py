@@ -2,6 +2,9 @@
 
 import json
 import os
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 import anyio
 import pytest
@@ -10,7 +13,7 @@ from anyio.to_thread import run_sync
 from nanoloop.app import App
 from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.kit.connection import State
-from nanoloop.channels.states import States
+from nanoloop.channels.states import RunningChannel, States, running
 from nanoloop.cli import Exit, main
 from nanoloop.errors import WrongKey
 from nanoloop.providers.scripted import ScriptedProvider
@@ -167,6 +170,44 @@ def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, k
     assert nanoloop("status")[0] == Exit.FAILED
     states.end()
     assert not file.exists()
+
+
+async def test_of_two_daemons_the_first_has_the_status_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanoloop.channels.states.APART_SECONDS", 0.001)
+    file = tmp_path / "status.json"
+    async with living_process() as other:
+        standing = RunningChannel(pid=other.pid, since="2026-01-01T00:00:00Z")
+        file.write_text(json.dumps(asdict(standing)))
+        mine, asked = States(tmp_path, channels=dict, failures=Incidents().last), []
+        mine._channels = lambda: asked.append(None) or {}
+        async with anyio.create_task_group() as group:
+            group.start_soon(mine.keep)
+            while len(asked) < 3:
+                await anyio.lowlevel.checkpoint()
+            assert running(tmp_path) == standing
+            mine.end()
+            assert running(tmp_path) == standing
+            other.kill()
+            await other.wait()
+            with anyio.fail_after(10):
+                while running(tmp_path) is None:
+                    await anyio.lowlevel.checkpoint()
+            assert running(tmp_path).pid == os.getpid()
+            group.cancel_scope.cancel()
+    mine.end()
+    assert not file.exists()
+
+
+@asynccontextmanager
+async def living_process():
+    process = await anyio.open_process([sys.executable, "-c", "input()"])
+    try:
+        yield process
+    finally:
+        with anyio.CancelScope(shield=True):
+            if process.returncode is None:
+                process.kill()
+            await process.aclose()
 
 
 def test_a_daemon_that_never_began_leaves_the_other_ones_status(keep, tmp_path):

@@ -133,6 +133,16 @@ def test_a_process_that_begins_anew_has_what_is_left_of_its_day(tmp_path):
     assert Budget(100, **kept).has_room
 
 
+def test_two_that_count_at_the_same_time_have_the_day_together(tmp_path):
+    day = datetime(2026, 5, 1, tzinfo=timezone.utc)
+    one, two = (Budget(100, kept_in=tmp_path / "spent.json", now=lambda: day) for _ in range(2))
+    for budget in (one, two, one):
+        budget.add(Usage(tokens_in=30))
+    assert one.spent_today == two.spent_today == Spent(calls=3, tokens_in=90)
+    two.add(Usage(tokens_in=10))
+    assert not one.has_room
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"day": "2026-05-01", "calls": "many"}'])
 def test_a_damaged_count_of_the_day_begins_anew(tmp_path, text):
     (tmp_path / "spent.json").write_text(text)

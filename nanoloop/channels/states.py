@@ -95,9 +95,9 @@ class States:
     async def keep(self) -> None:
         """Write down how things stand when that has changed, in a thread; until cancelled.
 
-        To be begun with the loop: before that the folder may be another daemon's.
+        Of several daemons on one folder the first does; when that is gone, another.
         """
-        since, written = rfc3339(utc_now()), None
+        since = rfc3339(utc_now())
         while True:
             self._running = RunningChannel(
                 pid=os.getpid(),
@@ -105,14 +105,13 @@ class States:
                 channels=self._standing(),
                 failures=[Failed.of(report) for report in self._failures(FAILURES)],
             )
-            if self._running != written:
-                written = self._running
-                await run_sync(self._write, written)
+            await run_sync(self._write, self._running)
             await anyio.sleep(APART_SECONDS)
 
     def end(self) -> None:
         """The daemon ends: nothing stands any more."""
-        if self._running is not None:
+        there = running(self._file.parent)
+        if self._running is not None and (there is None or there.pid == self._running.pid):
             with suppress(OSError):
                 self._file.unlink(missing_ok=True)
 
@@ -128,9 +127,12 @@ class States:
             standing[name] = stands
         return standing
 
-    def _write(self, running: RunningChannel) -> None:
+    def _write(self, standing: RunningChannel) -> None:
+        there = running(self._file.parent)
+        if there == standing or (there is not None and there.pid != standing.pid):
+            return
         with suppress(OSError):
-            save_json(self._file, asdict(running))
+            save_json(self._file, asdict(standing))
 
 
 def running(folder: Path) -> RunningChannel | None:

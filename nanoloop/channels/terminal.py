@@ -237,4 +237,4 @@ def keep_private(path: Path) -> None:
     if path.stat().st_size > _HISTORY_BYTES:
         newest = path.read_bytes()[-_HISTORY_BYTES // 2 :]
         newest = newest[newest.find(b"\n# ") + 1 :]
-        replace_file(path, newest, durable=False, is_shared=True)
+        replace_file(path, newest, durable=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ import anyio
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, about, announce
-from nanoloop.files import save_json
+from nanoloop.files import locked_file, make_folder, save_json
 from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
@@ -174,7 +174,8 @@ def local_now() -> datetime:
 class Budget:
     """Counts a day's tokens; without a limit there is always room.
 
-    Where it is `kept_in` a file, a process that begins anew has no more for its day than is left.
+    Where it is `kept_in` a file, a process that begins anew has no more for its day than is left,
+    and several have it together.
     """
 
     def __init__(
@@ -188,13 +189,16 @@ class Budget:
         self._file = kept_in
         self._now = now
         self._day = now().date()
-        self._spent = self._kept()
+        self._spent = Spent()
+        self._seen: tuple[int, int] | None = None
+        """Which state of the file is known."""
 
     @property
     def spent_today(self) -> Spent:
         """Since midnight; where no file keeps it, since the process began at the earliest."""
         if self._now().date() != self._day:
             self._day, self._spent = self._now().date(), Spent()
+        self._look()
         return self._spent
 
     @property
@@ -211,6 +215,10 @@ class Budget:
 
     def add(self, usage: Usage) -> None:
         """Count a call."""
+        with self._alone():
+            self._add(usage)
+
+    def _add(self, usage: Usage) -> None:
         spent = self.spent_today
         self._spent = replace(
             spent,
@@ -226,15 +234,34 @@ class Budget:
         if self._file is not None:
             with suppress(OSError):
                 save_json(self._file, {"day": str(self._day), **asdict(self._spent)})
+                self._seen = self._stamp()
 
-    def _kept(self) -> Spent:
-        """What an earlier process has spent of this day."""
+    def _look(self) -> None:
+        """See what other processes have spent of this day, or an earlier one."""
         if self._file is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
+                if self._seen == (stamp := self._stamp()):
+                    return
+                self._seen = stamp
                 said = json.loads(self._file.read_text())
                 if said.pop("day", None) == str(self._day):
-                    return Spent(**{name: int(count) for name, count in said.items()})
-        return Spent()
+                    self._spent = Spent(**{name: int(count) for name, count in said.items()})
+
+    def _stamp(self) -> tuple[int, int]:
+        assert self._file is not None  # noqa: S101 - asked for only where there is one
+        there = self._file.stat()
+        return there.st_ino, there.st_mtime_ns
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else counts meanwhile; where that can't be had, one call may go uncounted."""
+        with ExitStack() as stack:
+            if self._file is not None:
+                with suppress(OSError):
+                    make_folder(self._file.parent)
+                    beside = self._file.with_name(f".{self._file.name}.lock")
+                    stack.enter_context(locked_file(beside))
+            yield
 
 
 BreakerState = Literal["closed", "open", "half-open"]

@@ -345,8 +345,8 @@ def _number(fd: int, offset: int) -> int:
 
 def removed_copies(path: Path) -> None:
     """Remove what came from a file: lines that could not be read, and one that was made anew."""
-    copy_of(path).unlink(missing_ok=True)
-    unfinished(path).unlink(missing_ok=True)
+    for file in (copy_of(path), unfinished(path), unfinished(copy_of(path))):
+        file.unlink(missing_ok=True)
 
 
 def copy_of(path: Path) -> Path:
