@@ -2,6 +2,8 @@
 
 import json
 import threading
+from dataclasses import replace
+from datetime import datetime, timezone
 from string import printable
 
 import anyio
@@ -10,9 +12,11 @@ from aiofiles.os import wrap
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nanoloop.errors import StoreError
+from nanoloop.errors import SessionExists, StoreError
 from nanoloop.files import NAME_LIMIT, file_name, former_file_name, name_of
+from nanoloop.session.entry import Entry
 from nanoloop.stores.database import Commit
+from nanoloop.stores.jsonl import journal
 from nanoloop.stores.jsonl.store import JsonlStore
 
 
@@ -281,3 +285,56 @@ async def test_a_file_with_its_name_of_before_is_found_and_renamed(store, tmp_pa
     assert [each async for each in again.bindings()] == [(name, "other")]
     await again.close()
     await reader.close()
+
+
+@pytest.mark.parametrize("act", ["create", "delete"])
+async def test_while_one_is_made_no_other_process_makes_or_deletes_it(
+    store, tmp_path, monkeypatch, act
+):
+    is_inside, gate, put = threading.Event(), threading.Event(), journal.replace_file
+
+    def slow(*args, **kwargs):
+        is_inside.set()
+        assert gate.wait(10)
+        put(*args, **kwargs)
+
+    monkeypatch.setattr(journal, "replace_file", slow)
+    other = JsonlStore(tmp_path, busy_seconds=0.02)
+    await other.delete("unknown")
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: store.create(id="s"))
+        await wrap(is_inside.wait)(10)
+        with pytest.raises(StoreError, match="another process holds session 's': stop that one"):
+            await (other.create(id="s") if act == "create" else other.delete("s"))
+        gate.set()
+    with pytest.raises(SessionExists):
+        await other.create(id="s")
+    await other.close()
+
+
+async def test_a_commit_as_long_as_what_was_torn_there_is_seen(tmp_path):
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    one, two = (JsonlStore(tmp_path, clock=lambda: now) for _ in range(2))
+
+    async def grown(name):
+        """By how many bytes one more message makes its file longer."""
+        file, session = tmp_path / f"{name}.jsonl", await two.load(name)
+        before = file.stat().st_size
+        session.add_entry(replace(Entry.message("user", "two"), timestamp=now))
+        await two.save(session)
+        return file.stat().st_size - before
+
+    for name in "st":
+        session = await two.create(id=name)
+        session.add_entry(replace(Entry.message("user", "one"), timestamp=now))
+        await two.save(session)
+    length = await grown("t")
+    with (tmp_path / "s.jsonl").open("ab") as torn:
+        torn.write(b"x" * length)
+    size = (tmp_path / "s.jsonl").stat().st_size
+    assert len((await one.load("s")).window) == 1
+    await grown("s")
+    assert (tmp_path / "s.jsonl").stat().st_size == size
+    assert len((await one.load("s")).window) == 2
+    for store in (one, two):
+        await store.close()

@@ -233,7 +233,7 @@ async def test_one_erases_while_the_other_writes(kind, path, store):
     erased = 0
     with writer(kind, path) as other:
         other.commits(3)
-        while erased < 8:
+        while erased < 5:
             session = await store.load("s")
             try:
                 await store.erase(session, [erased + 1])
@@ -241,10 +241,10 @@ async def test_one_erases_while_the_other_writes(kind, path, store):
                 continue
             erased += 1
             other.commits(3)
-        last = max(3 + 8 * 3, other.killed())
+        last = max(3 + 5 * 3, other.killed())
     entries = await entries_of(store)
-    assert all(not entry.content.get("text") for entry in entries[:8])
-    assert numbers_of(entries[8:], "a") == list(range(9, len(entries) + 1))
+    assert all(not entry.content.get("text") for entry in entries[:5])
+    assert numbers_of(entries[5:], "a") == list(range(6, len(entries) + 1))
     assert last <= len(entries) <= last + 1
     written = b"".join(file.read_bytes() for file in path.parent.rglob("*") if file.is_file())
     assert b'"a 1 ' not in written
