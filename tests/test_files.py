@@ -52,17 +52,3 @@ def test_one_that_was_cut_short_by_a_kill_is_in_no_ones_way(tmp_path):
     (tmp_path / "place.json.new").write_text('["ha')
     save_json(file, ["whole"])
     assert [found.name for found in tmp_path.iterdir()] == ["place.json"]
-
-
-def test_two_that_put_the_same_file_at_once_put_a_whole_one(tmp_path):
-    file = tmp_path / "place.json"
-
-    def pieces():
-        yield b'["fir'
-        save_json(file, ["second"])
-        assert json.loads(file.read_text()) == ["second"]
-        yield b'st"]'
-
-    replace_file(file, pieces(), durable=False)
-    assert json.loads(file.read_text()) == ["first"]
-    assert [found.name for found in tmp_path.iterdir()] == ["place.json"]
