@@ -313,28 +313,23 @@ async def test_while_one_is_made_no_other_process_makes_or_deletes_it(
 
 
 async def test_a_commit_as_long_as_what_was_torn_there_is_seen(tmp_path):
-    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    one, two = (JsonlStore(tmp_path, clock=lambda: now) for _ in range(2))
+    now, file = datetime(2026, 1, 1, tzinfo=timezone.utc), tmp_path / "s.jsonl"
 
-    async def grown(name):
-        """By how many bytes one more message makes its file longer."""
-        file, session = tmp_path / f"{name}.jsonl", await two.load(name)
-        before = file.stat().st_size
+    async def goes_on():
+        other = JsonlStore(tmp_path, clock=lambda: now)
+        session = await other.load("s")
         session.add_entry(replace(Entry.message("user", "two"), timestamp=now))
-        await two.save(session)
-        return file.stat().st_size - before
+        await other.save(session)
+        await other.close()
 
-    for name in "st":
-        session = await two.create(id=name)
-        session.add_entry(replace(Entry.message("user", "one"), timestamp=now))
-        await two.save(session)
-    length = await grown("t")
-    with (tmp_path / "s.jsonl").open("ab") as torn:
-        torn.write(b"x" * length)
-    size = (tmp_path / "s.jsonl").stat().st_size
-    assert len((await one.load("s")).window) == 1
-    await grown("s")
-    assert (tmp_path / "s.jsonl").stat().st_size == size
-    assert len((await one.load("s")).window) == 2
-    for store in (one, two):
-        await store.close()
+    store = JsonlStore(tmp_path, clock=lambda: now)
+    await store.create(id="s")
+    before = file.read_bytes()
+    await goes_on()
+    size = file.stat().st_size
+    file.write_bytes(before.ljust(size, b"x"))
+    assert len((await store.load("s")).window) == 0
+    await goes_on()
+    assert file.stat().st_size == size
+    assert len((await store.load("s")).window) == 1
+    await store.close()
