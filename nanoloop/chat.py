@@ -30,7 +30,7 @@ from nanoloop.intake import inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.protocols import OwedSession
 from nanoloop.sending import Notices, question_in, reply_to, send_owed
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.queue import (
     Ask,
     Next,
@@ -44,6 +44,7 @@ from nanoloop.session.queue import (
     is_for_loop,
     messages_among,
     said_first,
+    seconds_before,
 )
 from nanoloop.session.session import Session
 from nanoloop.writing import Claim, claiming, is_away, leave_alone
@@ -87,6 +88,9 @@ class Chats:
         self._waiting_limit = waiting_limit
         self._answers_unanswered = answer_unanswered
         self._workers: Lanes[str, str] = Lanes(self._work, limit=waiting_limit, name="lane")
+        self._pauses: Lanes[str, tuple[str, float]] = Lanes(
+            self._pause, limit=waiting_limit, name="pause"
+        )
         self._turns: dict[str, _Running] = {}
         self._begun: dict[str, Begun] = {}
         """The question that this process has begun last in a session, until it is answered."""
@@ -102,7 +106,8 @@ class Chats:
         group = await self._stack.enter_async_context(anyio.create_task_group())
         self._stack.callback(group.cancel_scope.cancel)
         group.start_soon(self._watch, name="watch")
-        await self._stack.enter_async_context(self._workers)
+        for lanes in (self._pauses, self._workers):
+            await self._stack.enter_async_context(lanes)
         return self
 
     async def __aexit__(self, *exc: object) -> bool | None:
@@ -311,6 +316,9 @@ class Chats:
                 await self._think(key, session, seq)
             case PassOn():
                 self.wake(key, (await self._sessions.follow(session)).id)
+            case Ask(entry=entry) | Run(entry=entry) if early := _early_seconds(session, entry):
+                self._look_later(key, session.id, early)
+                return False
             case Run(entry=entry):
                 await self._run(key, session, entry)
             case Ask(entry=entry):
@@ -319,6 +327,15 @@ class Chats:
                 self._begun.pop(session.id, None)  # it was taken back
                 return False
         return True
+
+    def _look_later(self, key: str, session_id: str, seconds: float) -> None:
+        if not self._pauses.is_busy(session_id):
+            self._pauses.put_nowait(session_id, (key, seconds))
+
+    async def _pause(self, session_id: str, later: tuple[str, float]) -> None:
+        key, seconds = later
+        await anyio.sleep(seconds)
+        self.wake(key, session_id)
 
     def first(self, session: Session) -> Next:
         """What is owed first, and by this process.
@@ -478,6 +495,10 @@ class Chats:
 def _is_of_nobody(_: Session) -> bool:
     """Nothing that is left is taken over: nobody has asked for it."""
     return False
+
+
+def _early_seconds(session: Session, entry: Entry) -> float:
+    return seconds_before(entry, session.waiting, utc_now())
 
 
 def _drop_question(session: Session, *, seq: int) -> None:

@@ -12,6 +12,7 @@ from nanoloop.session.queue import (
     AMENDS,
     BURST,
     COMMAND,
+    NOT_BEFORE,
     STEERS,
     is_command_text,
 )
@@ -46,6 +47,8 @@ def user_entry(message: Inbound) -> Entry:
         metadata[STEERS] = True
     if message.burst_seconds:
         metadata[BURST] = message.burst_seconds
+    if message.not_before:
+        metadata[NOT_BEFORE] = message.not_before.timestamp()
     return Entry.message("user", _content(message), metadata=metadata)
 
 

@@ -366,6 +366,7 @@ class Arrivals:
             await self._fail(delivery, error)
         else:
             await delivery.ack()
+            await anyio.sleep(delivery.message.early_seconds)
             await self._notices.publish(reply_to(delivery.message, text, "notice"))
 
     async def _fail(self, delivery: Delivery, error: Exception) -> None:
@@ -439,7 +440,8 @@ class Arrivals:
 
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
         """Have it wait for its turn, which comes at once where nothing else is owed."""
-        waits = is_command(message) or not self._chats.is_free(session)
+        is_next = self._chats.is_free(session) and not message.early_seconds
+        waits = is_command(message) or not is_next
         if waits and not self._has_room(session, entry):
             return Arrival(session=session, outcome="full")
         if message.agent and not is_command(message):

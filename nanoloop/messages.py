@@ -58,6 +58,8 @@ class Inbound:
     """What else is said within so short a time is answered together with it."""
     steers: bool = False
     """Whether it is told to a turn that is going on, at its next step, instead of waiting."""
+    not_before: datetime | None = None
+    """When it may be answered at the earliest; until then it waits."""
     account: str = ""
     """Whose share of what can be done at once it takes: a token's, a person's, a group's. Left out,
     its chat's."""
@@ -67,6 +69,11 @@ class Inbound:
     def session_key(self) -> str:
         """Whose lane this message waits in."""
         return self.key or f"{self.channel}:{self.chat}"
+
+    @property
+    def early_seconds(self) -> float:
+        """How long it has to wait before it may be answered."""
+        return max(0.0, (self.not_before - _now()).total_seconds()) if self.not_before else 0
 
     @property
     def owner(self) -> str:

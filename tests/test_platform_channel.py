@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from nanoloop.attachments import Attachments
+from nanoloop.channels.kit import access
 from nanoloop.channels.kit.access import TOO_MUCH
 from nanoloop.channels.kit.drafts import Progress
 from nanoloop.channels.kit.intake import Files, Transcriber
@@ -14,6 +15,7 @@ from nanoloop.errors import AttachmentsFull, Declined
 from nanoloop.events import (
     FileLeftOut,
     HearingFailed,
+    MessageRefused,
     MessageRepeated,
     NobodyMayTalk,
     SenderRefused,
@@ -21,6 +23,7 @@ from nanoloop.events import (
     SendPostponed,
     TextStreamed,
 )
+from nanoloop.intake import inbound_of
 from nanoloop.messages import Outbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import PlatformSettings
@@ -213,6 +216,72 @@ async def test_a_code_is_given_once_and_not_for_each_message(chats, tmp_path):
 
         await comes_to(refused, 3)
         await answers(chats, CHAT, 1)
+
+
+async def test_what_is_said_too_fast_is_answered_later_all_of_it_and_in_order(
+    chats, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(access, "MINUTE", 0.2)
+    async with Bot(chats.platform(), tmp_path, rules=open_to_all(per_minute=20)) as bot:
+        for number in range(50):
+            await chats.say(CHAT, str(number))
+        await says(chats, CHAT, *(f"You said: {number}" for number in range(50)))
+    assert happened(bot, SenderRefused) == []
+    assert happened(bot, MessageRefused) == []
+
+
+async def test_what_has_to_wait_still_does_after_a_restart(chats, tmp_path):
+    rules = open_to_all(per_minute=1)
+    async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
+        await chats.say(CHAT, "one")
+        await says(chats, CHAT, "You said: one")
+        for text in ("two", "three"):
+            await chats.say(CHAT, text)
+        await comes_to(lambda: waits_in(bot), 2)
+    async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
+        await comes_to(lambda: waits_in(bot), 2)
+        await anyio.wait_all_tasks_blocked()
+        assert bot.provider.count == 0
+
+
+async def waits_in(bot, chat=CHAT):
+    return len((await bot.loop.sessions.current(f"fake:{chat}")).waiting)
+
+
+async def test_who_has_to_wait_in_a_group_holds_up_nobody_else(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path, rules=open_to_all(per_minute=1)):
+        for text in ("one", "two"):
+            await chats.say(chats.group, chats.naming(text), sender="ann")
+        await chats.say(chats.group, chats.naming("three"), sender="bob")
+        said = ("[Ann] one", "[Ann] two", "[Bob] three")
+        await says(chats, chats.group, *(f"You said: {text}" for text in said))
+
+
+async def test_a_command_that_reads_waits_its_time_and_stop_does_not(chats, tmp_path):
+    provider = ScriptedProvider(held=True)
+    rules = open_to_all(per_minute=2)
+    async with Bot(chats.platform(), tmp_path, provider=provider, rules=rules):
+        await chats.say(CHAT, "one")
+        await provider.asked()
+        for text in ("/status", "/status", "/stop"):
+            await chats.say(CHAT, text)
+        said = await answers(chats, CHAT, 3)
+        assert said.count("Stopped.") == 2  # the answer was, and that is what /stop says
+        await anyio.wait_all_tasks_blocked()
+        assert await answers(chats, CHAT, 3) == said
+
+
+@pytest.mark.parametrize(("is_group", "account"), [(False, "fake:ann"), (True, None)])
+async def test_a_turn_is_the_persons_in_private_and_else_the_groups(
+    chats, tmp_path, is_group, account
+):
+    chat = chats.group if is_group else CHAT
+    async with Bot(chats.platform(), tmp_path) as bot:
+        await chats.say(chat, chats.naming("hello") if is_group else "hello", sender="ann")
+        await answers(chats, chat, 1)
+        session = await bot.loop.sessions.current(f"fake:{chat}")
+    message = inbound_of(session.window[0], key=session.key)
+    assert message.owner == (account or f"fake:{chat}")
 
 
 async def test_a_chat_has_a_budget_for_a_day(chats, tmp_path):

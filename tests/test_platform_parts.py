@@ -185,6 +185,17 @@ def test_a_rate_is_counted_over_a_sliding_time(clock):
     assert Rate(60).allows("ann", None)
 
 
+def test_what_is_too_fast_gets_a_time_of_its_own(clock):
+    rate = Rate(60, clock=clock)
+    assert [rate.early_seconds("ann", 2) for _ in range(5)] == [0, 0, 60, 60, 120]
+    assert rate.early_seconds("bob", 2) == 0
+    clock.now += 90
+    assert [rate.early_seconds("ann", 2) for _ in range(2)] == [30, 90]
+    clock.now += 1000
+    assert rate.early_seconds("ann", 2) == 0
+    assert rate.early_seconds("ann", 1) == 60
+
+
 def test_it_is_told_once_within_the_time(clock):
     rate = Rate(60, clock=clock)
     assert [rate.is_to_be_told("ann") for _ in range(2)] == [True, False]

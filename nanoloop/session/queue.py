@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import takewhile
 
 from nanoloop.session.entry import Entry
@@ -18,9 +19,9 @@ NOTED_LIMIT = 100
 
 COMMAND = "command"
 """The origin of an entry that is a command; it waits like any other, and gets into no log."""
-STEERS, BURST = "steers", "burst"
+STEERS, BURST, NOT_BEFORE = "steers", "burst", "not_before"
 """The metadata keys of a message: it is told to the turn going on; what is said so soon after it
-is answered with it."""
+is answered with it; the moment, in seconds of Unix, before which it is not answered."""
 
 NODE = "node"
 """The metadata key of a message that waits: the process that has heard it, and is to answer it."""
@@ -145,6 +146,17 @@ def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
 def said_first(waiting: Iterable[Entry]) -> list[Entry]:
     """What waits before the first command."""
     return list(takewhile(lambda entry: not is_for_loop(entry), waiting))
+
+
+def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> float:
+    """How long this one has to wait for its time; not while somebody else waits behind it."""
+    due = entry.metadata.get(NOT_BEFORE)
+    if not isinstance(due, (int, float)) or now < entry.timestamp:  # the clock was set back
+        return 0
+    who = entry.metadata.get("sender")
+    if any(behind.metadata.get("sender") != who for behind in waiting):
+        return 0
+    return max(0.0, due - now.timestamp())
 
 
 def is_command_text(text: str) -> bool:

@@ -39,7 +39,7 @@ class PlatformSettings(Section):
     steers: bool = False
     """Whether a message during an answer is told to that answer, instead of waiting its turn."""
     per_minute: Messages = 20
-    """What one person may send in a minute; what is more is not taken, and the person told."""
+    """What one person is answered in a minute; what is more waits, and is answered later."""
     per_day: Messages | None = Field(default=None, examples=[500])
     """What is answered in one chat in a day; left out, there is no limit."""
     stream: bool = True

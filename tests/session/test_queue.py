@@ -1,14 +1,16 @@
 """What waits, and which messages were heard."""
 
 import sys
+from datetime import datetime, timedelta, timezone
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.intake import amendment
+from nanoloop.intake import amendment, user_entry
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import SEEN_LIMIT, MessageIds
+from nanoloop.session.queue import SEEN_LIMIT, MessageIds, seconds_before
 from nanoloop.session.session import Session
 
 IDS = st.one_of(
@@ -30,6 +32,29 @@ def test_it_is_a_list_of_the_newest_each_once(steps):
     assert list(seen) == known
     assert all(name in seen for name in known)
     assert "never" not in seen
+
+
+def early(sender="ann", seconds=60):
+    moment = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    return user_entry(said("hello", sender=sender, not_before=moment))
+
+
+def test_what_is_early_waits_for_its_time():
+    entry = early()
+    later = entry.timestamp + timedelta(seconds=20)
+    assert seconds_before(entry, [entry, early()], later) == pytest.approx(40, abs=0.1)
+    assert seconds_before(entry, [entry], later + timedelta(seconds=60)) == 0
+    assert seconds_before(user_entry(said("hello")), [], later) == 0
+
+
+def test_what_is_early_waits_no_more_where_somebody_else_waits_behind_it():
+    entry = early()
+    assert seconds_before(entry, [entry, early("bob")], entry.timestamp) == 0
+
+
+def test_a_clock_that_is_set_back_keeps_nothing_waiting():
+    entry = early()
+    assert seconds_before(entry, [entry], entry.timestamp - timedelta(hours=1)) == 0
 
 
 def test_it_is_bounded_and_small():

@@ -28,7 +28,6 @@ PAIR = (
     "This is a private bot. Ask its operator to let you in with this code, within an hour:\n"
     "{code}\n(`nanoloop pair approve {code}`, or `/pair {code}` in a chat with me.)"
 )
-TOO_FAST = "That was too much at once, and I did not take it. Please wait a minute."
 TOO_MUCH = "This chat has had all its answers for today. Please come back tomorrow."
 OPERATORS_ONLY = "Only an operator of this bot may do that here."
 NO_SUCH_CODE = "Nobody waits with that code, or not any more."
@@ -98,15 +97,16 @@ class AccessControl:
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
         """Whether it is too much, counted with this message, and what to say then."""
-        rules = self.rules
-        place = f"{heard.chat} {heard.sender}"
-        if not self._senders.allows(heard.sender, rules.per_minute):
-            self._refused(heard, "too fast")
-            return True, TOO_FAST if self._senders.is_to_be_told(place) else None
-        if not self._chats.allows(heard.chat, rules.per_day):
-            self._refused(heard, "too much for a day")
-            return True, TOO_MUCH if self._chats.is_to_be_told(heard.chat) else None
-        return False, None
+        if self._chats.allows(heard.chat, self.rules.per_day):
+            return False, None
+        self._refused(heard, "too much for a day")
+        return True, TOO_MUCH if self._chats.is_to_be_told(heard.chat) else None
+
+    def early_seconds(self, heard: Heard) -> float:
+        """How long its sender has to wait for an answer, counted with this message."""
+        if command(heard.text) == "stop":
+            return 0
+        return self._senders.early_seconds(heard.sender, self.rules.per_minute)
 
     def is_forbidden(self, heard: Heard) -> bool:
         """Whether it is a command that only an operator may use here."""
@@ -306,6 +306,16 @@ class Rate:
             return False
         times.append(self._clock())
         return True
+
+    def early_seconds(self, who: str, limit: int) -> float:
+        """How long one more has to wait for its time, which is its own from now on."""
+        now = self._clock()
+        self._times[who] = times = self._times.get(who, deque())
+        while len(times) > limit:
+            times.popleft()
+        due = now if len(times) < limit else max(now, times.popleft() + self._seconds)
+        times.append(due)
+        return due - now
 
     def is_to_be_told(self, who: str) -> bool:
         """Whether to say no in words: once within the time, then in silence."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Self
 
@@ -118,17 +119,24 @@ class Intake:
         if is_known and is_command:  # the session remembers messages, but no commands
             announce(MessageRepeated(key=self._key(heard), message_id=heard.id))
             return
+        early = 0.0
         if not is_known:
             is_too_much, words = self._access.excess(heard)
             if is_too_much:
                 await self._tell(heard, words)
                 return
+            early = self._access.early_seconds(heard)
         if self._access.is_forbidden(heard):
-            await self._tell(heard, OPERATORS_ONLY)
+            if not early:
+                await self._tell(heard, OPERATORS_ONLY)
         elif command(heard.text) == "pair":
             await self._pair(heard)
         else:
-            await self._hand_in(await self._inbound(heard, is_command=is_command))
+            message = await self._inbound(heard, is_command=is_command)
+            if early:
+                moment = datetime.now(timezone.utc) + timedelta(seconds=early)
+                message = replace(message, not_before=moment)
+            await self._hand_in(message)
 
     async def _hand_in(self, message: Inbound) -> None:
         if self._is_deaf:
