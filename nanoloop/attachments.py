@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from nanoloop.errors import AttachmentsFull, PictureRefused, SessionDamaged, SessionNotFound
+from nanoloop.fairness import FairLimiter
 from nanoloop.files import make_folder, put_file, read_file, replace_file
 from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry
@@ -80,7 +81,7 @@ class Attachments:
         self._seal = seal
         self._bytes: int | None = None
         # One at a time: no other thread waits for one.
-        self._checks = anyio.CapacityLimiter(1)
+        self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
         """Keep a file, durable when this returns; the same one twice is one.
@@ -89,7 +90,7 @@ class Attachments:
         `AttachmentsFull` and `PictureRefused`.
         """
         if mime_type in TYPES:
-            picture = await checked(data, limiter=self._checks)
+            picture = await checked(data, limiter=self._checks.turn(owner))
             data, mime_type = picture.data, picture.mime_type
         # The owner is part of it: nobody learns by an upload what others have.
         digest = hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()
@@ -181,7 +182,7 @@ class Picture:
     mime_type: str
 
 
-async def checked(data: bytes, *, limiter: anyio.CapacityLimiter) -> Picture:
+async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) -> Picture:
     """The picture upright, without what its camera wrote into it; raises `PictureRefused`.
 
     Without Pillow only its header is looked at, and it stays as it is.

@@ -13,6 +13,7 @@ import anyio
 
 from nanoloop.errors import BusFull, LaneFull, SendLater, reason_of
 from nanoloop.events import SendFailed, SendPostponed, TextStreamed, announce
+from nanoloop.fairness import Shares
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Delivery, Inbound, Outbound, Outcome
 from nanoloop.protocols import Channel
@@ -64,6 +65,7 @@ class InProcessBus:
         self._outbound_limit = outbound_limit
         self._busy = busy
         self._unacknowledged: dict[int, Inbound] = {}
+        self._shares = Shares(inbound_limit)
         self._untaken: deque[int] = deque()
         self._settled: dict[int, _Settled] = {}
         self._count = 0
@@ -86,11 +88,15 @@ class InProcessBus:
     # In
 
     def put_nowait(self, message: Inbound) -> None:
-        """Take a message in; where there is no room its chat is told, and `BusFull` raised."""
-        if self._is_closed or len(self._unacknowledged) >= self._inbound_limit:
+        """Take a message in; where there is no room its chat is told, and `BusFull` raised.
+
+        Some of the room is kept for owners that have nothing in the bus.
+        """
+        if self._is_closed or not self._shares.has_room(message.owner):
             self._refuse(message)
             raise BusFull(self._inbound_limit)
         self._count += 1
+        self._shares.take(message.owner)
         self._unacknowledged[self._count] = message
         self._untaken.append(self._count)
         self._arrived.set()
@@ -121,7 +127,7 @@ class InProcessBus:
 
     async def put(self, message: Inbound) -> None:
         """Take a message in as soon as there is room."""
-        while not self._is_closed and len(self._unacknowledged) >= self._inbound_limit:
+        while not self._is_closed and not self._shares.has_room(message.owner):
             if self._room.is_set():  # one for all who wait, or all but the last were forgotten
                 self._room = anyio.Event()
             await self._room.wait()
@@ -142,7 +148,8 @@ class InProcessBus:
             )
 
     async def _acknowledge(self, number: int, outcome: Outcome = "kept") -> None:
-        self._unacknowledged.pop(number, None)
+        if (message := self._unacknowledged.pop(number, None)) is not None:
+            self._shares.give_back(message.owner)
         self._room.set()
         if (settled := self._settled.pop(number, None)) is not None:
             settled.outcome = outcome

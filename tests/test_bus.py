@@ -29,8 +29,8 @@ class Chats:
         self.sent.append((item.chat, item.text))
 
 
-def said(text, chat="a", message_id=None):
-    return Inbound(channel="test", chat=chat, text=text, message_id=message_id)
+def said(text, chat="a", **more):
+    return Inbound(channel="test", chat=chat, text=text, **more)
 
 
 def answer(text, chat="a", channel="test"):
@@ -67,6 +67,23 @@ async def test_a_full_bus_tells_the_sender_and_the_chat():
             bus.put_nowait(said("two", chat="b"))
         await bus.flush()
     assert channel.sent == [("b", ENGLISH["full"])]
+
+
+async def test_some_room_in_the_bus_is_kept_for_those_who_have_nothing_in_it():
+    async with InProcessBus(inbound_limit=4) as bus:
+        for chat in "abc":
+            bus.put_nowait(said("flood", chat=chat, account="one"))
+        with pytest.raises(BusFull):
+            bus.put_nowait(said("flood", chat="d", account="one"))
+        bus.put_nowait(said("hello", chat="e"))
+        taken = []
+        async for delivery in bus.deliveries():
+            taken.append(delivery.message.text)
+            await delivery.ack()
+            if len(taken) == 4:
+                break
+        bus.put_nowait(said("flood", chat="d", account="one"))
+    assert taken == ["flood", "flood", "flood", "hello"]
 
 
 async def test_a_waiting_sender_gets_in_when_a_message_is_acknowledged():
