@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Generic, TypeVar
 
 import anyio
 
 T = TypeVar("T")
+
+_owner: ContextVar[str] = ContextVar("owner", default="")
+
+
+def current_owner() -> str:
+    """Whose turn it is that runs here; empty outside of one."""
+    return _owner.get()
 
 
 class FairLimiter:
@@ -37,9 +45,11 @@ class FairLimiter:
             else:
                 self._end(owner)
             raise
+        token = _owner.set(owner)
         try:
             yield
         finally:
+            _owner.reset(token)
             self._end(owner)
 
     def _end(self, owner: str) -> None:
@@ -54,13 +64,14 @@ class FairLimiter:
 class Shares:
     """Counts what each owner has of something that is bounded.
 
-    A quarter of it is kept for owners that have nothing yet: one place at least, where there are
-    two or more.
+    Some of it is kept for owners that have nothing yet: a quarter, where `reserved` doesn't say how
+    much, and one place at least where there are two or more.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
         self._capacity = self._free = capacity
-        self._reserved = max(1, capacity // 4) if capacity > 1 else 0
+        quarter = max(1, capacity // 4) if capacity > 1 else 0
+        self._reserved = quarter if reserved is None else reserved
         self._held: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -95,8 +106,8 @@ class RoundRobin(Generic[T]):
     has waiting, the oldest. A draw costs the same however much waits.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._shares = Shares(capacity)
+    def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
+        self._shares = Shares(capacity, reserved=reserved)
         self._waiting: dict[str, OrderedDict[T, None]] = {}
         self._ranks: dict[int, OrderedDict[str, None]] = {}
         """The owners that wait, by how much they have: few numbers, as their sum is bounded."""
@@ -104,6 +115,11 @@ class RoundRobin(Generic[T]):
     def __len__(self) -> int:
         """How much waits."""
         return sum(map(len, self._waiting.values()))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything waits, or was drawn and has not ended."""
+        return bool(self._waiting or len(self._shares))
 
     def join(self, owner: str, item: T) -> None:
         """Let this wait; it differs from all else that waits."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanoloop.fairness import FairLimiter, RoundRobin, Shares
+from nanoloop.fairness import FairLimiter, RoundRobin, Shares, current_owner
 
 OWNERS = st.sampled_from("abcd")
 ACTS = st.tuples(st.sampled_from(["join", "join", "leave", "end"]), OWNERS, st.booleans())
@@ -194,6 +194,15 @@ async def test_who_is_cancelled_right_when_drawn_passes_the_turn_on():
         async with limiter.turn("b"):
             done.append("b")
     assert done == ["b"]
+
+
+async def test_what_runs_in_a_turn_knows_whose_it_is():
+    limiter = FairLimiter(2)
+    async with limiter.turn("a"):
+        async with limiter.turn("b"):
+            assert current_owner() == "b"
+        assert current_owner() == "a"
+    assert current_owner() == ""
 
 
 async def test_a_turn_that_fails_is_over():

@@ -5,6 +5,7 @@ import pytest
 from anyio import to_thread
 from anyio.lowlevel import checkpoint
 
+from nanoloop.fairness import FairLimiter
 from nanoloop.providers.local.provider import WaitingLine
 
 
@@ -64,6 +65,29 @@ async def test_turns_beyond_the_width_wait_in_the_order_they_came():
         assert served.begun == ["a", "b", "c"]
         served.end("a", "c", "d")
     assert served.begun == ["a", "b", "c", "d"]
+
+
+async def test_who_waits_for_much_delays_another_by_one_turn_at_most():
+    served, turns = Served(WaitingLine(1)), FairLimiter(10)
+
+    async def flood(name):
+        async with turns.turn("one"):
+            await served.turn(name)
+
+    async with anyio.create_task_group() as group:
+        await begin(group, *[(flood, name) for name in "abcd"], (served.turn, "ann"))
+        served.end("a")
+        await settled()
+        assert served.begun == ["a", "ann"]
+        served.end("b", "c", "d", "ann")
+
+
+async def test_both_places_may_be_one_owners():
+    served = Served(WaitingLine(2))
+    async with anyio.create_task_group() as group:
+        await begin(group, *[(served.turn, name) for name in "ab"])
+        assert served.begun == ["a", "b"]
+        served.end("a", "b")
 
 
 async def test_one_that_stops_waiting_is_passed_over():

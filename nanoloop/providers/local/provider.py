@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +34,7 @@ from nanoloop.errors import (
     how_to_install,
 )
 from nanoloop.events import ModelLoaded, ModelLost, announce
+from nanoloop.fairness import RoundRobin, current_owner
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
 from nanoloop.providers.local.launch import Launch, Report
 from nanoloop.providers.openai import OpenAIProvider
@@ -230,15 +232,26 @@ def _check(file: Path) -> None:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turn:
+    """Somebody who waits for a place, and has it."""
+
+    owner: str
+    place: Future[None] = field(default_factory=Future)
+
+
 class WaitingLine:
-    """So many turns at a time. Background work steps aside for one, and is begun again after."""
+    """So many turns at a time, drawn by owner.
+
+    Background work steps aside for one, and is begun again after.
+    """
 
     def __init__(self, width: int, *, patience_seconds: float = 60) -> None:
         """After `patience_seconds` of waiting, background work stands in line as turns do."""
         self._patience_seconds = patience_seconds
         self._guard = threading.Lock()
-        self._free = self._width = width
-        self._turns: deque[Future[None]] = deque()
+        # Nothing of it is kept free: an answer takes long, and there are few places.
+        self._turns: RoundRobin[_Turn] = RoundRobin(width, reserved=0)
         self._others: deque[Future[None]] = deque()
         self._in_gap = False
         self._step_aside: Callable[[], object] | None = None
@@ -247,17 +260,17 @@ class WaitingLine:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait for a place, and have it."""
-        mine: Future[None] = Future()
+        mine = _Turn(current_owner())
         with self._guard:
-            self._turns.append(mine)
+            self._turns.join(mine.owner, mine)
             self._advance()
             if self._step_aside is not None:
                 self._step_aside()
-        await _granted(mine, self._leave)
+        await _granted(mine.place, partial(self._leave, mine))
         try:
             yield
         finally:
-            self._leave()
+            self._leave(mine)
 
     async def in_gaps(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do this while no turn is about, as often as it takes to get it done."""
@@ -282,19 +295,15 @@ class WaitingLine:
         try:
             with self._guard:
                 self._step_aside = lambda: loop.call_soon_threadsafe(scope.cancel)
-                if self._is_busy:  # a turn came before this one knew that it was its time
+                if self._turns.is_busy:  # a turn came before this one knew that it was its time
                     scope.cancel()
             yield scope
         finally:
             self._leave_gap()
 
-    @property
-    def _is_busy(self) -> bool:
-        return self._free < self._width or bool(self._turns)
-
-    def _leave(self) -> None:
+    def _leave(self, turn: _Turn) -> None:
         with self._guard:
-            self._free += 1
+            self._turns.end(turn.owner)
             self._advance()
 
     def _leave_gap(self) -> None:
@@ -304,9 +313,10 @@ class WaitingLine:
             self._advance()
 
     def _advance(self) -> None:
-        while self._turns and self._free:
-            self._free -= _grant(self._turns.popleft())
-        while self._others and not self._in_gap and not self._is_busy:
+        while (turn := self._turns.draw()) is not None:
+            if not _grant(turn.place):
+                self._turns.end(turn.owner)
+        while self._others and not self._in_gap and not self._turns.is_busy:
             self._in_gap = _grant(self._others.popleft())
 
 
