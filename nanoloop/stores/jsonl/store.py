@@ -370,7 +370,7 @@ class FolderUpgrade:
 
     def _tell_done(self) -> None:
         note = json.dumps(self._note()).encode()
-        replace_file(self._lock / NOTE, note, durable=False, is_shared=True)
+        replace_file(self._lock / NOTE, note, durable=False)
 
     def _note(self) -> dict[str, Any]:
         inode = self._lock.stat().st_ino  # of a copy it is another
