@@ -30,7 +30,7 @@ from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.nodes import Nodes
 from nanoloop.protocols import Bus, OnText, Provider, vendor_of
-from nanoloop.sending import Notices, named, reply_to, send_answer
+from nanoloop.sending import ChatClaim, Notices, named, reply_to, send_answer
 from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, heard_by, said_first
@@ -189,8 +189,9 @@ class Exchange:
         """Keep the answer, then send it; where its store is away for long the chat is told."""
         with self._turn.about():
             # Kept before it is sent: what the chat has read is never unknown to the log.
+            lapses = self._nodes.lapses
             said = await self._keep(answer, notices)
-            await self._send(answer.text, said)
+            await self._send(answer.text, said, lapses)
             announce(self._receipt(answer))
             self._view.learn(answer.usage.tokens_in, steps=answer.steps)
             if self.session.has_resize_rules:
@@ -242,6 +243,7 @@ class Exchange:
 
         def begun(session: Session) -> None:
             asked = session.awaiting  # what was said meanwhile is still to be answered
+            session.claim(self._nodes.me)
             session.add_entry(question)
             act(session)
             session.awaiting = asked
@@ -250,15 +252,15 @@ class Exchange:
         self.session = await self._sessions.current(key, agent=agent)
         await self._sessions.change(self.session, begun)
 
-    async def _send(self, text: str, said: Entry) -> None:
+    async def _send(self, text: str, said: Entry, lapses: int) -> None:
         answer = reply_to(self.message, text, "answer", self.session.id)
         await send_answer(
             named(answer, said),
             bus=self._bus,
             sessions=self._sessions,
-            nodes=self._nodes,
             session=self.session,
             seq=said.seq,
+            claim=ChatClaim(self._nodes, self._sessions, self.session.id, lapses),
         )
 
     async def _resize(self) -> None:

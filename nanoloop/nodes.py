@@ -43,7 +43,9 @@ class Nodes:
         self._held: frozenset[str] = frozenset()
         self._uses: dict[str, anyio.CancelScope] = {}
         """What goes on with each account that this process has to itself."""
-        self._looked_at = -NODE_SECONDS
+        self._looked_at = _now() - NODE_SECONDS
+        self.lapses = 0
+        """How often it was silent for so long that another may have taken it for dead."""
         self._beating = anyio.Lock()
         self._group: TaskGroup | None = None
 
@@ -81,6 +83,7 @@ class Nodes:
             now = _now()
             mine = Node(id=self.me, place=PLACE, pid=os.getpid(), holds=self._wanted)
             rows = await self._store.beat(mine)
+            self.lapses += not self._is_sure
             dead = [row.id for row in rows if row.id != self.me and _is_dead(row)]
             for name in dead:
                 await self._store.leave(name)
@@ -137,9 +140,12 @@ class Nodes:
             for name in unknown - self._others.keys():
                 self._gone[name] = None
 
+    def is_sure(self, since: int) -> bool:
+        """Whether no other process can have taken this one for dead since so many lapses."""
+        return self.lapses == since and self._is_sure
+
     @property
-    def is_sure(self) -> bool:
-        """Whether no other process can have taken this one for dead."""
+    def _is_sure(self) -> bool:
         return _now() - self._looked_at < SURE_SECONDS
 
     # What only one may use

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nanoloop.errors import SessionNotFound, StoreError, TurnLost
@@ -81,23 +81,44 @@ class Notices:
         return self._sentences.apology(error, incident.incident, is_kept=is_kept)
 
 
-async def send_answer(
-    answer: Outbound, *, bus: Bus, sessions: Sessions, nodes: Nodes, session: Session, seq: int
-) -> None:
-    """Send it; where its channel can tell, the session hears when it has arrived.
+@dataclass(slots=True)
+class ChatClaim:
+    """This process's claim on a chat, as long as what it has to send there is not sent."""
 
-    Where another process may have taken the chat over meanwhile, it is asked whose it is first.
-    """
-    name = session.id
+    nodes: Nodes
+    sessions: Sessions
+    session_id: str
+    lapses: int
+    """The process's own, from before the claim was last known to be good."""
 
-    async def may_go() -> bool:
-        while not nodes.is_sure:
-            with suppress(StoreError):
-                await nodes.beat()
-                # By another hand: this one's object knows nothing of what was done meanwhile.
-                return (await sessions.renewed(name)).by in {nodes.me, ""}
-            await leave_alone()
+    async def is_good(self) -> bool:
+        """Whether the chat is still this process's; read again where it may not be."""
+        while not self.nodes.is_sure(self.lapses):
+            try:
+                await self.nodes.beat()
+                lapses = self.nodes.lapses
+                session = await self.sessions.renewed(self.session_id)
+            except SessionNotFound:
+                return False
+            except StoreError:
+                await leave_alone()
+            else:
+                if session.by != self.nodes.me:
+                    return False
+                self.lapses = lapses
         return True
+
+
+async def send_answer(
+    answer: Outbound,
+    *,
+    bus: Bus,
+    sessions: Sessions,
+    session: Session,
+    seq: int,
+    claim: ChatClaim,
+) -> None:
+    """Send it as long as the chat is ours; where its channel can tell, the session hears of it."""
 
     async def arrived() -> None:
         with suppress(Exception):  # then it stays owed, and is sent again after a restart
@@ -110,15 +131,16 @@ async def send_answer(
             sessions.has_arrived(session.id, seq)
 
     if seq not in session.unsent:
-        return await bus.publish(answer, may_go=may_go)
+        return await bus.publish(answer, may_go=claim.is_good)
     sessions.sent(session.id, seq)
-    return await bus.publish(answer, arrived=arrived, may_go=may_go)
+    return await bus.publish(answer, arrived=arrived, may_go=claim.is_good)
 
 
 async def send_owed(
     session: Session, seq: int, *, bus: Bus, sessions: Sessions, nodes: Nodes
 ) -> None:
     """Send again what may not have arrived before a restart; not where its channel is gone."""
+    claim = ChatClaim(nodes, sessions, session.id, nodes.lapses)
     question, answer = await _owed(sessions, session.id, seq)
     if question is not None and answer is not None and question.channel not in bus.channels:
         sessions.sent(session.id, seq)  # as far as this process goes
@@ -141,8 +163,9 @@ async def send_owed(
     if question is None or answer is None:
         return
     text = reply_to(question, str(answer.content["text"]), "answer", session.id)
+    answer_named = named(text, answer)
     await send_answer(
-        named(text, answer), bus=bus, sessions=sessions, nodes=nodes, session=session, seq=seq
+        answer_named, bus=bus, sessions=sessions, session=session, seq=seq, claim=claim
     )
 
 

@@ -7,11 +7,13 @@ from functools import partial
 import anyio
 import pytest
 
+from nanoloop.errors import SendLater
 from nanoloop.nodes import PLACE, Nodes
 from nanoloop.protocols import Node
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.sqlite import SqliteStore
+from nanoloop.testing import Gate
 from tests.test_amending import CALL, Looking
 from tests.test_holds import running, said
 
@@ -157,6 +159,66 @@ async def test_a_turn_that_another_process_has_taken_over_keeps_and_sends_nothin
         await anyio.sleep(0.1)
         assert one.chat.sent == []
     assert await texts(store) == ["one", "by another"]
+
+
+async def test_a_turn_that_another_process_goes_on_with_keeps_and_sends_nothing(store):
+    slow = ScriptedProvider(["late"], held=True)
+    async with running(slow, store) as one:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        session = await store.load(KEY)
+        session.claim("another")
+        await store.save(session)
+        slow.release()
+        await anyio.sleep(0.1)
+        assert one.chat.sent == []
+    assert await texts(store) == ["one"]
+
+
+async def test_nobody_takes_over_what_a_process_that_lives_is_at(store):
+    slow, quick = ScriptedProvider(["1"], held=True), ScriptedProvider(["1"])
+    async with running(slow, store) as one, running(quick, store, recover=True):
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        await anyio.sleep(0.2)
+        assert quick.count == 0
+        slow.release()
+        assert await one.chat.until(1) == ["1"]
+
+
+async def test_an_answer_whose_chat_was_lost_before_it_was_sent_is_not_sent(store):
+    gate = Gate()
+
+    async def sleep(_):
+        await gate.passes()
+
+    async with running(ScriptedProvider(["1"]), store, sleep=sleep) as one:
+        one.chat.refusals = [SendLater("offline", seconds=1)]
+        one.bus.put_nowait(said("one"))
+        await gate.reached(1)
+        session = await store.load(KEY)
+        session.claim("another")
+        await store.save(session)
+        one.nodes._looked_at -= 60  # as after it was stopped for a minute
+        await until(lambda: one.nodes.lapses)
+        gate.open()
+        await anyio.sleep(0.1)
+        assert one.chat.sent == []
+
+
+async def test_an_answer_of_a_process_that_slept_is_sent_where_nobody_took_it_over(store):
+    gate = Gate()
+
+    async def sleep(_):
+        await gate.passes()
+
+    async with running(ScriptedProvider(["1"]), store, sleep=sleep) as one:
+        one.chat.refusals = [SendLater("offline", seconds=1)]
+        one.bus.put_nowait(said("one"))
+        await gate.reached(1)
+        one.nodes._looked_at -= 60
+        gate.open()
+        assert await one.chat.until(1) == ["1"]
 
 
 async def test_a_process_that_ended_is_gone_at_once():
