@@ -12,6 +12,7 @@ from nanoloop.errors import ContextTooLong, OverQuota
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.tools.toolbox import Toolbox
 from tests.web_openai import (
+    PLAIN,
     ask,
     asking,
     calling,
@@ -59,7 +60,7 @@ async def leave(chunks):
 async def test_who_leaves_in_the_middle_stops_the_model(tmp_path):
     async with asking(tmp_path, provider=ScriptedProvider(word_delay_seconds=30)) as web:
         chunks = await web.openai.chat.completions.create(
-            model="assistant", messages=[user("a long story")], user="ann", stream=True
+            model="assistant", messages=[user("a long story")], user="ann", stream=True, **PLAIN
         )
         await leave(chunks)
         await until(lambda: not web.app.loop.is_busy(ANN))
@@ -80,7 +81,7 @@ async def test_who_leaves_stops_no_turn_that_has_called_a_tool_that_writes(tmp_p
         with anyio.CancelScope() as leaving:
             async with anyio.create_task_group() as group:
                 group.start_soon(leave_in_the_second_step, provider, leaving)
-                await ask(web.openai, "tea", user="ann")
+                await ask(web.openai, "tea", user="ann", **PLAIN)
         with anyio.move_on_after(0.3):
             await until(lambda: not web.app.loop.is_busy(ANN))
         provider.release(9)
@@ -99,11 +100,11 @@ async def leave_in_the_second_step(provider, leaving):
 async def test_who_leaves_before_it_is_his_turn_is_not_answered(web):
     web.provider.hold()
     async with anyio.create_task_group() as group:
-        group.start_soon(partial(ask, web.openai, "one", user="ann"))
+        group.start_soon(partial(ask, web.openai, "one", user="ann", **PLAIN))
         await web.provider.asked()
         with anyio.CancelScope() as leaving:
             group.start_soon(cancel_when_it_waits, web, leaving)
-            await ask(web.openai, "two", user="ann")
+            await ask(web.openai, "two", user="ann", **PLAIN)
         await until(lambda: not held_by(web))
         web.provider.release()
     assert [m["text"] for m in await web.messages(ANN)] == ["one", "You said: one"]
@@ -135,13 +136,13 @@ async def test_what_could_not_be_kept_in_time_is_taken_back_and_may_be_asked_aga
 async def test_who_leaves_stops_no_answer_but_his_own(web):
     web.provider.hold()
     async with anyio.create_task_group() as group:
-        group.start_soon(partial(ask, web.openai, "one", user="ann"))
+        group.start_soon(partial(ask, web.openai, "one", user="ann", **PLAIN))
         await web.provider.asked()
-        group.start_soon(partial(ask, web.openai, "two", user="ann"))
+        group.start_soon(partial(ask, web.openai, "two", user="ann", **PLAIN))
         await until(lambda: held_by(web))
         with anyio.CancelScope() as leaving:
             group.start_soon(leave_in_the_turn_of_another, web, leaving)
-            await ask(web.openai, "three", user="ann")
+            await ask(web.openai, "three", user="ann", **PLAIN)
         await until(lambda: not held_by(web))
         web.provider.release()
     assert [m["text"] for m in await web.messages(ANN)][2:] == ["two", "You said: two"]

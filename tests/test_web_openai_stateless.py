@@ -1,6 +1,7 @@
 """The openai client sends everything: the agent's tools run here, and nothing is kept."""
 
 import base64
+from functools import partial
 
 import anyio
 import openai
@@ -13,6 +14,7 @@ from nanoloop.providers.scripted import ScriptedProvider
 from tests.images import png
 from tests.web_openai import (
     NOBODY,
+    PLAIN,
     ask,
     asking,
     calling,
@@ -163,7 +165,7 @@ async def test_who_leaves_stops_the_model(web):
     web.provider.hold()
     with anyio.CancelScope() as leaving:
         async with anyio.create_task_group() as group:
-            group.start_soon(stream, web.openai, "a story")
+            group.start_soon(partial(stream, web.openai, "a story", **PLAIN))
             await web.provider.asked()
             leaving.cancel()
     await until(lambda: not web.provider.waiting and not len(web.channel.backend.streams))

@@ -10,6 +10,8 @@ from tests.web_server import TOKEN, serving
 
 MODEL = "assistant"
 NOBODY = "no token is needed"
+PLAIN = {"extra_headers": {"x-stainless-retry-count": openai.Omit()}}
+"""Makes a request one of a client that does not say how often it has sent it."""
 
 
 def user(text):

@@ -36,6 +36,11 @@ class Faulty:
         self.url = url.replace(f":{self._server_port}", f":{self.port}")
         self.to_server = Flow()
         self.from_server = Flow()
+        self.cuts = 0
+        """How often connections that there were have been ended."""
+        self.after_cut = lambda: None
+        """Called behind each of them."""
+        self._came = anyio.Event()
         self._listener = None
         self._connections = set()
         self._flowing = anyio.Event()
@@ -50,6 +55,13 @@ class Faulty:
         self.to_server.limit = self.from_server.limit = NO_LIMIT
         for connection in self._connections:
             connection.cancel()
+        if self._connections:
+            self.cuts += 1
+            self.after_cut()
+
+    async def new_connection(self):
+        """Wait for the next one."""
+        await self._came.wait()
 
     def cut_after(self, *, to_server=None, from_server=None):
         """So many bytes still pass; with the next one all connections are cut, once."""
@@ -86,6 +98,8 @@ class Faulty:
     async def _connect(self, client):
         with anyio.CancelScope() as scope, suppress(*BROKEN):
             self._connections.add(scope)
+            self._came.set()
+            self._came = anyio.Event()
             async with client, await anyio.connect_tcp("127.0.0.1", self._server_port) as server:
                 await self._both_ways(client, server, scope)
         self._connections.discard(scope)

@@ -30,6 +30,7 @@ from nanoloop.channels.web.access import (
     try_later,
 )
 from nanoloop.channels.web.feed import Feeds, OpenStreams, Receipts
+from nanoloop.channels.web.names import KEY, KEY_CHARS, MessageNames
 from nanoloop.errors import (
     BusFull,
     IndexUnusable,
@@ -123,6 +124,8 @@ class Operation:
     produces: str = "application/json"
     is_public: bool = False
     """Whether one need not be known."""
+    takes_names: bool = False
+    """Whether a request may have a name, under which it is the same one again."""
     is_counted: bool = True
     """Whether it counts among what one may ask in a minute."""
 
@@ -294,6 +297,7 @@ class Backend:
     attachments: Attachments
     feeds: Feeds
     streams: OpenStreams
+    names: MessageNames
     receipts: Receipts
     requests: FairLimiter = field(default_factory=partial(FairLimiter, REQUESTS))
     bodies: FairLimiter = field(default_factory=partial(FairLimiter, LARGE_BODIES))
@@ -440,7 +444,8 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "summary": operation.says,
         "operationId": operation.run.__name__,
-        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)]
+        + [_NAME] * operation.takes_names,
         "responses": {str(operation.status): _response(operation), "default": _ERROR},
     }
     if operation.is_public:
@@ -460,6 +465,14 @@ def _response(operation: Operation) -> dict[str, Any]:
     if operation.status == 204:  # noqa: PLR2004 - HTTP's own
         return {"description": "Done"}
     return {"description": operation.says, "content": {operation.produces: {}}}
+
+
+_NAME = {
+    "name": KEY,
+    "in": "header",
+    "description": "Sent again with the same name, it is the same message",
+    "schema": {"type": "string", "maxLength": KEY_CHARS},
+}
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

@@ -55,8 +55,9 @@ from nanoloop.channels.web.api import (
 )
 from nanoloop.channels.web.dialogue import CHANNEL, shown_attachment
 from nanoloop.channels.web.feed import FeedWriter, OpenStreams
+from nanoloop.channels.web.names import MessageNames
 from nanoloop.channels.web.openai import completions
-from nanoloop.channels.web.openai.completions import HEADER, IGNORED
+from nanoloop.channels.web.openai.completions import HEADER, IGNORED, REPEATED
 from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
 from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, announce
 from nanoloop.messages import Outbound
@@ -118,6 +119,7 @@ class WebChannel:
             feeds=self._news.feeds,
             receipts=self._news.receipts,
             streams=OpenStreams(),
+            names=MessageNames(),
         )
 
     def bind(self) -> str:
@@ -418,7 +420,7 @@ def _cors(backend: Backend) -> Middleware:
         allow_origins=sorted(backend.access.origins),
         allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
         allow_headers=["*"],  # OpenAI's own clients send some of theirs
-        expose_headers=[HEADER, IGNORED, "Retry-After"],
+        expose_headers=[HEADER, IGNORED, REPEATED, "Retry-After"],
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -14,10 +14,11 @@ from nanoloop.attachments import SCHEME, TEXT_SHOWN
 from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
+from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY
 from nanoloop.messages import Attachment, Inbound, Outcome
 from nanoloop.protocols import Store
 from nanoloop.session.entry import MESSAGE, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
-from nanoloop.session.queue import last_exchange
+from nanoloop.session.queue import last_exchange, message_id_of
 from nanoloop.session.session import Session
 
 CHANNEL = "web"
@@ -45,19 +46,30 @@ class Retry(RequestBody):
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
 
 
-@serve("POST", f"{SESSION}/messages", status=202)
+@serve("POST", f"{SESSION}/messages", status=202, takes_names=True)
 async def say(call: ApiCall, said: NewMessage) -> Response:
     """Say something; the answer comes as events."""
     if not said.text.strip() and not said.attachments:
         raise Refusal(422, "text: say something")
+    body = f"{call.session_id}\n{said.model_dump_json(exclude_unset=True)}"
+    named = call.backend.names.of(call.request, call.who, body)
     session = await call.backend.parts.sessions.open(call.session_id)
     files = [await _attachment(call.backend, call.who, file) for file in said.attachments]
     key = await lane_of(call.backend, session)
-    message = inbound(
-        session, said.text, said.message_id, key=key, account=call.who.account, files=files
-    )
-    await hand_in(call.backend, message)
-    return JSONResponse({"message_id": said.message_id}, status_code=202)
+    named.settle(session)
+    name = said.message_id if "message_id" in said.model_fields_set else named.message_id
+    message = inbound(session, said.text, name, key=key, account=call.who.account, files=files)
+    outcome = await hand_in(call.backend, message)
+    if outcome == "repeated":
+        check_same((*session.waiting, *session.window), message)
+    return JSONResponse({"message_id": name}, status_code=202)
+
+
+def check_same(known: Iterable[Entry], message: Inbound) -> None:
+    """Raise a refusal if one of these has the message's name and says something else."""
+    named = (entry for entry in known if message_id_of(entry) == message.message_id)
+    if any(typed(entry) != message.text for entry in named):
+        raise Refusal(422, OTHER_BODY)
 
 
 async def hand_in(backend: Backend, message: Inbound) -> Outcome:
@@ -199,10 +211,6 @@ async def _asked_again(call: ApiCall, again: Retry, session: Session, key: str) 
             if file.startswith(SCHEME)
         ],
     )
-
-
-ENTRIES_READ = 100
-"""Entries that are read at a time."""
 
 
 class MessagesQuery(BaseModel):

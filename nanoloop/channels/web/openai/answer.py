@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -15,9 +16,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from nanoloop.channels.screen import unshown
-from nanoloop.channels.web.access import Refusal
+from nanoloop.channels.web.access import LATER_SECONDS, Refusal, try_later
 from nanoloop.channels.web.api import Backend
-from nanoloop.channels.web.dialogue import CHANNEL, hand_in
+from nanoloop.channels.web.dialogue import CHANNEL, check_same, hand_in
 from nanoloop.channels.web.feed import (
     KEEP_ALIVE_SECONDS,
     STREAM_HEADERS,
@@ -26,6 +27,7 @@ from nanoloop.channels.web.feed import (
     Waker,
     send_body,
 )
+from nanoloop.channels.web.names import answer_in, exchange_of
 from nanoloop.channels.web.openai.request import (
     ClientRefusal,
     client_error_response,
@@ -37,99 +39,208 @@ from nanoloop.intake import is_command
 from nanoloop.messages import Inbound
 from nanoloop.protocols import OnText, Usage
 from nanoloop.session.entry import TOOL_CALL
+from nanoloop.session.queue import message_id_of
 from nanoloop.session.session import Session
 
 HEAD_SECONDS = 2
 """How long a stream waits for its first word, so that a failure before it has a status."""
 
 
-class _AnswerWaker(Waker):
-    """A place among the open streams; an answer is let come to its end."""
-
-    def end(self) -> None:
-        """Go on: the turn ends by itself, or is ended."""
-
-
-class CompletionResponse:
-    """Asks a question and sends what comes of it; who leaves before stops it."""
+class SharedAnswer:
+    """The answer to one question, for all who wait for it; who comes late gets it too."""
 
     def __init__(
         self,
         question: Question,
         form: CompletionForm,
         *,
-        streams: OpenStreams,
-        owner: str,
         refuse: Callable[[Exception], Refusal],
         headers: Mapping[str, str],
+        grace_seconds: float | None,
     ) -> None:
-        """Raises a refusal where too many are open."""
+        """With nobody there for the grace the question is given up; None stands for never."""
+        self.form = form
+        self.headers = dict(headers)
+        self.pieces: list[str] = []
+        self.completion: Completion | None = None
+        self.refusal: Refusal | None = None
         self._question = question
-        self._form = form
-        self._streams = streams
         self._refuse = refuse
-        self._headers = dict(headers)
-        self._news = _AnswerWaker()
-        self._pieces: list[str] = []
-        self._completion: Completion | None = None
-        self._refusal: Refusal | None = None
-        streams.enter(self._news, owner=owner)
+        self._grace = grace_seconds
+        self._waiting: set[Waker] = set()
+        self._changed = anyio.Event()
+        self._has_begun = self._is_given_up = self._is_ending = False
 
     @property
-    def _is_over(self) -> bool:
-        return self._completion is not None or self._refusal is not None
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.completion is not None or self.refusal is not None
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether who asks the same again is to get this one: what was not kept may be kept now."""
+        if self.refusal is not None and self.refusal.headers.get(AGAIN) != "false":
+            return False
+        return not self._is_given_up
+
+    def join(self, waker: Waker) -> None:
+        """Tell this one of all that comes."""
+        self._waiting.add(waker)
+        self._tell_change()
+
+    def leave(self, waker: Waker) -> None:
+        """Tell it of nothing more."""
+        self._waiting.discard(waker)
+        if self.is_over and not self._waiting:
+            self.pieces.clear()  # it is in the answer
+        self._tell_change()
+
+    def end(self) -> None:
+        """Go on for who is there; with nobody there it need not come to its end here."""
+        self._is_ending = True
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def ask(self) -> None:
+        """Have it answered; does nothing where it is being answered."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watch, group.cancel_scope, name="those who wait")
+                await self._answer()
+                group.cancel_scope.cancel()
+        finally:
+            self._come_to_end()
+
+    async def _answer(self) -> None:
+        try:
+            self.completion = await self._question.ask(self._hear)
+        except Exception as error:  # noqa: BLE001 - the client is told, and a bug is logged
+            self.refusal = self._refuse(error)
+
+    def _hear(self, piece: str) -> None:
+        self.pieces.append(piece)
+        self._tell()
+
+    def _tell(self) -> None:
+        for waker in self._waiting:
+            waker.set()
+
+    async def _watch(self, asking: anyio.CancelScope) -> None:
+        """End it when nobody has been there for so long."""
+        while True:
+            changed = self._changed
+            seconds = inf if self._waiting else self._patience
+            with anyio.move_on_after(seconds) as patience:
+                await changed.wait()
+            if patience.cancelled_caught and not self._waiting:
+                self._is_given_up = not self._is_ending
+                asking.cancel()
+                return
+
+    @property
+    def _patience(self) -> float:
+        if self._is_ending:
+            return 0
+        return inf if self._grace is None else self._grace
+
+    def _come_to_end(self) -> None:
+        # Who comes back for it must find it, after a restart too. Who was refused asks anew, or
+        # has a key for what was not kept yet, and may be later.
+        is_refused = self.refusal is not None and self._grace is not None
+        if self.completion is None and (self._is_given_up or is_refused or self._grace == 0):
+            self._question.give_up()
+        if not self.is_over:
+            self.refusal = try_later(503, "the answer was cut off here", seconds=LATER_SECONDS)
+        self._tell()
+
+
+class _AnswerWaker(Waker):
+    """A place among the open streams; an answer is let come to its end."""
+
+    def __init__(self, answer: SharedAnswer) -> None:
+        super().__init__()
+        self._answer = answer
+
+    def end(self) -> None:
+        """Go on: the turn ends by itself, or is ended."""
+        self._answer.end()
+
+
+class CompletionResponse:
+    """Sends an answer to a client. The first one has it asked, and stays for the others."""
+
+    def __init__(
+        self, answer: SharedAnswer, *, streams: OpenStreams, owner: str, headers: Mapping[str, str]
+    ) -> None:
+        """Raises a refusal where too many are open."""
+        self._answer = answer
+        self._streams = streams
+        self._headers = {**answer.headers, **headers}
+        self._news = _AnswerWaker(answer)
+        streams.enter(self._news, owner=owner)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve this client."""
         with ExitStack() as stack:
             stack.callback(self._streams.leave, self._news)
+            self._answer.join(self._news)
             async with anyio.create_task_group() as group:
-                group.start_soon(self._ask, name="question")
+                group.start_soon(self._answer.ask, name="question")
+                await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with anyio.create_task_group() as group:
                 group.start_soon(_leave_with, receive, group.cancel_scope, name="client")
                 await self._tell(scope, receive, send)
                 group.cancel_scope.cancel()
-
-    async def _ask(self) -> None:
-        try:
-            self._completion = await self._question.ask(self._hear)
-        except Exception as error:  # noqa: BLE001 - the client is told, and a bug is logged
-            self._refusal = self._refuse(error)
-        self._news.set()
-
-    def _hear(self, piece: str) -> None:
-        self._pieces.append(piece)
-        self._news.set()
+        finally:
+            self._answer.leave(self._news)
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
-        while not self._is_over:
+        while not self._answer.is_over:
             await self._news.wait(KEEP_ALIVE_SECONDS)
-        if self._completion is None:
-            await client_error_response(self._refusal or Refusal(500, ""))(scope, receive, send)
+        if self._answer.completion is None:
+            await self._refused(scope, receive, send)
             return
-        whole = self._form.whole(self._completion)
+        whole = self._answer.form.whole(self._answer.completion)
         await JSONResponse(whole, headers=self._headers)(scope, receive, send)
+
+    async def _refused(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._answer.refusal or Refusal(500, "")
+        await client_error_response(refusal)(scope, receive, send)
 
 
 class CompletionStream(CompletionResponse):
     """The same in chunks."""
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._news.wait(HEAD_SECONDS)
-        if self._refusal is not None and not self._pieces:
-            await client_error_response(self._refusal)(scope, receive, send)
+        answer = self._answer
+        if not answer.pieces and not answer.is_over:
+            await self._news.wait(HEAD_SECONDS)
+        if answer.refusal is not None and not answer.pieces:
+            await self._refused(scope, receive, send)
             return
         own = [(name.encode(), value.encode()) for name, value in self._headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS + own})
         await self._tell_pieces(send)
 
     async def _tell_pieces(self, send: Send) -> None:
-        data, said = self._form.first(), ""
+        answer, taken = self._answer, 0
+        data, said = answer.form.first(), ""
         while True:
-            if text := "".join(self._pieces):
-                self._pieces.clear()
+            text = "".join(answer.pieces[taken:])
+            taken = len(answer.pieces)
+            if text:
                 said += text
-                data += self._form.piece(text)
-            if self._is_over:
+                data += answer.form.piece(text)
+            if answer.is_over:
                 await send_body(send, data + self._end(said), more=False)
                 return
             if data and not await send_body(send, data):
@@ -137,17 +248,17 @@ class CompletionStream(CompletionResponse):
             data = b"" if await self._news.wait(KEEP_ALIVE_SECONDS) else KEEP_ALIVE
 
     def _end(self, said: str) -> bytes:
-        if self._completion is None:
-            return event(error_form(self._refusal or Refusal(500, "")))
-        text = self._completion.text
-        missing = unshown(text, said)
+        form, completion = self._answer.form, self._answer.completion
+        if completion is None:
+            return event(error_form(self._answer.refusal or Refusal(500, "")))
+        missing = unshown(completion.text, said)
         if missing is None:  # words before a tool was called, or pieces that were lost
-            missing = f"\n\n{text}"
-        return (self._form.piece(missing) if missing else b"") + self._form.last(self._completion)
+            missing = f"\n\n{completion.text}"
+        return (form.piece(missing) if missing else b"") + form.last(completion)
 
 
 async def _leave_with(receive: Receive, serving: anyio.CancelScope) -> None:
-    """End it all when the client is gone."""
+    """End it when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     serving.cancel()
@@ -247,24 +358,31 @@ class Question(Protocol):
     """Something to be answered."""
 
     async def ask(self, hear: OnText) -> Completion:
-        """The answer; `hear` gets its pieces before. Cancelled, it stops whoever answers.
+        """The answer; `hear` gets its pieces before. Raises a refusal or one of our errors."""
+        ...
 
-        Raises a refusal or one of our errors.
-        """
+    def give_up(self) -> None:
+        """Have it not answered, as nobody waits for it; what is over stays as it is."""
         ...
 
 
 LOOK_SECONDS = 5
 """How often to look whether anybody still works on it; twice nobody is an answer that got lost."""
+AGAIN = "x-should-retry"
+"""The header by which OpenAI's SDK is told whether to send a request again by itself."""
+WITHOUT_ANSWER = (
+    "that message was sent before and got no whole answer: send it under another name to ask again"
+)
 
 
 class SessionQuestion:
-    """A message that waits for its answer; left alone, it is taken back or stopped."""
+    """A message that waits for its answer, or has it already."""
 
     def __init__(self, backend: Backend, session: Session, message: Inbound) -> None:
         self._backend = backend
         self._session = session
         self._message = message
+        self._listening: AnswerListener | None = None
 
     @property
     def session_id(self) -> str:
@@ -273,22 +391,40 @@ class SessionQuestion:
 
     async def ask(self, hear: OnText) -> Completion:
         """As `Question`."""
+        outcome = await hand_in(self._backend, self._message)
+        # No await since it was kept: nothing of it is missed.
         feed = self._backend.feeds.of(self._session.id)
-        listening: AnswerListener | None = None
+        name = str(self._message.message_id)
+        self._listening = listening = AnswerListener(feed, self._session, name, hear)
+        feed.watch(listening)
         try:
-            await hand_in(self._backend, self._message)
-            # No await since it was kept: nothing of it is missed.
-            name = str(self._message.message_id)
-            listening = AnswerListener(feed, self._session, name, hear)
-            feed.watch(listening)
+            if outcome == "repeated":
+                if not self._is_owed():
+                    return await self._found()
+                listening.catch_up()
             await self._wait(listening.over)
             return self._outcome(listening)
         finally:
-            if listening is not None:
-                feed.unwatch(listening)
-            # Also where it could not be kept yet: it may be later, and its client asks again.
-            if listening is None or not listening.over.is_set():
-                self._take_back(is_answering=listening is not None and listening.is_answering)
+            feed.unwatch(listening)
+
+    def _is_owed(self) -> bool:
+        """Whether it waits or is being answered; raises a refusal if it says something else."""
+        session, name = self._session, self._message.message_id
+        asked = [entry for entry in session.window if entry.seq == session.awaiting]
+        owed = [entry for entry in (*session.waiting, *asked) if message_id_of(entry) == name]
+        check_same(owed, self._message)
+        return bool(owed)
+
+    async def _found(self) -> Completion:
+        """The answer that it has in the log."""
+        name = str(self._message.message_id)
+        said = await exchange_of(self._backend.parts.sessions.store, self._session, name)
+        check_same(said[:1], self._message)
+        answer = answer_in(said)
+        if answer is None:
+            raise _not_to_be_sent_again(ClientRefusal(409, WITHOUT_ANSWER, code="not_answered"))
+        reason = str(answer.metadata.get("finish_reason") or "stop")
+        return Completion(text=str(answer.content.get("text") or ""), finish_reason=reason)
 
     async def _wait(self, over: anyio.Event) -> None:
         idle = 0
@@ -301,12 +437,16 @@ class SessionQuestion:
             is_busy = self._backend.parts.runner.is_busy(self._message.session_key)
             idle = 0 if is_busy or is_command(self._message) else idle + 1
 
-    def _take_back(self, *, is_answering: bool) -> None:
-        key = self._message.session_key
-        if is_answering:
+    def give_up(self) -> None:
+        """As `Question`: it is taken back, or its turn stopped if that has not changed anything."""
+        listening, key = self._listening, self._message.session_key
+        if listening is not None and listening.over.is_set():
+            return
+        if listening is not None and listening.is_answering:
             if not self._has_written():
                 self._backend.parts.runner.stop(key)
             return
+        # Also where it could not be kept yet: it may be later.
         name = self._message.message_id
         unsaid = Inbound(channel=CHANNEL, chat=self._session.id, text="", key=key, deletes=name)
         with suppress(BusFull):
@@ -329,7 +469,7 @@ class SessionQuestion:
 
 def _not_to_be_sent_again(refusal: Refusal) -> Refusal:
     """A failure after which the session has the message: sent again, it would be there twice."""
-    refusal.headers["x-should-retry"] = "false"
+    refusal.headers[AGAIN] = "false"
     return refusal
 
 
@@ -364,6 +504,14 @@ class AnswerListener:
         for event in events:
             if event.name in self._tells and not self.over.is_set():
                 self._tells[event.name](event.data)
+
+    def catch_up(self) -> None:
+        """Take in what was said of it before anyone listened here."""
+        self.is_answering = self._is_awaited()
+        running = self._feed.running
+        if running is not None and running.message_id == self._message_id and running.text:
+            self.said = running.text
+            self._hear(running.text)
 
     def completion(self, text: str) -> Completion:
         """The answer with what it took."""

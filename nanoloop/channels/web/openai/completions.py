@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-from uuid import uuid4
+from typing import Any, cast
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
@@ -16,6 +15,7 @@ from nanoloop.agents import Agent
 from nanoloop.channels.web.access import Caller
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, quoted, serve
 from nanoloop.channels.web.dialogue import inbound, lane_of
+from nanoloop.channels.web.names import MessageName
 from nanoloop.channels.web.openai.answer import (
     Completion,
     CompletionForm,
@@ -23,6 +23,7 @@ from nanoloop.channels.web.openai.answer import (
     CompletionStream,
     Question,
     SessionQuestion,
+    SharedAnswer,
 )
 from nanoloop.channels.web.openai.request import (
     ChatRequest,
@@ -49,17 +50,38 @@ PATH = "/v1/chat/completions"
 HEADER = "X-Nanoloop-Session"
 IGNORED = "X-Nanoloop-Ignored"
 """Names what a request says of the model that the model does not hear of."""
+REPEATED = "Idempotent-Replayed"
+"""Says that this answer is the one to the same request before."""
 NAME_LIMIT = 500
 
 
-@serve("POST", PATH, of=ClientOperation)
+@serve("POST", PATH, of=ClientOperation, takes_names=True)
 async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
     """The next answer of a conversation, as OpenAI's API has it."""
     asked.check()
+    session = session_name(call, asked)
+    body = f"{session}\n{asked.model_dump_json()}"
+    named = call.backend.names.of(call.request, call.who, body)
+    is_repeated = named.lasting is not None
+    if not is_repeated:
+        answer = await _answer(call, asked, session, named)
+        # Since the question was looked through, who sends it again may have begun it.
+        named.answer = named.lasting or answer
+    return (CompletionStream if asked.stream else CompletionResponse)(
+        cast("SharedAnswer", named.answer),
+        streams=call.backend.streams,
+        owner=call.who.account,
+        headers={REPEATED: "true"} if is_repeated else {},
+    )
+
+
+async def _answer(
+    call: ApiCall, asked: ChatRequest, name: str | None, named: MessageName
+) -> SharedAnswer:
+    """The answer that is to come; nothing is asked yet. Raises a refusal."""
     agent = agent_of(call.backend, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
     messages = checked_messages(asked.messages)
-    name = session_name(call, asked)
     provider = agent.provider or call.backend.parts.provider
     fitted: WithOptions | None = getattr(provider, "with_options", None)
     headers = {} if name is None and fitted is not None else _ignored(asked)
@@ -73,15 +95,14 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
             waits=call.backend.parts.turns.turn(call.who.account),
         )
     else:
-        question = await _in_session(call, asked, name, messages)
+        question = await _in_session(call, asked, name, messages, named)
         headers[HEADER] = question.session_id
-    return (CompletionStream if asked.stream else CompletionResponse)(
+    return SharedAnswer(
         question,
         form,
-        streams=call.backend.streams,
-        owner=call.who.account,
         refuse=partial(refusal_of, backend=call.backend, path=PATH),
         headers=headers,
+        grace_seconds=named.grace_seconds,
     )
 
 
@@ -100,7 +121,7 @@ def _with_options(provider: Provider, fitted: WithOptions | None, asked: ChatReq
 
 
 async def _in_session(
-    call: ApiCall, asked: ChatRequest, name: str, messages: Sequence[Message]
+    call: ApiCall, asked: ChatRequest, name: str, messages: Sequence[Message], named: MessageName
 ) -> SessionQuestion:
     if asked.tools:
         raise invalid_field("tools", "in a session they run on the server: leave them out")
@@ -109,7 +130,10 @@ async def _in_session(
     # Before the session: nothing is begun for what says nothing.
     text, images = await new_in(call.backend, call.who.prefix, messages)
     session, key = await named_session(call, asked, name)
-    message = inbound(session, text, uuid4().hex, key=key, account=call.who.account, files=images)
+    named.settle(session)
+    message = inbound(
+        session, text, named.message_id, key=key, account=call.who.account, files=images
+    )
     return SessionQuestion(call.backend, session, message)
 
 
@@ -242,6 +266,9 @@ class StatelessQuestion:
             finish_reason=answer.finish_reason,
             usage=answer.usage,
         )
+
+    def give_up(self) -> None:
+        """As `Question`: nobody else knows of it."""
 
     def _turn(self, hear: OnText) -> Turn:
         told, said = parted(self._asked.messages)

@@ -1,0 +1,174 @@
+"""The names of messages: what is sent again under its name is the same message."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from nanoloop.bounded import BoundedDict
+from nanoloop.channels.web.access import Caller, Refusal, number_in
+from nanoloop.protocols import Store
+from nanoloop.session.entry import MESSAGE, THINKING, Entry
+from nanoloop.session.queue import is_asked, message_id_of
+from nanoloop.session.session import Session
+
+if TYPE_CHECKING:
+    from nanoloop.channels.web.openai.answer import SharedAnswer
+
+KEY = "Idempotency-Key"
+KEY_CHARS = 255
+RETRIES = "X-Stainless-Retry-Count"
+"""OpenAI's SDK sends it with each request: how often it has sent the same one before."""
+NAMES_SECONDS = 600
+"""How long an answer is at hand under its name, and how soon the SDK sends a request again."""
+NAMES_OF_ONE = 1000
+"""The names of one caller that are remembered; a message itself keeps its id for longer."""
+GRACE_SECONDS = 10
+"""How long the answer to a client that was cut off goes on, for it to come back."""
+OTHER_BODY = f"that {KEY} belongs to another message: send each under a name of its own"
+
+
+@dataclass(slots=True, kw_only=True)
+class MessageName:
+    """What a message is called, and its answer where there is one."""
+
+    message_id: str
+    """A message with an id that its session has seen is not taken again."""
+    begins: str = ""
+    """How the ids of this caller's messages with the same body begin; empty without a name."""
+    is_key: bool = False
+    """Whether its client has chosen it, and can come back at any time."""
+    is_again: bool = False
+    """Whether it was sent before, as far as its client knows, and nobody here remembers that."""
+    since: float = 0
+    answer: SharedAnswer | None = None
+
+    @property
+    def grace_seconds(self) -> float | None:
+        """How long its answer goes on with nobody there; None for to the end."""
+        if self.is_key:
+            return None
+        return GRACE_SECONDS if self.begins else 0
+
+    @property
+    def lasting(self) -> SharedAnswer | None:
+        """Its answer, if whoever sends the message again is to get that one."""
+        return self.answer if self.answer is not None and self.answer.is_lasting else None
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether its message was taken back, or never kept: it needs another id."""
+        return self.answer is not None and not self.answer.is_lasting
+
+    def settle(self, session: Session) -> None:
+        """Call it as it is called in the session, where it was said before a restart."""
+        if self.is_again:
+            self.message_id = _newest_like(self.begins, session) or self.message_id
+
+
+def _newest_like(begins: str, session: Session) -> str | None:
+    since = datetime.now(timezone.utc) - timedelta(seconds=NAMES_SECONDS)
+    said = [entry for entry in (*session.window, *session.waiting) if entry.timestamp >= since]
+    names = [message_id_of(entry) or "" for entry in said]
+    return next((name for name in reversed(names) if name.startswith(begins)), None)
+
+
+class MessageNames:
+    """The names that callers have given: each caller's own, bounded in number and age."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._of: dict[str, BoundedDict[str, MessageName]] = {}
+
+    def of(self, request: Request, caller: Caller, body: str) -> MessageName:
+        """The name of what this request says; raises a refusal if another body has it.
+
+        A request that says nothing of names gets one that nobody else will have.
+        """
+        key = request.headers.get(KEY, "").strip()
+        if len(key) > KEY_CHARS:
+            raise Refusal(422, f"{KEY}: at most {KEY_CHARS} characters")
+        if not key and RETRIES not in request.headers:
+            return MessageName(message_id=uuid4().hex)
+        begins = _digest(caller.name, body)[:32]
+        names = self._names_of(caller)
+        if key:
+            named = names.get(f"key {key}")
+            if named is not None and named.begins != begins:
+                raise Refusal(422, OTHER_BODY)
+            return named or self._keep(names, f"key {key}", _keyed(caller, key, begins))
+        is_again = bool(number_in(request.headers[RETRIES]))
+        named = names.get(f"body {begins}") if is_again else None
+        if named is not None and named.is_given_up:
+            named = None
+        return named or self._keep(names, f"body {begins}", _unkeyed(begins, is_again=is_again))
+
+    def _names_of(self, caller: Caller) -> BoundedDict[str, MessageName]:
+        """This caller's, without those that are too old."""
+        names = self._of.setdefault(caller.name, BoundedDict(NAMES_OF_ONE))
+        since = self._clock() - NAMES_SECONDS
+        while names and (oldest := next(iter(names))) and names[oldest].since < since:
+            del names[oldest]
+        return names
+
+    def _keep(
+        self, names: BoundedDict[str, MessageName], name: str, named: MessageName
+    ) -> MessageName:
+        named.since = self._clock()
+        names[name] = named
+        return named
+
+
+def _keyed(caller: Caller, key: str, begins: str) -> MessageName:
+    """The id is made of the key: after a restart it is the same."""
+    return MessageName(message_id=_digest(caller.name, key)[:40], begins=begins, is_key=True)
+
+
+def _unkeyed(begins: str, *, is_again: bool) -> MessageName:
+    """The same words may be said twice: each gets an id of its own."""
+    name = f"{begins}-{uuid4().hex[:8]}"
+    return MessageName(message_id=name, begins=begins, is_again=is_again)
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+ENTRIES_READ = 100
+"""Entries that are read at a time."""
+LOOKED_THROUGH = 2000
+"""Entries among which a message is looked for; what is further back is no retry."""
+
+
+async def exchange_of(store: Store, session: Session, message_id: str) -> Sequence[Entry]:
+    """A message in the log with all that came after it; empty if it is not among the newest."""
+    later: list[Entry] = []
+    upto = session.last_seq
+    while upto > 0 and len(later) < LOOKED_THROUGH:
+        after = max(0, upto - ENTRIES_READ)
+        later[:0] = await store.entries(session.id, after=after, upto=upto)
+        said = next((i for i, e in enumerate(later) if message_id_of(e) == message_id), None)
+        if said is not None:
+            return later[said:]
+        upto = after
+    return ()
+
+
+def answer_in(said: Sequence[Entry]) -> Entry | None:
+    """The answer to the first of these messages; None where it came to no end, or was stopped."""
+    newest: Entry | None = None
+    for entry in said[1:]:
+        if is_asked(entry):
+            if newest is not None:
+                break
+        elif entry.type != THINKING and entry.role != "user":
+            newest = entry
+    is_answer = newest is not None and newest.type == MESSAGE and not newest.metadata.get("stopped")
+    return newest if is_answer else None
