@@ -6,7 +6,7 @@ an edit and an interruption are the same to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -99,7 +99,7 @@ class Chats:
         """At which commit each session that owes something was looked at, and who lived then."""
         self._holding: set[str] = set()
         """The sessions in which something waits that this process has heard."""
-        self._watches: Callable[[Session], bool] = _is_of_nobody
+        self._watches: Callable[[str], bool] = _is_not_wanted
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -131,7 +131,7 @@ class Chats:
         if self.stop(key):
             return True
         with suppress(SessionNotFound):
-            session = await self._sessions.renewed(await self._sessions.current_id(key))
+            session = await self._sessions.fresh(await self._sessions.current_id(key))
             return await self._sessions.change(session, self._ask_to_stop)
         return False
 
@@ -180,23 +180,25 @@ class Chats:
             others = self._nodes.living
             await anyio.sleep(self._nodes.look_seconds)
             with suppress(StoreError):  # away: the next look will tell
-                await self.look(pending=bool(others - self._nodes.living))
+                await self.look()
+                if dead := others - self._nodes.living:
+                    await self.take_up_summaries(left_by=dead)
 
-    def watch_over(self, is_wanted: Callable[[Session], bool]) -> None:
-        """Take over what is left in the sessions of which this is true."""
+    def watch_over(self, is_wanted: Callable[[str], bool]) -> None:
+        """Take over what is left in the sessions of whose ids this is true."""
         self._watches = is_wanted
         self._looked = {}
 
-    async def look(self, *, pending: bool = False) -> None:
-        """Look at each session that owes something, where anything is new there."""
+    async def look(self) -> None:
+        """Look at each session that owes something to its chat, where anything is new there."""
         looked: dict[str, Hashable] = {}
         owing: list[Session] = []
-        for owed in [owed async for owed in self._sessions.store.owing(pending=pending)]:
+        for owed in [owed async for owed in self._sessions.store.owing()]:
             looked[owed.id] = mark = (owed.revision, self._nodes.living)
             if self._looked.get(owed.id) != mark and await self._is_of_interest(owed):
                 try:
                     owing += await self._looked_at(owed)
-                except StoreError as error:  # one that can't be read keeps no other waiting
+                except Exception as error:  # noqa: BLE001 - one chat's must not stop the others
                     looked[owed.id] = self._told_of(owed, error)
         for running in list(self._turns.values()):
             if running.exchange.session.id not in looked:  # its question was taken back
@@ -207,10 +209,21 @@ class Chats:
             if session.id not in self._workers.items(key):
                 self.wake(key, session.id)
 
+    async def take_up_summaries(self, *, left_by: Container[str] | None = None) -> None:
+        """Have what waits for its summary folded in where nobody does it, or these left it."""
+        for owed in [owed async for owed in self._sessions.store.owing(pending=True)]:
+            await self._nodes.ask_after(owed.by)
+            is_left = not self._nodes.is_other(owed.by) if left_by is None else owed.by in left_by
+            if is_left and self._watches(owed.id):
+                with suppress(SessionNotFound, StoreError):  # one keeps no other waiting
+                    self._parts.summarizer.fire_and_forget(await self._sessions.open(owed.id))
+
     async def _is_of_interest(self, owed: OwedSession) -> bool:
         """Whether it may be for this process to do anything there."""
+        if owed.id in self._holding or owed.by == self._nodes.me:
+            return True
         await self._nodes.ask_after(owed.by)
-        return owed.id in self._holding or not self._nodes.is_other(owed.by)
+        return not self._nodes.is_other(owed.by) and self._watches(owed.id)
 
     async def _looked_at(self, owed: OwedSession) -> Sequence[Session]:
         """The session, where this process is to do something in it."""
@@ -224,21 +237,13 @@ class Chats:
         if running is not None and running.exchange.session is session:
             self._heed(running)
             return ()
-        if not self._is_watched(session):
-            return ()
-        if not self._nodes.is_other(session.by):
-            self._parts.summarizer.fire_and_forget(session)
         return () if self.first(session) is None else (session,)
 
-    def _told_of(self, owed: OwedSession, error: StoreError) -> Hashable:
+    def _told_of(self, owed: OwedSession, error: Exception) -> Hashable:
         """Tell of one that can't be read, once; returns the mark that it was looked at."""
         if self._looked.get(owed.id) != AWAY:
             self._notices.apology(owed.id, error)
         return AWAY if is_away(error) else (owed.revision, self._nodes.living)
-
-    def _is_watched(self, session: Session) -> bool:
-        """Whether what is owed here is for this process to see to."""
-        return self._is_holding(session) or session.by == self._nodes.me or self._watches(session)
 
     def _is_holding(self, session: Session) -> bool:
         return any(hearer_of(entry) == self._nodes.me for entry in session.waiting)
@@ -254,7 +259,7 @@ class Chats:
 
     async def _heed_now(self, running: _Running) -> None:
         with suppress(SessionNotFound):  # deleted: the turn finds that out
-            await self._sessions.renewed(running.exchange.session.id)
+            await self._sessions.fresh(running.exchange.session.id)
         self._heed(running)
 
     def _heed(self, running: _Running) -> None:
@@ -492,7 +497,7 @@ class Chats:
         return (said[-1], self._parts.begin(session, *said)) if said else None
 
 
-def _is_of_nobody(_: Session) -> bool:
+def _is_not_wanted(_: str) -> bool:
     """Nothing that is left is taken over: nobody has asked for it."""
     return False
 

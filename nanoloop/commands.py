@@ -180,7 +180,7 @@ class Commands:
         return f"{said} {messages(waiting)} waiting will be answered next." if waiting else said
 
     async def _status(self, message: Inbound, _: str) -> str:
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         key = message.session_key
         rows = {
             "session": session.id,
@@ -198,7 +198,7 @@ class Commands:
     async def _history(self, message: Inbound, rest: str) -> str:
         if rest and not (rest.isascii() and rest.isdigit()):
             return f"/history takes a number, not {rest!r}: /history 20"
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         shown = min(int(rest or HISTORY_SHOWN), HISTORY_LIMIT)
         after = max(0, session.last_seq - ENTRIES_A_MESSAGE * shown)
         entries = await self._sessions.store.entries(session.id, after=after)
@@ -211,11 +211,11 @@ class Commands:
             return "Nothing can be looked up here: recall is switched off."
         if not words:
             return "/recall takes the words to look for: /recall birthday"
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         return await self._found_by.recall_text(session, words)
 
     async def _agent(self, message: Inbound, name: str) -> str:
-        session = await self._sessions.current(message.session_key, agent=message.agent)
+        session = await self._sessions.current_fresh(message.session_key, agent=message.agent)
         if not name:
             here = self._agents.of(session).name
             marks = {agent: " (here)" if agent == here else "" for agent in self._agents}
@@ -264,7 +264,7 @@ class ErasingCommands:
         )
 
     async def _forget(self, message: Inbound, rest: str) -> str:
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         last = last_exchange(session.window) if rest == "last" else ()
         seqs = [entry.seq for entry in last] or numbers(rest)
         if not seqs:
@@ -364,7 +364,7 @@ class MemoryCommands:
         return f"{reach}; {waiting} entries wait {WAITS[why] if why else 'for the next try'}"
 
     async def _summary(self, message: Inbound, rest: str) -> str:
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         if not rest:
             return session.summary or "There is no summary yet: nothing has left the window."
         word, *text = rest.split(maxsplit=1)
@@ -374,7 +374,7 @@ class MemoryCommands:
         return "This is the summary now."
 
     async def _compact(self, message: Inbound, focus: str) -> str:
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         evicted = await self._summarizer.compact(session, keep=self._keep, focus=focus)
         if evicted is not None:
             if self._found_by is not None:
@@ -407,7 +407,7 @@ class PinCommands:
         )
 
     async def _pin(self, message: Inbound, rest: str) -> str:
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         if not rest:
             return _listed(session) or "Nothing is pinned: /pin NUMBER, as /history shows them."
         seq = _number(rest)
@@ -422,7 +422,7 @@ class PinCommands:
         return f"#{seq} stays in view."
 
     async def _unpin(self, message: Inbound, rest: str) -> str:
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         seq = _number(rest) if rest else None
         count = await self._sessions.change(session, lambda now: now.unpin(seq))
         if not count:
@@ -511,13 +511,13 @@ class SessionCommands:
     async def _rename(self, message: Inbound, title: str) -> str:
         if not title:
             return "/rename takes the new title: /rename Our trip to Rome"
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         await self._sessions.rename(session, title)
         return f"This conversation is called {session.title} now."
 
     async def _undo(self, message: Inbound, _: str) -> str:
         key = message.session_key
-        session = await self._sessions.current(key)
+        session = await self._sessions.current_fresh(key)
         try:
             taken = await self._sessions.undo(session)
         except NotPossible as refused:
@@ -531,7 +531,7 @@ class SessionCommands:
 
     async def _fork(self, message: Inbound, _: str) -> str:
         key = message.session_key
-        session = await self._sessions.current(key)
+        session = await self._sessions.current_fresh(key)
         fork = await self._sessions.fork(session.id, key=key)
         await self._sessions.switch(key, fork.id)
         return "Here goes on a copy; /sessions lists both."
@@ -539,7 +539,7 @@ class SessionCommands:
     async def _export(self, message: Inbound, form: str) -> str:
         if form not in {"", "md", "json"}:
             return f"/export knows md and json, not {form!r}."
-        session = await self._sessions.current(message.session_key)
+        session = await self._sessions.current_fresh(message.session_key)
         whole = await self._sessions.store.get(session.id)
         work = whole.dump_json if form == "json" else whole.to_markdown
         text = await anyio.to_thread.run_sync(work)

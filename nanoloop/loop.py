@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,6 +181,7 @@ class AgentLoop:
                 async for delivery in self.bus.deliveries():
                     await self._arrivals.take(delivery)
                     await checkpoint()  # a burst must leave the chats their turn
+                self._chats.watch_over(lambda _: False)
                 with anyio.move_on_after(self._shutdown_turns_seconds):
                     await self._arrivals.idle()
                 unfinished = len(self._chats)
@@ -240,13 +241,17 @@ class AgentLoop:
 
         From now on also what others leave that end while this one runs.
         """
-        self._chats.watch_over(lambda _: True)
-        await self._chats.look(pending=True)
+        await self._recover(lambda _: True)
 
     async def recover_chat(self, key: str) -> None:
         """The same for one chat."""
-        self._chats.watch_over(lambda session: key in {session.key, session.id})
-        await self._chats.look(pending=True)
+        await self.sessions.current_id(key)
+        await self._recover(lambda session_id: session_id == self.sessions.known_id(key))
+
+    async def _recover(self, is_wanted: Callable[[str], bool]) -> None:
+        self._chats.watch_over(is_wanted)
+        await self._chats.look()
+        await self._chats.take_up_summaries()
 
 
 def _nobody(_: str) -> None:

@@ -258,6 +258,10 @@ class Store(Protocol):
         """
         ...
 
+    async def revision(self, session_id: str) -> int:
+        """How many commits it has seen; raises as `get`."""
+        ...
+
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:

@@ -97,7 +97,7 @@ class ChatClaim:
             try:
                 await self.nodes.beat()
                 lapses = self.nodes.lapses
-                session = await self.sessions.renewed(self.session_id)
+                session = await self.sessions.fresh(self.session_id)
             except SessionNotFound:
                 return False
             except StoreError:

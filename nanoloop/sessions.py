@@ -65,6 +65,10 @@ class Sessions:
         self._recent[session.id] = session
         return session
 
+    def known_id(self, key: str) -> str | None:
+        """The id of the session that this chat has now, as far as this process knows."""
+        return self._id_by_key.get(key)
+
     async def seen_at(self, session_id: str, revision: int) -> Session:
         """The session, which stands at this commit or a later one; raises as `open`."""
         session = await self.open(session_id)
@@ -72,11 +76,15 @@ class Sessions:
             await self.writer.catch_up(session, revision)
         return session
 
-    async def renewed(self, session_id: str) -> Session:
-        """The session as it is stored now; raises as `open`."""
-        session = await self.open(session_id)
-        await self.writer.renew(session)
-        return session
+    async def fresh(self, session_id: str) -> Session:
+        """The session as it is stored now, whoever wrote last; raises as `open`."""
+        if (known := self._alive.get(session_id)) is not None:
+            try:
+                await self.writer.catch_up(known, await self.store.revision(session_id))
+            except SessionNotFound:
+                self.forget(session_id)
+                raise
+        return await self.open(session_id)
 
     def known(self, key: str) -> Session | None:
         """The session that this chat has now, where it is in memory."""
@@ -144,6 +152,12 @@ class Sessions:
             return await self.open(session_id)
         except SessionNotFound:
             return await self._create(key, session_id, agent)
+
+    async def current_fresh(self, key: str, *, agent: str | None = None) -> Session:
+        """As `current`, as it is stored now, whoever wrote last."""
+        with suppress(SessionNotFound):
+            await self.fresh(await self.current_id(key))
+        return await self.current(key, agent=agent)
 
     async def current_id(self, key: str) -> str:
         """The id of the session that this chat has now, or will get."""

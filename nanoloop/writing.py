@@ -166,16 +166,12 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def catch_up(self, session: Session, revision: int) -> None:
-        """Have it stand at this commit or a later one, which another process may have made."""
+        """Have it stand where it is stored, which was at this commit just now."""
         await self._order.write(session.id, partial(self._catch_up, session, revision))
 
     async def _catch_up(self, session: Session, revision: int) -> None:
-        if session.revision < revision and session.tracker.is_saved:
+        if session.revision != revision and session.tracker.is_saved:
             await self._renew(session)
-
-    async def renew(self, session: Session) -> None:
-        """Have it stand where it is stored, whoever wrote last."""
-        await self._order.write(session.id, partial(self._renew, session))
 
     async def make_whole(self, session: Session) -> None:
         """Have the session's whole history in memory."""

@@ -224,13 +224,13 @@ async def test_an_answer_of_a_process_that_slept_is_sent_where_nobody_took_it_ov
 async def test_a_process_that_ended_is_gone_at_once():
     store = InMemoryStore()
     ended = await anyio.open_process([sys.executable, "-c", ""])
-    async with Nodes(store) as nodes:
-        await store.beat(Node(id="it", place=PLACE, pid=ended.pid, holds=frozenset({"an account"})))
-        await ended.wait()
-        assert nodes.is_other("it")  # until somebody looks
-        await nodes.ask_after("it")
-        assert not nodes.is_other("it")
-        assert await nodes._has("an account")
+    nodes = Nodes(store)
+    await store.beat(Node(id="it", place=PLACE, pid=ended.pid, holds=frozenset({"an account"})))
+    await ended.wait()
+    assert nodes.is_other("it")  # until somebody looks
+    await nodes.ask_after("it")
+    assert not nodes.is_other("it")
+    assert await nodes._has("an account")
 
 
 async def test_one_that_is_known_to_live_is_no_more_after_three_beats_without_a_word():
@@ -279,3 +279,32 @@ async def until(holds):
     with anyio.fail_after(5):
         while not holds():  # noqa: ASYNC110 - of several loops
             await anyio.sleep(0.01)
+
+
+async def test_what_another_process_said_is_seen_by_commands(store):
+    async with (
+        running(ScriptedProvider(["1"]), store) as one,
+        running(ScriptedProvider(["2", "3"]), store) as other,
+    ):
+        other.bus.put_nowait(said("zero"))
+        await other.chat.until(1)
+        one.bus.put_nowait(said("one"))
+        await one.chat.until(1)
+        other.bus.put_nowait(said("/history"))
+        assert "#3 user: one" in (await other.chat.until(2))[1]
+        other.bus.put_nowait(said("/forget last"))
+        await other.chat.until(3)
+    assert await texts(store) == ["zero", "2"]
+
+
+async def test_a_process_for_one_chat_takes_over_nothing_in_others(store):
+    slow, quick = ScriptedProvider(held=True), ScriptedProvider(["1"])
+    async with running(quick, store) as other:
+        await other.recover_chat("test:b")
+        async with running(slow, store) as one:
+            one.bus.put_nowait(said("one"))
+            await slow.asked()
+        await anyio.sleep(0.2)
+        assert other.chat.sent == []
+        await other.recover_chat(KEY)
+        assert await other.chat.until(1) == ["1"]

@@ -142,6 +142,10 @@ class FaultyStore:
         """As the store's."""
         return await self._store.load(session_id)
 
+    async def revision(self, session_id: str) -> int:
+        """As the store's."""
+        return await self._store.revision(session_id)
+
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:

@@ -127,7 +127,7 @@ def _known_agent(backend: Backend, name: str | None) -> str | None:
 @serve("GET", SESSION)
 async def show(call: ApiCall) -> Response:
     """One session at a glance."""
-    session = await call.backend.parts.sessions.open(call.session_id)
+    session = await call.backend.parts.sessions.fresh(call.session_id)
     return JSONResponse(shown_session(call.backend, session))
 
 
@@ -135,7 +135,7 @@ async def show(call: ApiCall) -> Response:
 async def change(call: ApiCall, given: SessionChange) -> Response:
     """Rename it, put it away, change its agent."""
     sessions = call.backend.parts.sessions
-    session = await sessions.open(call.session_id)
+    session = await sessions.fresh(call.session_id)
     agent = _known_agent(call.backend, given.agent)
     if given.title is not None:
         await sessions.rename(session, given.title)
@@ -151,7 +151,7 @@ async def change(call: ApiCall, given: SessionChange) -> Response:
 async def delete(call: ApiCall) -> Response:
     """Delete it for good."""
     parts, session_id = call.backend.parts, call.session_id
-    session = await parts.sessions.open(session_id)
+    session = await parts.sessions.fresh(session_id)
     await parts.runner.stop_anywhere(session.key or session_id)
     await parts.sessions.store.delete(session_id)
     parts.sessions.forget(session_id)
@@ -222,7 +222,7 @@ class EventsQuery(BaseModel):
 @serve("GET", f"{SESSION}/events", produces="text/event-stream")
 async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     """What happens in a session, as it happens; resumable by Last-Event-ID."""
-    session = await call.backend.parts.sessions.open(call.session_id)
+    session = await call.backend.parts.sessions.fresh(call.session_id)
     feed = call.backend.feeds.of(session.id)
     watched = FeedCursor(feed, after=_last_event_id(call))
     first = [FeedEvent(watched.place, "hello", _hello(call.backend, session, feed))]
@@ -269,7 +269,7 @@ class CorrectedSummary(RequestBody):
 @serve("GET", f"{SESSION}/memory")
 async def memory(call: ApiCall) -> Response:
     """What of the session is where."""
-    session = await call.backend.parts.sessions.open(call.session_id)
+    session = await call.backend.parts.sessions.fresh(call.session_id)
     return JSONResponse(await _memory_of(call.backend, session))
 
 
@@ -277,7 +277,7 @@ async def memory(call: ApiCall) -> Response:
 async def correct(call: ApiCall, given: CorrectedSummary) -> Response:
     """Set the summary right."""
     sessions = call.backend.parts.sessions
-    session = await sessions.open(call.session_id)
+    session = await sessions.fresh(call.session_id)
     await sessions.correct_summary(session, given.text.strip())
     call.backend.feeds.of(session.id).add("memory", {"reason": "edited"})
     return JSONResponse(await _memory_of(call.backend, session))
@@ -287,7 +287,7 @@ async def correct(call: ApiCall, given: CorrectedSummary) -> Response:
 async def summarise(call: ApiCall) -> Response:
     """Have older messages summarised now."""
     parts = call.backend.parts
-    session = await parts.sessions.open(call.session_id)
+    session = await parts.sessions.fresh(call.session_id)
     evicted = await parts.summarizer.compact(session, keep=parts.keep)
     if evicted is not None:
         if parts.recall is not None:

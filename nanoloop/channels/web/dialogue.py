@@ -170,7 +170,7 @@ def tell_accepted(backend: Backend, message: Inbound) -> None:
 @serve("POST", f"{SESSION}/stop")
 async def stop(call: ApiCall) -> Response:
     """Stop the answer that is going on."""
-    session = await call.backend.parts.sessions.open(call.session_id)
+    session = await call.backend.parts.sessions.fresh(call.session_id)
     stopped = await call.backend.parts.runner.stop_anywhere(session.key or session.id)
     return JSONResponse({"stopped": stopped})
 
@@ -179,7 +179,7 @@ async def stop(call: ApiCall) -> Response:
 async def retry(call: ApiCall, again: Retry) -> Response:
     """Take the last exchange back and ask again."""
     parts = call.backend.parts
-    session = await parts.sessions.open(call.session_id)
+    session = await parts.sessions.fresh(call.session_id)
     key = await lane_of(call.backend, session)
     if session.has_seen(again.message_id):
         return JSONResponse({"message_id": again.message_id}, status_code=202)
@@ -224,7 +224,7 @@ class MessagesQuery(BaseModel):
 async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
     """What was said, page by page from the newest."""
     sessions = call.backend.parts.sessions
-    session = await sessions.open(call.session_id)
+    session = await sessions.fresh(call.session_id)
     upto = session.last_seq if asked.before is None else min(asked.before - 1, session.last_seq)
     found = await _newest(sessions.store, session.id, upto=upto, count=asked.limit + 1)
     page = found[-asked.limit :]
