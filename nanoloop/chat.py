@@ -167,6 +167,10 @@ class Chats:
         with suppress(RuntimeError):  # the loop has ended: its turn comes after the next start
             self._workers.put_nowait(key, session_id, bounded=False)
 
+    async def work_here(self, key: str, session_id: str) -> None:
+        """The same, in this task where the worker has nothing to do."""
+        await self._workers.work_here(key, session_id)
+
     def note(self, session: Session, begun: Begun) -> None:
         """Go on behind a question that this process has begun, durable by now."""
         self._begun[session.id] = begun
@@ -255,6 +259,8 @@ class Chats:
             self._holding.discard(session.id)
 
     async def _ask_after(self, session: Session) -> None:
+        if session.by == self._nodes.me and not session.queue.waiting:
+            return
         await self._nodes.ask_after(session.by, *map(hearer_of, session.waiting))
 
     async def _heed_now(self, running: _Running) -> None:

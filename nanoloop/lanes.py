@@ -15,16 +15,19 @@ from nanoloop.errors import LaneFull
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+Then = Callable[[], Awaitable[None]]
+"""What a lane's task does once the lane is gone; the next item has a task of its own."""
 
 
 class Lanes(Generic[K, T]):
     """Hands each item to `handle`, one at a time and in order for each key.
 
-    `handle` must not raise: what it lets through ends every lane.
+    `handle` must not raise: what it lets through ends every lane. What the last item's returned is
+    done in the same task.
     """
 
     def __init__(
-        self, handle: Callable[[K, T], Awaitable[None]], *, limit: int, name: str = "lane"
+        self, handle: Callable[[K, T], Awaitable[Then | None]], *, limit: int, name: str = "lane"
     ) -> None:
         self._handle = handle
         self._limit = limit
@@ -73,6 +76,15 @@ class Lanes(Generic[K, T]):
         else:
             waiting.append(item)
 
+    async def work_here(self, key: K, item: T) -> None:
+        """Add an item, whatever waits; where its lane is idle all is done in this task."""
+        waiting = self._waiting.get(key)
+        if waiting is not None:
+            waiting.append(item)
+            return
+        self._begin(key, item)
+        await self._work(key)
+
     async def put(self, key: K, item: T) -> None:
         """Add an item as soon as its lane has room."""
         while self.waiting(key) >= self._limit:
@@ -82,26 +94,31 @@ class Lanes(Generic[K, T]):
     def _open(self, key: K, item: T) -> None:
         if self._group is None or self._group.cancel_scope.cancel_called:
             raise RuntimeError("lanes are open only inside `async with`")
-        self._waiting[key] = deque((item,))
-        if self._idle.is_set():
-            self._idle = anyio.Event()
+        self._begin(key, item)
         # A lane works for whoever runs the lanes, not for whoever was first to put something in.
         name = f"{self._name} {key}"
         self._context.run(partial(self._group.start_soon, self._work, key, name=name))
 
+    def _begin(self, key: K, item: T) -> None:
+        self._waiting[key] = deque((item,))
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+
     async def _work(self, key: K) -> None:
-        waiting = self._waiting[key]
+        waiting, then = self._waiting[key], None
         try:
             while waiting:
                 item = waiting.popleft()
                 self._tell_of_room(key)
-                await self._handle(key, item)
+                then = await self._handle(key, item)
         finally:
             # No await between the last look and this: what comes later opens the lane anew.
             del self._waiting[key]
             self._tell_of_room(key)
             if not self._waiting:
                 self._idle.set()
+        if then is not None:
+            await then()
 
     def _tell_of_room(self, key: K) -> None:
         room = self._room.pop(key, None)

@@ -38,7 +38,7 @@ from nanoloop.events import (
 from nanoloop.exchange import Begun, ExchangeParts
 from nanoloop.fairness import FairLimiter
 from nanoloop.intake import amended_by, entry_of, is_command
-from nanoloop.lanes import Lanes
+from nanoloop.lanes import Lanes, Then
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Delivery, Inbound, Outcome
 from nanoloop.nodes import Nodes
@@ -378,7 +378,7 @@ class Arrivals:
         await delivery.ack("failed")
         await self._notices.apologise(delivery.message, error)
 
-    async def _arrive(self, key: str, delivery: Delivery) -> None:
+    async def _arrive(self, key: str, delivery: Delivery) -> Then | None:
         try:
             arrival = await self._kept_in_the_end(delivery)
         except (SessionDamaged, NotReadable) as unreadable:
@@ -386,13 +386,13 @@ class Arrivals:
                 await self._answer_aside(key, delivery)
             else:
                 await self._fail(delivery, unreadable)
-            return
+            return None
         except Exception as error:  # noqa: BLE001 - as above
             await self._fail(delivery, error)
-            return
+            return None
         if arrival.outcome == "full":
             await self._refuse(delivery)
-            return
+            return None
         if arrival.outcome == "repeated":
             name = delivery.message.message_id or ""
             announce(MessageRepeated(key=key, message_id=name))
@@ -401,7 +401,10 @@ class Arrivals:
         if arrival.ends_turn:
             self._chats.drop_turn(key)
         await delivery.ack(arrival.outcome)
-        self._chats.wake(key, arrival.session.id)
+        if self._arrivals.waiting(key):
+            self._chats.wake(key, arrival.session.id)
+            return None
+        return partial(self._chats.work_here, key, arrival.session.id)
 
     async def _kept_in_the_end(self, delivery: Delivery) -> Arrival:
         """The same, however long the store is away; the chat is told of that once."""
@@ -424,7 +427,8 @@ class Arrivals:
         while True:
             with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
                 session = await self._sessions.current(message.session_key, agent=message.agent)
-                await self._parts.nodes.ask_after(session.by)
+                if session.by != self._parts.nodes.me:
+                    await self._parts.nodes.ask_after(session.by)
                 arrival = await self._sessions.change(session, act)
                 if arrival is not None:
                     return arrival

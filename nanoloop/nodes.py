@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_urlsafe
@@ -47,6 +47,7 @@ class Nodes:
         self.lapses = 0
         """How often it was silent for so long that another may have taken it for dead."""
         self._beating = anyio.Lock()
+        self._has_left = False
         self._group: TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
@@ -60,12 +61,14 @@ class Nodes:
 
     async def __aexit__(self, *exc: object) -> bool | None:
         assert self._group is not None  # noqa: S101 - entered before it is left
+        self._has_left = True
         self._group.cancel_scope.cancel()
         try:
             return await self._group.__aexit__(*exc)  # type: ignore[arg-type]
         finally:
             with anyio.move_on_after(LEAVE_SECONDS, shield=True), suppress(StoreError):
-                await self._store.leave(self.me)  # what it owes is taken over at once
+                async with self._beating:  # no beat may come behind this
+                    await self._store.leave(self.me)  # what it owes is taken over at once
 
     async def _keep_beating(self) -> None:
         while True:
@@ -77,17 +80,23 @@ class Nodes:
         """Say that this process lives, and look who else does; raises `StoreError`."""
         asked_at = _now()
         async with self._beating:
-            if self._looked_at > asked_at:  # somebody else did while this one waited
+            if self._looked_at > asked_at or self._has_left:  # another did while this one waited
                 return
             # Counted from before the store heard of it, so that nobody counts from earlier.
             now = _now()
             mine = Node(id=self.me, place=PLACE, pid=os.getpid(), holds=self._wanted)
-            rows = await self._store.beat(mine)
+            rows = await self._told(mine)
             self.lapses += not self._is_sure
             dead = [row.id for row in rows if row.id != self.me and _is_dead(row)]
             for name in dead:
                 await self._store.leave(name)
             self._note(rows, dead, now)
+
+    async def _told(self, mine: Node) -> Sequence[Node]:
+        # To its end, in a thread say: cancelled, it would still be written, and that much later.
+        with anyio.move_on_after(SURE_SECONDS, shield=True):
+            return await self._store.beat(mine)
+        raise StoreError("the store does not answer")
 
     def _note(self, rows: Collection[Node], dead: Collection[str], now: float) -> None:
         self._held = next((row.holds for row in rows if row.id == self.me), frozenset())
@@ -130,12 +139,9 @@ class Nodes:
 
     async def ask_after(self, *names: str) -> None:
         """Find out whether these live, where that isn't known; raises `StoreError`."""
-        unknown = {
-            name
-            for name in names
-            if self.is_other(name) and name not in self._others and name not in self._gone
-        }
-        if unknown:
+        known = ("", self.me)
+        names = tuple(name for name in names if name not in known)
+        if unknown := {n for n in names if n not in self._others and n not in self._gone}:
             await self.beat()
             for name in unknown - self._others.keys():
                 self._gone[name] = None

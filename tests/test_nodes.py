@@ -1,8 +1,10 @@
 """Several processes on one store: each chat is answered by one at a time, whoever hears what."""
 
+import asyncio
 import os
 import sys
 from functools import partial
+from threading import Event
 
 import anyio
 import pytest
@@ -308,3 +310,37 @@ async def test_a_process_for_one_chat_takes_over_nothing_in_others(store):
         assert other.chat.sent == []
         await other.recover_chat(KEY)
         assert await other.chat.until(1) == ["1"]
+
+
+async def test_no_beat_comes_behind_the_end_of_its_process():
+    store, is_free, there = InMemoryStore(), Event(), []
+
+    async def beat(node):
+        def write():  # in a thread, which hears of no cancelling
+            is_free.wait()
+            there.append(node.id)
+
+        await asyncio.get_running_loop().run_in_executor(None, write)
+        return [node]
+
+    async def leave(node_id):
+        assert there == [node_id]
+
+    async with anyio.create_task_group() as group:
+        nodes = Nodes(store)
+        store.beat, store.leave = beat, leave
+        async with anyio.create_task_group() as ending:
+            group.start_soon(_freed_later, is_free)
+            ending.start_soon(_in_and_out, nodes)
+            await anyio.sleep(0.02)
+            ending.cancel_scope.cancel()
+
+
+async def _in_and_out(nodes):
+    async with nodes:
+        await anyio.sleep_forever()
+
+
+async def _freed_later(is_free):
+    await anyio.sleep(0.1)
+    is_free.set()
