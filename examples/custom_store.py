@@ -13,7 +13,7 @@ import anyio
 
 from nanoloop import AgentLoop, Entry, Session, SessionExists, SessionNotFound
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.errors import StoreConflict
+from nanoloop.errors import AlreadyHeard, StoreConflict
 from nanoloop.protocols import Node, OwedSession, SessionInfo
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.head import Changes, Identity
@@ -54,6 +54,7 @@ class TableStore:
     def __init__(self) -> None:
         self.rows: dict[str, Row] = {}
         self._ids: dict[str, str] = {}
+        self._heard: set[tuple[str, str]] = set()
 
     async def create(self, *, replace: bool = False, **given: Any) -> Session:
         """Make a session."""
@@ -76,6 +77,9 @@ class TableStore:
         stored = json.loads(row.head)["rev"]
         if changes.revision != stored:
             raise StoreConflict(session.id, mine=changes.revision, theirs=stored)
+        if not self._heard.isdisjoint(changes.heard):
+            raise AlreadyHeard(session.id)
+        self._heard.update(changes.heard)
         row.write(changes)
         session.committed(changes)
 
@@ -119,6 +123,10 @@ class TableStore:
         for session_id in over:
             del self.rows[session_id]
         return len(over)
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        """Say whether this message was taken; a store that lasts forgets after 72 hours."""
+        return (chat, message_id) in self._heard
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Say where something is owed: a large store has an index of that."""

@@ -16,6 +16,7 @@ NanoloopError
 │   ├── SessionDamaged       what is stored of it is not what was written
 │   ├── NotReadable          a key is missing, or a newer version wrote it
 │   └── SessionDiffers       a copy would replace another session of that name
+├── AlreadyHeard             the message was taken before; nothing was written
 ├── IndexUnusable            nothing can be recalled; all else goes on
 ├── AttachmentsFull          a file was not kept: all together take as much as they may
 ├── PictureRefused           a picture was not kept: it is damaged, or larger than it may be
@@ -147,6 +148,17 @@ class StoreConflict(StoreError):
             f"session {session_id!r} is at revision {theirs}, not {mine}: another writer "
             "committed first; load it again"
         )
+
+
+class AlreadyHeard(NanoloopError):
+    """A message that a commit takes was taken before: nothing of the commit was written."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"what session {session_id!r} is to take was said before, under the same id: once is "
+            "enough"
+        )
+        self.session_id = session_id
 
 
 class SessionDamaged(StoreError):

@@ -295,6 +295,10 @@ class Store(Protocol):
         """The session bound to this key, or None."""
         ...
 
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        """Whether a commit of the last 72 hours, at least, took a message of this id there."""
+        ...
+
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Each in which a question has no answer, something waits, or an answer isn't sent.
 

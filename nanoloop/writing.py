@@ -18,6 +18,7 @@ from typing import TypeVar
 import anyio
 
 from nanoloop.errors import (
+    AlreadyHeard,
     NotPossible,
     NotReadable,
     SessionDamaged,
@@ -101,7 +102,8 @@ class SessionWriter:
 
         `act` waits for nothing. Where another writer was first the object is brought up to date
         and `act` runs again: ids and times are made before it, events told after it. Raises
-        `SessionNotFound` where the session was deleted or its time is over.
+        `SessionNotFound` where the session was deleted or its time is over, and `AlreadyHeard`
+        where it took what was taken before: then the object stands where it is stored, too.
         """
         claim = _claim_in(session.id)
         if claim is None:
@@ -127,6 +129,9 @@ class SessionWriter:
                 if number:
                     await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
                 await self._renew(session)
+            except AlreadyHeard:
+                await self._renew(session)
+                raise
             else:
                 return done
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)

@@ -307,6 +307,14 @@ class Conversation:
                 self.touch(WAITING)
             return has_changed
 
+    def hear(self, chat: str, message_id: str) -> bool:
+        """Have the next commit take this message: one that was taken before fails.
+
+        False if that commit takes it already.
+        """
+        with self.lock:
+            return self.tracker.hear(chat, message_id)
+
     def know(self, message_ids: Iterable[str]) -> None:
         """Remember messages of this chat that are no entries here."""
         with self.lock:
@@ -619,6 +627,7 @@ class Conversation:
                 head=self.head().dump(),
                 sections={name: self.part(name) for name in self.tracker.changed},
                 tick=self.tracker.tick,
+                heard=self.tracker.heard,
             )
 
     def committed(self, changes: Changes) -> None:

@@ -255,6 +255,8 @@ class Changes:
     """Larger parts, only those that changed."""
     tick: int
     """The moment of the session's own clock at which they were taken."""
+    heard: tuple[tuple[str, str], ...] = ()
+    """Chat and id of each message that is taken with them: once, whatever any process does."""
 
 
 class ChangeTracker:
@@ -269,6 +271,7 @@ class ChangeTracker:
         self._saved_tick = 0
         self._changed_at: dict[str, int] = {ABOUT: 1}
         self._fresh: deque[Entry] = deque()
+        self._heard_at: dict[tuple[str, str], int] = {}
 
     @property
     def is_saved(self) -> bool:
@@ -284,6 +287,19 @@ class ChangeTracker:
     def changed(self) -> tuple[str, ...]:
         """The sections that are not durable."""
         return tuple(self._changed_at)
+
+    @property
+    def heard(self) -> tuple[tuple[str, str], ...]:
+        """Chat and id of each message whose taking is not durable."""
+        return tuple(self._heard_at)
+
+    def hear(self, chat: str, message_id: str) -> bool:
+        """Note that this message is taken; False if it is noted already."""
+        if (chat, message_id) in self._heard_at:
+            return False
+        self.tick += 1
+        self._heard_at[chat, message_id] = self.tick
+        return True
 
     def touch(self, sections: Iterable[str] = ()) -> None:
         """Note a change of the head, and of these sections."""
@@ -309,6 +325,9 @@ class ChangeTracker:
         self._changed_at = {
             name: tick for name, tick in self._changed_at.items() if tick > changes.tick
         }
+        self._heard_at = {
+            name: tick for name, tick in self._heard_at.items() if tick > changes.tick
+        }
         self._saved_tick = changes.tick
 
     def restored(self, *, revision: int, saved_seq: int) -> None:
@@ -317,4 +336,5 @@ class ChangeTracker:
         self.saved_seq = saved_seq
         self._changed_at = {}
         self._fresh.clear()
+        self._heard_at = {}
         self._saved_tick = self.tick

@@ -29,6 +29,8 @@ from nanoloop.stores.snapshot import (
 NODE_SECONDS = defaults.NODE_SECONDS
 FORGET_NODE_SECONDS = 3600.0
 """After so long its row goes."""
+HEARD_SECONDS = 72 * 3600
+"""So long the id of a message is kept."""
 COMMIT_ID = "commit"
 """The head's field with the random id of the commit that wrote it."""
 
@@ -52,6 +54,8 @@ class Commit:
     """The numbers of all that are erased, of those too that can't be read."""
     message_ids: Mapping[int, str] = field(default_factory=dict)
     """The channels' ids of the users' messages among the new ones, by number."""
+    heard: Sequence[tuple[str, str]] = ()
+    """Chat and id of each message that this commit takes."""
     grows: int = 0
     """By how many bytes the session grows."""
 
@@ -81,6 +85,7 @@ class Commit:
             rewritten=rewritten,
             erased=frozenset(erased),
             message_ids={entry.seq: name for entry in heard for name in message_ids([entry])},
+            heard=changes.heard,
             grows=sum(map(len, texts)) - shrinks,
         )
 
@@ -114,6 +119,18 @@ class Commit:
         """After which moment it is gone, in microseconds since 1970; None for never."""
         moment = expiry(self.head)
         return None if moment is None else micros(moment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeardMessage:
+    """A message that was taken."""
+
+    chat: str
+    """The key of the chat it was said in, whatever session that had then."""
+    id: str
+    """The channel's name for it."""
+    at: int
+    """When the commit was made that took it, in microseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +179,7 @@ class Database(Protocol):
         """Make the session, in place of all there is of the one at revision `over`.
 
         With None there must be none of that id, and False says that another was first, or an
-        earlier try of this one.
+        earlier try of this one. Raises `AlreadyHeard` as `commit`.
         """
         ...
 
@@ -171,7 +188,10 @@ class Database(Protocol):
 
         Returns where it stood, and None where there is none: nothing was written unless that is
         `commit.revision`, or unless the head has this commit's id, as after an answer that got
-        lost and a second try.
+        lost and a second try. Only then what it takes is looked at: raises `AlreadyHeard`, and
+        writes nothing, where one of `commit.heard` was taken before; else all of them are now, at
+        `commit.updated_at`. Of two commits that take the same, in any sessions and processes, one
+        is made.
         """
         ...
 
@@ -198,7 +218,10 @@ class Database(Protocol):
         ...
 
     async def delete_expired(self, *, now: int) -> int:
-        """Remove those whose time was over before now; returns how many."""
+        """Remove those whose time was over before now; returns how many.
+
+        What was heard more than `HEARD_SECONDS` before now is forgotten too.
+        """
         ...
 
     def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
@@ -225,6 +248,18 @@ class Database(Protocol):
 
     async def leave(self, node_id: str) -> None:
         """Forget this process; an unknown one is fine."""
+        ...
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        """Whether a message of this id was taken there, and isn't forgotten yet."""
+        ...
+
+    def heard(self) -> AsyncIterator[HeardMessage]:
+        """All that was heard and isn't forgotten, for another store."""
+        ...
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        """Note these, as another store had them; what is known already stays as it is."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import anyio
 from anyio.lowlevel import checkpoint
 
+from nanoloop.errors import AlreadyHeard
 from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, copied, utc_now
 from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import (
     FORGET_NODE_SECONDS,
+    HEARD_SECONDS,
     Commit,
+    HeardMessage,
     StoredSession,
     granted,
     newest_seen,
@@ -101,12 +104,14 @@ class _Memory:
         self._keys: dict[str, str] = {}
         self._nodes: dict[str, tuple[float, Node]] = {}
         """When each was heard of last, by this machine's clock."""
+        self._heard: dict[tuple[str, str], int] = {}
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
         await checkpoint()
         old = self._rows.get(commit.id)
         if (None if old is None else old.head["rev"]) != over:
             return False
+        self._take(commit)
         self._rows[commit.id] = row = _Row()
         self._take_in(row, commit)
         return True
@@ -118,8 +123,14 @@ class _Memory:
             return None
         stood = int(row.head["rev"])
         if stood == commit.revision:
+            self._take(commit)
             self._take_in(row, commit)
         return stood
+
+    def _take(self, commit: Commit) -> None:
+        if any(message in self._heard for message in commit.heard):
+            raise AlreadyHeard(commit.id)
+        self._heard |= dict.fromkeys(commit.heard, commit.updated_at)
 
     def _take_in(self, row: _Row, commit: Commit) -> None:
         row.take_in(commit)
@@ -158,6 +169,8 @@ class _Memory:
         gone = [name for name, row in self._rows.items() if row.has_expired(now)]
         for name in gone:
             del self._rows[name]
+        since = now - HEARD_SECONDS * 1_000_000
+        self._heard = {message: at for message, at in self._heard.items() if at >= since}
         return len(gone)
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession]:
@@ -192,6 +205,19 @@ class _Memory:
     async def leave(self, node_id: str) -> None:
         await checkpoint()
         self._nodes.pop(node_id, None)
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        await checkpoint()
+        return (chat, message_id) in self._heard
+
+    async def heard(self) -> AsyncIterator[HeardMessage]:
+        await checkpoint()
+        for (chat, name), at in list(self._heard.items()):
+            yield HeardMessage(chat=chat, id=name, at=at)
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        await checkpoint()
+        self._heard = {(each.chat, each.id): each.at for each in messages} | self._heard
 
     async def bind(self, key: str, session_id: str) -> None:
         await checkpoint()

@@ -10,7 +10,13 @@ from nanoloop.bounded import BoundedDict
 from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, copied
-from nanoloop.stores.database import Commit, Database, StoredSession, newest_seen
+from nanoloop.stores.database import (
+    Commit,
+    Database,
+    HeardMessage,
+    StoredSession,
+    newest_seen,
+)
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 
@@ -96,6 +102,15 @@ class _Layered:
 
     async def leave(self, node_id: str) -> None:
         await self._behind.leave(node_id)
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        return await self._behind.has_heard(chat, message_id)
+
+    def heard(self) -> AsyncIterator[HeardMessage]:
+        return self._behind.heard()
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        await self._behind.hear(messages)
 
     async def bind(self, key: str, session_id: str) -> None:
         await self._behind.bind(key, session_id)

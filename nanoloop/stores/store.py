@@ -39,7 +39,15 @@ from nanoloop.session.head import (
     seconds_of,
 )
 from nanoloop.session.session import Session
-from nanoloop.stores.database import COMMIT_ID, Commit, Database, StoredSession, micros, size_of
+from nanoloop.stores.database import (
+    COMMIT_ID,
+    Commit,
+    Database,
+    HeardMessage,
+    StoredSession,
+    micros,
+    size_of,
+)
 from nanoloop.stores.snapshot import (
     StoredSnapshot,
     decoding,
@@ -175,8 +183,8 @@ class DatabaseStore:
     async def save(self, session: Session) -> None:
         """Make all that is new in it durable at once, or nothing.
 
-        Raises `SessionNotFound` after a delete or expiry and `StoreConflict` when another writer
-        was first.
+        Raises `SessionNotFound` after a delete or expiry, `StoreConflict` when another writer was
+        first, and `AlreadyHeard` when what it takes was taken before.
         """
         await self.order.write(session.id, lambda: self._commit(session))
 
@@ -340,6 +348,19 @@ class DatabaseStore:
     async def delete_expired(self) -> int:
         """Remove what expired; returns how many."""
         return await self._open.delete_expired(now=self._now())
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        """Whether a commit of the last 72 hours, at least, took a message of this id there."""
+        return await self._open.has_heard(chat, message_id)
+
+    async def heard(self) -> AsyncIterator[HeardMessage]:
+        """All messages that were taken in the last 72 hours, for another store."""
+        async for message in self._open.heard():
+            yield message
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        """Note these messages, as another store had them."""
+        await self._open.hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Each in which a question has no answer, something waits, or an answer isn't sent.

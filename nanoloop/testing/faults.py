@@ -168,6 +168,10 @@ class FaultyStore:
         """As the store's."""
         return await self._store.delete_expired()
 
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        """As the store's."""
+        return await self._store.has_heard(chat, message_id)
+
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """As the store's."""
         return self._store.owing(pending=pending)
