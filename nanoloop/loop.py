@@ -19,6 +19,7 @@ from nanoloop.chat import Chats
 from nanoloop.commands import Commands
 from nanoloop.context import Bounds, Views
 from nanoloop.errors import (
+    AlreadyHeard,
     HistoryNotLoaded,
     LaneFull,
     NanoloopError,
@@ -423,28 +424,49 @@ class Arrivals:
 
     async def _kept(self, message: Inbound, entry: Entry) -> Arrival:
         """Have it in its chat's session, durable when this returns."""
-        act = partial(self._take_in, message=message, entry=entry)
+        is_known = await self._has_heard(message, amended_by(message))
+        act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
         while True:
             with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
                 session = await self._sessions.current(message.session_key, agent=message.agent)
                 if session.by != self._parts.nodes.me:
                     await self._parts.nodes.ask_after(session.by)
-                arrival = await self._sessions.change(session, act)
+                arrival = await self._arrived(session, message, act)
                 if arrival is not None:
                     return arrival
 
-    def _take_in(self, session: Session, *, message: Inbound, entry: Entry) -> Arrival | None:
-        """Have the session take it in; None where its chat has moved on."""
+    async def _arrived(
+        self, session: Session, message: Inbound, act: Callable[[Session], Arrival | None]
+    ) -> Arrival | None:
+        """What became of it in this session; None where it is to be tried again."""
+        arrival = None
+        with suppress(AlreadyHeard):  # it was, or another that the same commit was to take
+            arrival = await self._sessions.change(session, act)
+            if arrival is None or arrival.outcome != "full":
+                return arrival
+        if await self._has_heard(message, message.message_id):
+            return Arrival(session=session, outcome="repeated")
+        return arrival
+
+    async def _has_heard(self, message: Inbound, message_id: str | None) -> bool:
+        """Whether a message with this id was taken in the same chat."""
+        if message_id is None:
+            return False
+        return await self._sessions.store.has_heard(message.session_key, message_id)
+
+    def _take_in(
+        self, session: Session, *, message: Inbound, entry: Entry, is_known: bool
+    ) -> Arrival | None:
+        """Have the session take it in; None where its chat has moved on.
+
+        `is_known` says whether the message that it changes was taken.
+        """
         if session.moved:
             return None
-        name = message.message_id
         if (kept := _tried_before(session, entry)) is not None:
             return kept
-        # A change may come under the name of what it changes.
-        if name is not None and name != amended_by(message) and session.has_seen(name):
-            return Arrival(session=session, outcome="repeated")
         if amended_by(message):
-            return self._amend(session, message, entry)
+            return self._amend(session, message, entry, is_known=is_known)
         return self._queue(session, message, entry)
 
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
@@ -453,21 +475,23 @@ class Arrivals:
         waits = is_command(message) or not is_next
         if waits and not self._has_room(session, entry):
             return Arrival(session=session, outcome="full")
+        if not _hears(session, message):
+            return Arrival(session=session, outcome="repeated")
         if message.agent and not is_command(message):
             self._parts.agents.choose(session, wanted=message.agent, channel=message.channel)
         if waits:
             self._chats.hold(session, entry)
-            if is_command(message) and message.message_id is not None:
-                session.know([message.message_id])  # it will be in no log
             return Arrival(session=session)
         return Arrival(session=session, begun=self._parts.begin(session, entry))
 
-    def _amend(self, session: Session, message: Inbound, told: Entry) -> Arrival:
+    def _amend(self, session: Session, message: Inbound, told: Entry, *, is_known: bool) -> Arrival:
         """Change what waits or is being asked; of anything older the model is told."""
         name, begun, ends_turn = amended_by(message) or "", None, False
+        if not is_known and name not in map(message_id_of, session.waiting):
+            return Arrival(session=session)
+        if not _hears(session, message):
+            return Arrival(session=session, outcome="repeated")
         if not session.amend_held(name, None if message.deletes else message.text):
-            if not session.has_seen(name):
-                return Arrival(session=session)
             question = session.entry_at(session.awaiting)
             ends_turn = question is not None and message_id_of(question) == name
             if question is None or not ends_turn:
@@ -480,14 +504,21 @@ class Arrivals:
             elif not message.deletes:
                 again = replace(reworded(question, message.text), id=told.id)
                 begun = self._parts.begin(session, again)
-        if message.message_id is not None:
-            session.know([message.message_id])
         return Arrival(session=session, begun=begun, ends_turn=ends_turn)
 
     def _has_room(self, session: Session, entry: Entry) -> bool:
         waiting = session.waiting
         used = sum(map(_size, waiting))
         return len(waiting) < self._waiting_limit and used + _size(entry) <= WAITING_BYTES
+
+
+def _hears(session: Session, message: Inbound) -> bool:
+    """Have the session take it with its next commit; False if that takes it already."""
+    name = message.message_id
+    # A change may come under the name of what it changes.
+    if name is None or name == amended_by(message):
+        return True
+    return session.hear(message.session_key, name)
 
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:

@@ -28,8 +28,6 @@ from nanoloop.session.queue import last_exchange
 from nanoloop.session.session import Session
 from nanoloop.writing import SessionWriter
 
-HANDED_ON = 100
-"""Message ids that a chat's next conversation knows of the one before."""
 ENTRIES_READ = 500
 """Entries of a history that are read at a time."""
 
@@ -132,7 +130,7 @@ class Sessions:
         passed = {session.id}
         while session.moved:
             if session.moved in passed:  # they point at each other: the last one is the one
-                await self.change(session, partial(_welcome, heard=()))
+                await self.change(session, _welcome)
                 break
             key = session.key or session.id
             following = await self._open_or_create(key, session.moved, agent or session.agent)
@@ -205,8 +203,7 @@ class Sessions:
         """Have the chat go on there, what waits with it; one commit in the old one decides."""
         if old is not None:
             if session is not old:
-                heard = old.heard[-HANDED_ON:]
-                await self.change(session, partial(_welcome, heard=heard))
+                await self.change(session, _welcome)
             await self.change(old, partial(_leave, moved=session.id))
         await self.store.bind(key, session.id)
         self._id_by_key[key] = session.id
@@ -324,10 +321,8 @@ def _undone(session: Session) -> list[Entry]:
     return session.undo()
 
 
-def _welcome(session: Session, *, heard: Collection[str]) -> None:
-    """Let it know what this chat's last messages were: none is answered twice."""
-    if not all(map(session.has_seen, heard)):
-        session.know(heard)
+def _welcome(session: Session) -> None:
+    """Have its chat go on here, and nowhere else."""
     if session.moved:
         session.move("")
 

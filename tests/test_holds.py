@@ -140,6 +140,45 @@ async def test_after_switch_a_repeated_message_is_still_known(store):
         assert await loop.chat.until(1) == ["3"]
 
 
+async def test_a_message_that_comes_again_behind_many_others_is_still_known(store):
+    provider = ScriptedProvider(held=True)
+    async with running(provider, store) as loop:
+        await loop.bus.hand_in(said("one"))
+        await provider.asked()
+        for number in range(140):
+            await loop.bus.hand_in(said(f"m{number}"))
+        assert await loop.bus.hand_in(said("one")) == "repeated"
+        assert await loop.bus.hand_in(said("m0")) == "repeated"
+    assert len((await store.get("test:a")).waiting) == 140
+
+
+async def test_a_repeated_message_is_known_where_no_other_has_room():
+    provider, store = ScriptedProvider(held=True), InMemoryStore()
+    async with running(provider, store, lane_limit=2) as loop:
+        await loop.bus.hand_in(said("one"))
+        await provider.asked()
+        for number, outcome in enumerate(["kept", "kept", "full"]):
+            assert await loop.bus.hand_in(said(f"m{number}")) == outcome
+        assert await loop.bus.hand_in(said("m0")) == "repeated"
+        assert await loop.bus.hand_in(said("m2")) == "full"
+
+
+async def test_of_two_processes_that_get_a_message_at_the_same_moment_one_keeps_it():
+    store, outcomes = InMemoryStore(), {}
+    first, second = ScriptedProvider(["1"]), ScriptedProvider(["1"])
+
+    async def take(loop):
+        outcomes[await loop.bus.hand_in(said("one"))] = loop
+
+    async with running(first, store) as one, running(second, store) as other:
+        async with anyio.create_task_group() as group:
+            for loop in (one, other):
+                group.start_soon(take, loop)
+        assert sorted(outcomes) == ["kept", "repeated"]
+        assert await outcomes["kept"].chat.until(1) == ["1"]
+    assert await log_of(store) == ["one", "1"]
+
+
 async def test_what_waits_before_a_new_beginning_belongs_to_the_old_conversation(store):
     provider = ScriptedProvider(["1", "2", "3"], held=True)
     async with running(provider, store) as loop:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import redis
 
-from nanoloop.errors import StoreConflict, StoreError
+from nanoloop.errors import AlreadyHeard, StoreConflict, StoreError
 from nanoloop.session.entry import utc_now
 from nanoloop.stores.redis import RedisStore
 from tests.conftest import running
@@ -98,6 +98,29 @@ async def test_who_names_one_server_of_a_cluster_is_told_how(nodes):
     async with opened(nodes[0].url) as store:
         with pytest.raises(StoreError, match=r"write redis\+cluster://HOST:PORT in store.url"):
             await created(store, 10)
+
+
+async def test_a_message_is_taken_once_in_a_cluster_whatever_session_its_chat_has(store, nodes):
+    async with opened(url_of(nodes), prefix="other") as other:
+        for number in range(20):  # on all nodes
+            first, second = [await store.create(id=f"{name}{number}") for name in "st"]
+            for session, fails in ((first, False), (second, True)):
+                session.hear(f"chat {number}", "m1")
+                session.add_message("user", "hi")
+                if fails:
+                    with pytest.raises(AlreadyHeard):
+                        await store.save(session)
+                else:
+                    await store.save(session)
+            assert await store.has_heard(f"chat {number}", "m1")
+            assert not await other.has_heard(f"chat {number}", "m1")
+            again = await store.load(first.id)
+            again.hear(f"chat {number}", "m1")
+            with pytest.raises(AlreadyHeard):
+                await store.save(again)
+    store.clock = lambda: utc_now() + timedelta(hours=73)
+    await store.delete_expired()
+    assert [each async for each in store.heard()] == []
 
 
 @pytest.mark.slow

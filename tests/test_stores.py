@@ -18,7 +18,6 @@ from nanoloop.errors import (
 from nanoloop.events import SessionsCounted, hearing
 from nanoloop.protocols import Store
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.session.session import Session
 from nanoloop.stores.encryption import FernetSeal
 from nanoloop.stores.in_memory import InMemoryStore
@@ -398,23 +397,11 @@ class TestWindow:
         assert texts(back.history()) == ["message 2", "message 1", "message 0"]
         assert (await store.get("s")).entry_count == session.entry_count
 
-    async def test_message_ids_are_known_after_a_load(self, store):
-        session = await store.create(id="s")
-        for number in range(20):
-            metadata = {"message_id": f"m{number}"}
-            session.add_entry(Entry.message("user", "hi", metadata=metadata))
-        session.trim_if_needed(2, 1)
-        await store.save(session)
-        back = await store.load("s")
-        assert len(back.window) == 1
-        assert all(back.has_seen(f"m{number}") for number in range(20))
-
 
 class TestOwed:
-    async def test_what_waits_what_is_unsent_and_what_was_heard_comes_back(self, store):
+    async def test_what_waits_and_what_is_unsent_comes_back(self, store):
         session = await store.create(id="s")
         say(session, 2)
-        session.know(["m1", "m2"])
         for name in ("m3", "m4"):
             session.hold(Entry.message("user", f"to {name}", metadata={"message_id": name}))
         session.owe(2)
@@ -422,21 +409,8 @@ class TestOwed:
         back = await store.load("s")
         assert texts(back.waiting) == ["to m3", "to m4"]
         assert back.unsent == (2,)
-        assert all(back.has_seen(name) for name in ("m1", "m2", "m3", "m4"))
         info = (await infos(store))[0]
         assert (info.waiting, info.unsent) == (2, 1)
-
-    async def test_what_was_heard_last_is_known_however_long_the_log_is(self, store):
-        session = await store.create(id="s")
-        for number in range(SEEN_LIMIT):
-            metadata = {"message_id": f"m{number}"}
-            session.add_entry(Entry.message("user", "hi", metadata=metadata))
-        session.know(["e1"])
-        session.trim_if_needed(2, 1)
-        await store.save(session)
-        back = await store.load("s")
-        assert back.has_seen("e1")
-        assert back.has_seen(f"m{SEEN_LIMIT - 1}")
 
     async def test_a_message_takes_its_turn_in_one_commit(self, store):
         session = await store.create(id="s")

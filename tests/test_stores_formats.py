@@ -8,6 +8,7 @@ nothing and one whose time is over.
 import json
 import sqlite3
 from contextlib import asynccontextmanager, closing
+from datetime import datetime, timezone
 from pathlib import Path
 
 import anyio
@@ -15,7 +16,8 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
-from nanoloop.errors import StoreError
+from nanoloop.errors import AlreadyHeard, StoreError
+from nanoloop.stores.database import HEARD_SECONDS
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.postgres_server import STEPS
 from nanoloop.stores.redis import RedisStore
@@ -109,6 +111,33 @@ async def test_every_session_is_there_as_it_was(opens):
         assert await store.bound("tg:1") == "cut"
 
 
+async def test_what_was_heard_is_heard(opens):
+    async with opened(opens) as store:
+        named = {(each.chat, each.id) async for each in store.heard()}
+        assert named == {
+            *(("tg:1", f"m{number}") for number in (1, 2, 3)),  # it waits, or is answered
+            ("tg:2", "m1"),
+            *(("tg:3", f"m{number}") for number in range(24)),
+            *(("tg:3", f"noted {number}") for number in (1, 2)),
+            ("idle", "m7"),
+            ("over", "m8"),
+        }
+        cut = await store.load("cut")
+        cut.hear("tg:1", "m3")
+        with pytest.raises(AlreadyHeard):
+            await store.save(cut)
+
+
+async def test_what_was_heard_by_the_older_version_is_forgotten_in_its_time(opens):
+    async with opened(opens) as store:
+        at = {each.at async for each in store.heard()}
+        store.clock = lambda: datetime.fromtimestamp(
+            max(at) / 1e6 + HEARD_SECONDS + 1, timezone.utc
+        )
+        await store.delete_expired()
+        assert [each async for each in store.heard()] == []
+
+
 async def test_each_goes_on_and_is_known_by_what_it_owes_then(opens):
     async with opened(opens) as store:
         cut, idle = await store.load("cut"), await store.load("idle")
@@ -195,7 +224,7 @@ async def test_an_older_process_writes_nothing_into_renewed_tables(
     async with connected(postgres_url) as older, opened(opens) as store:
         await older.execute(statement, "y")
         before = (await store.load("cut")).revision
-        with pytest.raises(asyncpg.PostgresError, match="window_start"):
+        with pytest.raises(asyncpg.PostgresError, match=r"window_start|heard"):
             await older.execute(statement, "cut")
         assert (await store.load("cut")).revision == before
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanoloop.errors import SessionError, SessionNotFound
+from nanoloop.errors import AlreadyHeard, SessionError, SessionNotFound
 from nanoloop.session.entry import Entry
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
@@ -31,6 +31,8 @@ STEPS = st.one_of(
     st.tuples(st.sampled_from(["reset", "clear", "replace", "delete", "reopen"]), st.none()),
     st.tuples(st.just("wait"), st.integers(1, 6)),
     st.tuples(st.sampled_from(["ask", "answer", "arrive", "hold", "let_go"]), st.none()),
+    st.tuples(st.just("take"), st.tuples(st.sampled_from("xy"), st.sampled_from("123"))),
+    st.tuples(st.just("sweep"), st.none()),
     st.tuples(st.just("claim"), st.sampled_from(["a", "b", "\ud800 'ż\x00"])),
 )
 
@@ -102,6 +104,19 @@ class World:
             self.session.let_go_held(entry.id)
         await self.save(_)
 
+    async def take(self, message):
+        await self.say(1)
+        self.session.hear(*message)
+        try:
+            await self.save(None)
+        except AlreadyHeard:
+            self.session = await self.store.load("s")
+
+    async def sweep(self, _):
+        self.now += timedelta(hours=36)
+        await self.store.delete_expired()
+        await self.begin()
+
     async def claim(self, name):
         self.session.claim(name)
         await self.save(None)
@@ -148,12 +163,13 @@ class World:
         infos = [replace(info, size=0) async for info in self.store.list()]
         owing = [(owed.id, owed.by) async for owed in self.store.owing()]
         behind = [owed async for owed in self.store.owing(pending=True)]
+        heard = sorted([(each.chat, each.id, each.at) async for each in self.store.heard()])
         try:
             whole, window = await self.store.get("s"), await self.store.load("s")
         except SessionNotFound:
-            return infos, owing, behind
+            return infos, owing, behind, heard
         return [
-            (infos, owing, len(behind)),
+            (infos, owing, len(behind), heard),
             all(owed.revision == whole.revision for owed in behind),
             seqs(whole.window),
             seqs(window.window),

@@ -193,7 +193,7 @@ async def test_a_message_is_durable_before_it_is_accepted(web, monkeypatch):
     back.set()
     assert waiting.cancelled_caught
     assert (await post(web, session, "hello")).status_code == 202
-    assert (await store.get(session)).has_seen("0123456789")
+    assert await store.has_heard((await store.get(session)).key, "0123456789")
 
 
 async def test_of_many_posts_to_a_slow_chat_all_that_are_accepted_are_kept(web, monkeypatch):

@@ -19,7 +19,6 @@ from nanoloop.session.digest import Digest, Quotes, Summary, added, pinned
 from nanoloop.session.entry import ERASED, Entry, copied, entries_in, title_of, utc_now
 from nanoloop.session.head import (
     ABOUT,
-    HEARD,
     MEMO,
     SETTINGS,
     STATE,
@@ -33,7 +32,7 @@ from nanoloop.session.head import (
 )
 from nanoloop.session.log import Archive, Log, cut, cut_to_fit, message_count, whole_before
 from nanoloop.session.options import Options
-from nanoloop.session.queue import Next, Queue, is_asked, last_exchange, message_id_of
+from nanoloop.session.queue import Next, Queue, is_asked, last_exchange
 
 
 class Conversation:
@@ -173,11 +172,9 @@ class Conversation:
     def _count(self, entry: Entry) -> None:
         if entry.role == "assistant":
             self.turns += 1
-        elif entry.role == "user":
-            self.queue.heard.add(message_id_of(entry))
-            if not self.about.title:
-                self.about = replace(self.about, title=title_of(entry))
-                self.tracker.touch([ABOUT])
+        elif entry.role == "user" and not self.about.title:
+            self.about = replace(self.about, title=title_of(entry))
+            self.tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
         """What has to happen after every append."""
@@ -314,22 +311,6 @@ class Conversation:
         """
         with self.lock:
             return self.tracker.hear(chat, message_id)
-
-    def know(self, message_ids: Iterable[str]) -> None:
-        """Remember messages of this chat that are no entries here."""
-        with self.lock:
-            self.queue.note(message_ids)
-            self.touch(HEARD)
-
-    @property
-    def heard(self) -> tuple[str, ...]:
-        """The ids of the newest messages of this chat, oldest first."""
-        with self.lock:
-            return tuple(self.queue.heard)
-
-    def has_seen(self, message_id: str) -> bool:
-        """Whether a message with this id is in the log, as far back as ids are remembered."""
-        return message_id in self.queue.heard
 
     @property
     def unsent(self) -> tuple[int, ...]:
@@ -570,10 +551,8 @@ class Conversation:
             self.touch(ABOUT, SUMMARY, MEMO)
 
     def _forget_trace(self, entry: Entry) -> None:
-        if entry.role == "user":
-            self.queue.heard.remove(message_id_of(entry))
-            if self.about.title == title_of(entry):
-                self.about = replace(self.about, title="")
+        if entry.role == "user" and self.about.title == title_of(entry):
+            self.about = replace(self.about, title="")
 
     # What is in memory
 
@@ -682,13 +661,12 @@ class Conversation:
         self.moved = head.moved
         self.by, self.claims, self.stopped = head.by, head.claims, head.stopped
 
-    def restore_log(self, head: Head, log: Log, heard: Iterable[str]) -> None:
+    def restore_log(self, head: Head, log: Log) -> None:
         """Take over the log that a store kept; its entries may be newer than the head."""
         self.log = log
-        self.queue.restored(log.entries, heard)
+        self.queue.restored(log.entries)
         for entry in log.between(head.last, log.last):
             self._count(entry)
-        self.queue.heard.add(*map(message_id_of, self.queue.waiting))
         self.tracker.restored(revision=head.rev, saved_seq=log.last)
 
 
@@ -716,6 +694,5 @@ PARTS: Mapping[str, Part] = {
         lambda waiting: [entry.to_dict() for entry in waiting],
         lambda stored: tuple(entries_in(stored)),
     ),
-    HEARD: _value("queue.noted", list, lambda stored: tuple(map(str, stored))),
 }
 """What a store keeps of a session beside its head and entries: how each is written, and read."""

@@ -1,9 +1,8 @@
-"""What waits in a session for its turn or for its arrival, and which messages it has heard."""
+"""What waits in a session: messages for their turn, answers for their arrival."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
@@ -12,10 +11,6 @@ from nanoloop.session.entry import Entry
 
 MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
-SEEN_LIMIT = 128
-"""Message ids that a session in memory remembers: more than any platform delivers at once."""
-NOTED_LIMIT = 100
-"""The most of them that are in no entry of its log."""
 
 COMMAND = "command"
 """The origin of an entry that is a command; it waits like any other, and gets into no log."""
@@ -25,9 +20,6 @@ is answered with it; the moment, in seconds of Unix, before which it is not answ
 
 NODE = "node"
 """The metadata key of a message that waits: the process that has heard it, and is to answer it."""
-
-_line = json.JSONEncoder().encode
-"""An id as it stands in the text: with no line break in it, whatever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +64,16 @@ Next = Send | Think | PassOn | Run | Ask | None
 class Queue:
     """Messages of a chat before their turn, and answers before they have arrived."""
 
-    __slots__ = ("heard", "noted", "unsent", "waiting")
+    __slots__ = ("unsent", "waiting")
 
     def __init__(self) -> None:
         self.waiting: tuple[Entry, ...] = ()
         """What was said while an answer was under way, oldest first; in no log yet."""
         self.unsent: tuple[int, ...] = ()
         """The numbers of answers that their chat may not have got, oldest first."""
-        self.heard = MessageIds()
-        """The newest messages of the chat, whatever became of them."""
-        self.noted: tuple[str, ...] = ()
-        """Those of them that are in no entry."""
 
     def hold(self, entry: Entry) -> None:
         """Keep a message until its turn comes."""
-        self.heard.add(message_id_of(entry))
         self.waiting = (*self.waiting, entry)
 
     def next(self, awaiting: int, sent: Container[int], moved: str) -> Next:
@@ -121,18 +108,10 @@ class Queue:
             self.waiting = tuple(_asking(e, text) if e.id in mine else e for e in self.waiting)
         return bool(mine)
 
-    def note(self, message_ids: Iterable[str]) -> None:
-        """Remember messages that are no entries here."""
-        known = {**dict.fromkeys(self.noted), **dict.fromkeys(message_ids)}
-        self.noted = tuple(known)[-NOTED_LIMIT:]
-        self.heard.add(*self.noted)
-
-    def restored(self, entries: Sequence[Entry], heard: Iterable[str]) -> None:
-        """Drop what is in the log already, as after a torn commit, and remember what was heard."""
+    def restored(self, entries: Sequence[Entry]) -> None:
+        """Drop what is in the log already, as after a torn commit."""
         there = {entry.id for entry in entries}
         self.waiting = tuple(entry for entry in self.waiting if entry.id not in there)
-        said = (message_id_of(entry) for entry in entries if entry.role == "user")
-        self.heard.add(*heard, *self.noted, *said)
 
 
 def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
@@ -199,29 +178,6 @@ def messages_among(waiting: Iterable[Entry]) -> list[Entry]:
 def message_id_of(entry: Entry) -> str | None:
     """The channel's id of what a user said."""
     return entry.metadata.get(MESSAGE_ID)
-
-
-class MessageIds:
-    """The newest ids, bounded; lines of one text, as there are thousands of sessions of them."""
-
-    def __init__(self) -> None:
-        self._lines = "\n"
-
-    def __contains__(self, message_id: str) -> bool:
-        return f"\n{_line(message_id)}\n" in self._lines
-
-    def __iter__(self) -> Iterator[str]:
-        return map(json.loads, self._lines.split("\n")[1:-1])
-
-    def remove(self, message_id: str | None) -> None:
-        """Forget this one; an unknown one is fine."""
-        self._lines = self._lines.replace(f"\n{_line(message_id)}\n", "\n", 1)
-
-    def add(self, *message_ids: str | None) -> None:
-        """Remember these as the newest, in this order; None is nobody's id."""
-        new = {_line(name): None for name in message_ids if name is not None}
-        old = [line for line in self._lines.split("\n")[1:-1] if line not in new]
-        self._lines = "\n".join(("", *[*old, *new][-SEEN_LIMIT:], ""))
 
 
 AMENDMENT = "amendment"

@@ -494,15 +494,14 @@ class Session(Conversation):
         sections: Mapping[str, Any],
         entries: Iterable[Entry],
         after: int = 0,
-        seen: Iterable[str] = (),
         clock: Callable[[], datetime] = utc_now,
     ) -> Session:
         """The session that a store kept, with all entries whose number is above `after`.
 
-        `seen` are message ids from before that; entries newer than the head are taken in.
+        Entries newer than the head are taken in.
         """
         session = cls(id=sections[ABOUT]["id"], clock=clock)
         stood = Head.load(head)
         session.restore(stood, sections)
-        session.restore_log(stood, Log.restored(stood, entries, after=after), seen)
+        session.restore_log(stood, Log.restored(stood, entries, after=after))
         return session

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
 from nanoloop.session.entry import Entry, utc_now
-from nanoloop.stores.database import COMMIT_ID
+from nanoloop.stores.database import COMMIT_ID, HeardMessage
 from nanoloop.stores.snapshot import StoredSnapshot, window_start
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ async def copy(
             await _copy_one(found, target, done, may_replace=replace, warn=warn)
         tell(name, done)
     await _copy_keys(source, target, done)
+    await _copy_heard(source, target)
     return done
 
 
@@ -132,6 +133,20 @@ async def _copy_keys(source: DatabaseStore, target: DatabaseStore, done: Copied)
         if await target.bound(key) != session_id:
             await target.bind(key, session_id)
         done.keys += 1
+
+
+HEARD_AT_ONCE = 500
+
+
+async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
+    """Have no message answered there again that was answered here."""
+    page: list[HeardMessage] = []
+    async for message in source.heard():
+        page.append(message)
+        if len(page) == HEARD_AT_ONCE:
+            await target.hear(page)
+            page = []
+    await target.hear(page)
 
 
 def digest(snapshot: StoredSnapshot) -> str:

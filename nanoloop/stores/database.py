@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from secrets import token_urlsafe
 from typing import Any, Protocol
@@ -13,14 +13,12 @@ from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.head import ABOUT, Changes
-from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.snapshot import (
     Decode,
     encoded,
     expiry,
     head_of,
     is_visible,
-    message_ids,
     owes,
     sections_of,
     window_start,
@@ -52,8 +50,6 @@ class Commit:
     """Erased ones, each in the place of the entry with its number."""
     erased: frozenset[int] = frozenset()
     """The numbers of all that are erased, of those too that can't be read."""
-    message_ids: Mapping[int, str] = field(default_factory=dict)
-    """The channels' ids of the users' messages among the new ones, by number."""
     heard: Sequence[tuple[str, str]] = ()
     """Chat and id of each message that this commit takes."""
     grows: int = 0
@@ -65,15 +61,11 @@ class Commit:
         session_id: str,
         changes: Changes,
         *,
-        heard: Sequence[Entry] = (),
         rewritten: Sequence[Entry] = (),
         erased: Collection[int] = (),
         shrinks: int = 0,
     ) -> Commit:
-        """These changes, sealed or not; `heard` are their entries before they were sealed.
-
-        The entries in `rewritten` lose so many bytes.
-        """
+        """These changes, sealed or not; the entries in `rewritten` lose so many bytes."""
         texts = [text_of(entry) for entry in changes.entries]
         return cls(
             id=session_id,
@@ -84,7 +76,6 @@ class Commit:
             texts=texts,
             rewritten=rewritten,
             erased=frozenset(erased),
-            message_ids={entry.seq: name for entry in heard for name in message_ids([entry])},
             heard=changes.heard,
             grows=sum(map(len, texts)) - shrinks,
         )
@@ -141,10 +132,6 @@ class StoredSession:
     sections: Mapping[str, Any]
     entries: Sequence[Entry] = ()
     """Oldest first."""
-    seen: Mapping[int, str] = field(default_factory=dict)
-    """The channels' ids of the newest messages, at least `SEEN_LIMIT` if there are, by number."""
-    before: Sequence[Entry] = ()
-    """Some that stand before these and were read with them: their ids have been seen too."""
     unreadable: Sequence[str] = ()
     """What is there of it that could not be read, in words."""
     size: int = 0
@@ -200,7 +187,7 @@ class Database(Protocol):
         ...
 
     async def window(self, session_id: str) -> StoredSession | None:
-        """It with the entries from its window on, and with `seen`; history costs nothing here."""
+        """It with the entries from its window on; history costs nothing here."""
         ...
 
     async def whole(self, session_id: str) -> StoredSession | None:
@@ -298,9 +285,3 @@ def text_of(entry: Entry) -> bytes:
 def size_of(entry: Entry) -> int:
     """The bytes that an entry takes."""
     return len(text_of(entry))
-
-
-def newest_seen(seen: Mapping[int, str], commit: Commit) -> dict[int, str]:
-    """The ids of the newest messages once the commit is in, bounded."""
-    names = [*seen.items(), *commit.message_ids.items()]
-    return dict(names[-SEEN_LIMIT:])

@@ -23,7 +23,6 @@ from nanoloop.stores.database import (
     HeardMessage,
     StoredSession,
     granted,
-    newest_seen,
 )
 from nanoloop.stores.snapshot import OWES_CHAT, OWES_SUMMARY, owed_session
 from nanoloop.stores.store import DatabaseStore
@@ -49,7 +48,6 @@ class _Row:
     sections: dict[str, Any] = field(default_factory=dict)
     entries: list[Entry] = field(default_factory=list)
     size: int = 0
-    seen: dict[int, str] = field(default_factory=dict)
     window: int = 1
     updated_at: int = 0
     expires_at: int | None = None
@@ -62,7 +60,6 @@ class _Row:
         self.entries += commit.entries
         self.head = copied(commit.head)
         self.sections |= copied(commit.sections)
-        self.seen = newest_seen(self.seen, commit)
         self.size += commit.grows
         self.window = commit.window
         self.updated_at = commit.updated_at
@@ -79,7 +76,6 @@ class _Row:
             head=self.head,
             sections=self.sections,
             entries=entries,
-            seen=self.seen,
             size=self.size,
         )
 

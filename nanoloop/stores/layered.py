@@ -15,7 +15,6 @@ from nanoloop.stores.database import (
     Database,
     HeardMessage,
     StoredSession,
-    newest_seen,
 )
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
@@ -136,6 +135,5 @@ def _advanced(kept: StoredSession, commit: Commit) -> StoredSession | None:
         head=copied(commit.head),
         sections={**kept.sections, **copied(commit.sections)},
         entries=[entry for entry in entries if entry.seq >= commit.window],
-        seen=newest_seen(kept.seen, commit),
         size=kept.size + commit.grows,
     )

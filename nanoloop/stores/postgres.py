@@ -10,30 +10,37 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 from hashlib import sha256
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyio.to_thread import run_sync
 
 from nanoloop import defaults
-from nanoloop.errors import SessionDamaged
+from nanoloop.errors import AlreadyHeard, SessionDamaged
 from nanoloop.protocols import Node, OwedSession, Seal
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import ABOUT
-from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.stores.database import (
     FORGET_NODE_SECONDS,
+    HEARD_SECONDS,
     NODE_SECONDS,
     Commit,
+    HeardMessage,
     StoredSession,
+    micros,
     text_of,
 )
 from nanoloop.stores.postgres_server import (
+    FAILURES,
+    HEARD_KEY,
     Connections,
+    Work,
+    digest_of,
     from_json,
     migrate,
+    plain,
     prepare,
     schema_name,
+    unplain,
 )
 from nanoloop.stores.snapshot import (
     OWES_CHAT,
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from asyncpg import Connection, Record
 
 
+T = TypeVar("T")
 Arguments = tuple[Any, ...]
 _PAGE = 500
 _EXPIRED_PAGE = 100
@@ -111,7 +119,7 @@ class _Tables:
                 await server.execute(self._sql.delete_over, arguments[0], over)
                 return await self._insert(server, arguments)
 
-        return await self._connections.run(work)
+        return await self._taking(commit, work)
 
     async def _insert(self, server: Connection, arguments: Arguments) -> bool:
         return await server.fetchval(self._sql.insert, *arguments) is not None
@@ -128,7 +136,23 @@ class _Tables:
                     await server.execute(self._sql.rewrite, *rewritten(commit))
                 return stood
 
-        return await self._connections.run(work)
+        return await self._taking(commit, work)
+
+    async def _taking(self, commit: Commit, work: Work[T]) -> T:
+        """Do this; raises `AlreadyHeard` where that is why it failed."""
+
+        async def tried(server: Connection) -> tuple[T, ...]:
+            try:
+                return (await work(server),)
+            except FAILURES as error:
+                if getattr(error, "constraint_name", None) != HEARD_KEY:
+                    raise
+                return ()  # and the connection is as good as before
+
+        done = await self._connections.run(tried)
+        if not done:
+            raise AlreadyHeard(commit.id)
+        return done[0]
 
     async def _commit(self, server: Connection, arguments: Arguments, now: int) -> int | None:
         revision = int(arguments[1])
@@ -142,6 +166,8 @@ class _Tables:
         await self._connections.run(lambda s: s.execute(self._sql.delete, plain(session_id)))
 
     async def delete_expired(self, *, now: int) -> int:
+        since = as_time(now - HEARD_SECONDS * 1_000_000)
+        await self._connections.run(lambda s: s.execute(self._sql.forget, since))
         total, count = 0, _EXPIRED_PAGE
         arguments = (self._sql.delete_expired, as_time(now), _EXPIRED_PAGE)
         while count == _EXPIRED_PAGE:
@@ -223,6 +249,36 @@ class _Tables:
     async def leave(self, node_id: str) -> None:
         await self._connections.run(lambda s: s.execute(self._sql.leave, plain(node_id)))
 
+    # Messages
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        arguments = (self._sql.has_heard, digest_of(plain(chat), plain(message_id)))
+        found: bool = await self._connections.run(lambda s: s.fetchval(*arguments))
+        return found
+
+    async def heard(self) -> AsyncIterator[HeardMessage]:
+        after = b""
+        while True:
+            page = await self._connections.run(
+                lambda s: s.fetch(self._sql.heard, after, _PAGE)  # noqa: B023 - awaited here
+            )
+            for row in page:
+                at = micros(row["heard_at"])
+                yield HeardMessage(chat=unplain(row["chat"]), id=unplain(row["id"]), at=at)
+            if len(page) < _PAGE:
+                return
+            after = page[-1]["digest"]
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        names = [(plain(each.chat), plain(each.id)) for each in messages]
+        arguments = (
+            [digest_of(*each) for each in names],
+            [chat for chat, _ in names],
+            [name for _, name in names],
+            [as_time(each.at) for each in messages],
+        )
+        await self._connections.run(lambda s: s.execute(self._sql.hear, *arguments))
+
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
@@ -257,32 +313,35 @@ def _digest(key: str) -> bytes:
 _MADE = """
 WITH mine AS (
     INSERT INTO {schema}.session
-        (id, rev, head, window_seq, updated_at, expires_at, size, heard, owes, node)
-    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $15, $16)
+        (id, rev, head, window_seq, updated_at, expires_at, size, owes, node)
+    VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $9)
     ON CONFLICT (id) DO NOTHING
-    RETURNING number, heard
+    RETURNING number
 ),"""
 _ADVANCED = """
 WITH mine AS (
     UPDATE {schema}.session
     SET rev = $2::bigint + 1, head = $3, window_seq = $4, updated_at = $5,
-        expires_at = $6, size = size + $7::bigint, heard = heard + $8::bigint,
-        owes = $15, node = $16
+        expires_at = $6, size = size + $7::bigint, owes = $8, node = $9
     WHERE id = $1 AND rev = $2 AND (expires_at IS NULL OR expires_at >= $17)
-    RETURNING number, heard
+    RETURNING number
 ),"""
 _CONTENTS = """
 named AS (
     INSERT INTO {schema}.section (session, name, value)
     SELECT mine.number, new.name, new.value
-    FROM mine, unnest($9::text[], $10::json[]) AS new (name, value)
+    FROM mine, unnest($10::text[], $11::json[]) AS new (name, value)
     ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
 ),
 added AS (
-    INSERT INTO {schema}.entry (session, seq, heard, message_id, content)
-    SELECT mine.number, new.seq, mine.heard - new.before_last, new.message_id, new.content
-    FROM mine, unnest($11::bigint[], $12::bigint[], $13::text[], $14::json[])
-        AS new (seq, before_last, message_id, content)
+    INSERT INTO {schema}.entry (session, seq, content)
+    SELECT mine.number, new.seq, new.content
+    FROM mine, unnest($12::bigint[], $13::json[]) AS new (seq, content)
+),
+taken AS ( -- what was heard before fails here, and so the whole statement does
+    INSERT INTO {schema}.heard (digest, chat, id, heard_at)
+    SELECT new.digest, new.chat, new.id, $5
+    FROM mine, unnest($14::bytea[], $15::text[], $16::text[]) AS new (digest, chat, id)
 )
 SELECT number FROM mine
 """
@@ -306,8 +365,7 @@ SELECT rev FROM {schema}.session WHERE id = $1 AND (expires_at IS NULL OR expire
 """
     head: str = "SELECT head FROM {schema}.session WHERE id = $1"
     window: str = """
-SELECT head, size, parts.names, parts.values, shown.seqs, shown.contents, seen.seqs AS seen_seqs,
-    seen.ids AS seen_ids
+SELECT head, size, parts.names, parts.values, shown.seqs, shown.contents
 FROM {schema}.session,
 LATERAL (
     SELECT array_agg(name) AS names, array_agg(value) AS values
@@ -319,15 +377,10 @@ LATERAL (
         SELECT seq, content FROM {schema}.entry
         WHERE session = number AND seq >= coalesce($2, window_seq) ORDER BY seq
     ) AS newest
-) AS shown,
-LATERAL (
-    SELECT array_agg(seq ORDER BY seq) AS seqs, array_agg(message_id ORDER BY seq) AS ids
-    FROM {schema}.entry
-    WHERE entry.session = number AND entry.heard > session.heard - {seen_limit}
-) AS seen
+) AS shown
 WHERE id = $1
 """
-    """Flat: both ranges of entries are bounded by themselves, however the server plans to read."""
+    """Flat: the range of entries is bounded by itself, however the server plans to read."""
     between: str = """
 SELECT seq, content FROM {schema}.entry
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)
@@ -352,6 +405,16 @@ WHERE (expires_at IS NULL OR expires_at >= $1) ORDER BY updated_at DESC, number
 SELECT id, rev, node FROM {schema}.session
 WHERE owes > 0 AND owes <= $1 AND (expires_at IS NULL OR expires_at >= $2) ORDER BY number
 """
+    has_heard: str = "SELECT EXISTS (SELECT FROM {schema}.heard WHERE digest = $1)"
+    heard: str = """
+SELECT digest, chat, id, heard_at FROM {schema}.heard WHERE digest > $1 ORDER BY digest LIMIT $2
+"""
+    hear: str = """
+INSERT INTO {schema}.heard (digest, chat, id, heard_at)
+SELECT * FROM unnest($1::bytea[], $2::text[], $3::text[], $4::timestamptz[])
+ON CONFLICT DO NOTHING
+"""
+    forget: str = "DELETE FROM {schema}.heard WHERE heard_at < $1"
     beat: str = """
 SELECT id, place, pid, holds,
     abs(extract(epoch FROM clock_timestamp() - seen))::double precision AS age
@@ -380,8 +443,7 @@ SELECT digest, key, session FROM {schema}.binding WHERE digest > $1 ORDER BY dig
     def of(cls, schema: str) -> Statements:
         """All of them, for the tables in this schema."""
         texts = {field.name: str(field.default) for field in fields(cls)}
-        bounds = {"schema": schema, "seen_limit": SEEN_LIMIT}
-        return cls(**{name: text.format(**bounds) for name, text in texts.items()})
+        return cls(**{name: text.format(schema=schema) for name, text in texts.items()})
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -394,8 +456,7 @@ def as_time(micros: int) -> datetime:
 
 def commit_arguments(commit: Commit) -> tuple[Any, ...]:
     """What the statements that write a session want, in their order."""
-    ids = [commit.message_ids.get(entry.seq) for entry in commit.entries]
-    heard = sum(name is not None for name in ids)
+    heard = [(plain(chat), plain(name)) for chat, name in commit.heard]
     return (
         plain(commit.id),
         commit.revision,
@@ -404,24 +465,16 @@ def commit_arguments(commit: Commit) -> tuple[Any, ...]:
         as_time(commit.updated_at),
         None if commit.expires_at is None else as_time(commit.expires_at),
         commit.grows,
-        heard,
+        commit.owes,
+        plain(commit.by),
         list(commit.sections),
         [as_json(encoded(value)) for value in commit.sections.values()],
         [entry.seq for entry in commit.entries],
-        [
-            None if name is None else heard - nth
-            for name, nth in zip(ids, _counted(ids), strict=True)
-        ],
-        [None if name is None else plain(name) for name in ids],
         [as_json(text) for text in commit.texts],
-        commit.owes,
-        plain(commit.by),
+        [digest_of(chat, name) for chat, name in heard],
+        [chat for chat, _ in heard],
+        [name for _, name in heard],
     )
-
-
-def _counted(ids: Iterable[str | None]) -> Iterable[int]:
-    """How many there are up to each of them."""
-    return accumulate(int(name is not None) for name in ids)
 
 
 def rewritten(commit: Commit) -> tuple[Any, ...]:
@@ -444,7 +497,6 @@ def stored(session_id: str, row: Record, entries: Iterable[Record] | None = None
         entries=entries_of(session_id, pairs, from_json)
         if entries is None
         else entries_from(session_id, entries),
-        seen=dict(zip(row["seen_seqs"] or (), map(unplain, row["seen_ids"] or ()), strict=True)),
         size=row["size"],
     )
 
@@ -481,28 +533,3 @@ def _is_json(text: bytes) -> bool:
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
-
-
-def is_plain(text: str) -> bool:
-    """Whether PostgreSQL takes it as text: no NUL, no half of a surrogate pair."""
-    if "\0" in text:
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_QUOTE = '"'
-
-
-def plain(text: str) -> str:
-    """Any text as one that PostgreSQL takes: itself, or in quotes with escapes."""
-    is_itself = is_plain(text) and not text.startswith(_QUOTE)
-    return text if is_itself else json.dumps(text)
-
-
-def unplain(text: str) -> str:
-    """The text again."""
-    return json.loads(text) if text.startswith(_QUOTE) else text

@@ -6,23 +6,32 @@ import asyncio
 import json
 import re
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from hashlib import sha256
 from socket import gaierror
 from ssl import SSLError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from nanoloop.errors import SessionDamaged, SettingsError, StoreError, how_to_install
-from nanoloop.stores.snapshot import OWES_NOTHING, head_of, owes
+from nanoloop.errors import SettingsError, StoreError, how_to_install
+from nanoloop.stores.database import HEARD_SECONDS
+from nanoloop.stores.snapshot import chat_of, noted_in, owed_in
 
 if TYPE_CHECKING:
-    from asyncpg import Connection
+    from asyncpg import Connection, Record
 
 
 try:
-    from asyncpg import Connection, InterfaceError, InternalClientError, PostgresError, connect
+    from asyncpg import (
+        Connection,
+        InterfaceError,
+        InternalClientError,
+        PostgresError,
+        connect,
+    )
 except ModuleNotFoundError as missing:  # said here: no other file imports it
     raise SettingsError(
         f"sessions in PostgreSQL need the package asyncpg: {how_to_install('postgres')}"
@@ -330,35 +339,87 @@ async def _take_steps(connection: Connection, schema: str, stood: int) -> None:
     for step in STEPS[stood:]:
         await connection.execute(step.format(schema=schema))
         if step is _OWING:
-            await _note_owed(connection, schema)
+            await _take_over(connection, schema)
+            without = _WITHOUT_FORMER + _VIEWS.replace("MESSAGE_ID", _MESSAGE_ID)
+            await connection.execute(without.format(schema=schema))
     await connection.execute(_STOOD.format(schema=schema), len(STEPS))
 
 
-_HEADS = """
-SELECT number, head FROM {schema}.session WHERE number > $1 ORDER BY number LIMIT 500
+_NEWEST = "SELECT max(updated_at) FROM {schema}.session"
+_BEFORE = """
+SELECT number, id, head, updated_at, about.value AS about, noted.value AS noted,
+    waiting.value AS waiting, ARRAY(
+    SELECT message_id FROM {schema}.entry
+    WHERE entry.session = number AND entry.heard > session.heard - 128 AND updated_at >= $2
+) AS heard
+FROM {schema}.session
+LEFT JOIN {schema}.section AS about ON about.session = number AND about.name = 'about'
+LEFT JOIN {schema}.section AS noted ON noted.session = number AND noted.name = 'heard'
+LEFT JOIN {schema}.section AS waiting ON waiting.session = number AND waiting.name = 'waiting'
+WHERE number > $1 ORDER BY number LIMIT 500
 """
 _NOTE_OWED = """
 UPDATE {schema}.session SET owes = new.owes
 FROM unnest($1::bigint[], $2::smallint[]) AS new (number, owes)
 WHERE session.number = new.number
 """
+_NOTE_HEARD = """
+INSERT INTO {schema}.heard (digest, chat, id, heard_at)
+SELECT * FROM unnest($1::bytea[], $2::text[], $3::text[], $4::timestamptz[])
+ON CONFLICT DO NOTHING
+"""
 
 
-async def _note_owed(connection: Connection, schema: str) -> None:
-    """Have the index know what is owed in the sessions that were there before it."""
-    after = 0
-    while page := await connection.fetch(_HEADS.format(schema=schema), after):
-        found = {row["number"]: _owed_in(row["head"]) for row in page}
+async def _take_over(connection: Connection, schema: str) -> None:
+    """Have the index know what is owed, and the chats what their sessions have heard."""
+    ask, owe, hear = (each.format(schema=schema) for each in (_BEFORE, _NOTE_OWED, _NOTE_HEARD))
+    newest = await connection.fetchval(_NEWEST.format(schema=schema))
+    after, since = 0, newest and newest - timedelta(seconds=HEARD_SECONDS)
+    while page := await connection.fetch(ask, after, since):
+        found = {row["number"]: owed_in(row["head"], from_json) for row in page}
         owing = {number: owed for number, owed in found.items() if owed}
-        await connection.execute(_NOTE_OWED.format(schema=schema), [*owing], [*owing.values()])
+        await connection.execute(owe, [*owing], [*owing.values()])
+        heard = [each for row in page if row["updated_at"] >= since for each in _heard_in(row)]
+        await connection.execute(hear, *([each[n] for each in heard] for n in range(4)))
         after = page[-1]["number"]
 
 
-def _owed_in(head: str) -> int:
+def _heard_in(row: Record) -> Iterator[tuple[bytes, str, str, datetime]]:
+    """What a session of an older format has heard, as rows."""
+    chat = plain(chat_of(unplain(row["id"]), row["about"], from_json))
+    noted = [each for name in ("noted", "waiting") for each in noted_in(row[name], from_json)]
+    for message_id in dict.fromkeys((*row["heard"], *map(plain, noted))):
+        yield digest_of(chat, message_id), chat, message_id, row["updated_at"]
+
+
+def digest_of(chat: str, message_id: str) -> bytes:
+    """The two of them, both plain, in the room that an index has, however long they are."""
+    return sha256(f"{len(chat)}:{chat}{message_id}".encode()).digest()
+
+
+def is_plain(text: str) -> bool:
+    """Whether PostgreSQL takes it as text: no NUL, no half of a surrogate pair."""
+    if "\0" in text:
+        return False
     try:
-        return owes(head_of("", head, from_json))
-    except SessionDamaged:  # it can't be opened either
-        return OWES_NOTHING
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_QUOTE = '"'
+
+
+def plain(text: str) -> str:
+    """Any text as one that PostgreSQL takes: itself, or in quotes with escapes."""
+    is_itself = is_plain(text) and not text.startswith(_QUOTE)
+    return text if is_itself else json.dumps(text)
+
+
+def unplain(text: str) -> str:
+    """The text again."""
+    return json.loads(text) if text.startswith(_QUOTE) else text
 
 
 def from_json(text: str) -> Any:
@@ -435,35 +496,7 @@ CREATE TABLE {schema}.binding (
 COMMENT ON TABLE {schema}.binding IS 'Which session a chat has now; the digest is of a key';
 """
 
-_AS_WRITTEN = r"""
-DROP VIEW IF EXISTS {schema}.sessions, {schema}.messages, {schema}.usage;
-
-CREATE FUNCTION {schema}.written(value jsonb) RETURNS json LANGUAGE plpgsql AS $$
-BEGIN
-    IF jsonb_typeof(value) = 'object' AND value ? '_exact' THEN
-        RETURN (value ->> '_exact')::json;
-    END IF;
-    RETURN value::json;
-EXCEPTION WHEN invalid_text_representation THEN -- Infinity and the like
-    RETURN to_json(value ->> '_exact');
-END $$;
-ALTER TABLE {schema}.session DROP COLUMN token,
-    ALTER COLUMN head TYPE json USING {schema}.written(head);
-ALTER TABLE {schema}.section ALTER COLUMN value TYPE json USING {schema}.written(value);
-ALTER TABLE {schema}.entry ALTER COLUMN content TYPE json USING {schema}.written(content);
-DROP FUNCTION {schema}.written;
-
-CREATE FUNCTION {schema}.readable(value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    RETURN value::jsonb;
-EXCEPTION WHEN OTHERS THEN
-    RETURN regexp_replace(
-        value::text, '(?<!\\)((?:\\\\)*)\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{{2}})', '\1?', 'g'
-    )::jsonb;
-END $$;
-COMMENT ON FUNCTION {schema}.readable IS
-    'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
-
+_VIEWS = """
 CREATE VIEW {schema}.sessions AS
 SELECT session.id,
     about.value ->> 'key' AS key,
@@ -493,7 +526,7 @@ SELECT session.id AS session,
     (said ->> 'timestamp')::timestamptz AS at,
     said -> 'content' ->> 'role' AS role,
     said -> 'content' ->> 'text' AS text,
-    message_id,
+    MESSAGE_ID AS message_id,
     seq >= coalesce((asked ->> 'start')::bigint, 1) AND NOT EXISTS (
         SELECT FROM jsonb_array_elements(coalesce(asked -> 'hidden', '[]')) AS pair
         WHERE seq BETWEEN (pair ->> 0)::bigint AND (pair ->> 1)::bigint
@@ -517,6 +550,36 @@ JOIN {schema}.session ON session.number = entry.session
 GROUP BY 1, 2;
 COMMENT ON VIEW {schema}.usage IS 'What was said and done, by session and day (UTC)';
 """
+
+_AS_WRITTEN = r"""
+DROP VIEW IF EXISTS {schema}.sessions, {schema}.messages, {schema}.usage;
+
+CREATE FUNCTION {schema}.written(value jsonb) RETURNS json LANGUAGE plpgsql AS $$
+BEGIN
+    IF jsonb_typeof(value) = 'object' AND value ? '_exact' THEN
+        RETURN (value ->> '_exact')::json;
+    END IF;
+    RETURN value::json;
+EXCEPTION WHEN invalid_text_representation THEN -- Infinity and the like
+    RETURN to_json(value ->> '_exact');
+END $$;
+ALTER TABLE {schema}.session DROP COLUMN token,
+    ALTER COLUMN head TYPE json USING {schema}.written(head);
+ALTER TABLE {schema}.section ALTER COLUMN value TYPE json USING {schema}.written(value);
+ALTER TABLE {schema}.entry ALTER COLUMN content TYPE json USING {schema}.written(content);
+DROP FUNCTION {schema}.written;
+
+CREATE FUNCTION {schema}.readable(value json) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN value::jsonb;
+EXCEPTION WHEN OTHERS THEN
+    RETURN regexp_replace(
+        value::text, '(?<!\\)((?:\\\\)*)\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{{2}})', '\1?', 'g'
+    )::jsonb;
+END $$;
+COMMENT ON FUNCTION {schema}.readable IS
+    'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
+"""
 """Values as `json`, in which they stay as they were written, and not in part a second time."""
 
 _OWING = """
@@ -528,6 +591,15 @@ ALTER TABLE {schema}.session ADD COLUMN owes smallint NOT NULL DEFAULT 0,
 COMMENT ON COLUMN {schema}.session.owes IS '1: something to its chat, else 2: a summary, else 0';
 COMMENT ON COLUMN {schema}.session.node IS 'The process that answers there, or did so last';
 CREATE INDEX session_owes ON {schema}.session (owes) WHERE owes > 0;
+
+CREATE TABLE {schema}.heard (
+    digest bytea PRIMARY KEY,
+    chat text NOT NULL,
+    id text NOT NULL,
+    heard_at timestamptz NOT NULL
+);
+COMMENT ON TABLE {schema}.heard IS 'Messages of the last 72 hours; the digest is of chat and id';
+CREATE INDEX heard_by_time ON {schema}.heard (heard_at);
 
 CREATE TABLE {schema}.node (
     id text PRIMARY KEY,
@@ -569,5 +641,18 @@ COMMENT ON FUNCTION {schema}.beat IS
     'Note that a process lives; of two that want the same account at once one gets it';
 """
 
-STEPS = (_FIRST, _AS_WRITTEN, _OWING)
+_WITHOUT_FORMER = """
+DELETE FROM {schema}.section WHERE name = 'heard';
+DROP VIEW {schema}.sessions, {schema}.messages, {schema}.usage;
+ALTER TABLE {schema}.session DROP COLUMN heard;
+ALTER TABLE {schema}.entry DROP COLUMN heard, DROP COLUMN message_id;
+"""
+"""What an older version knew of messages in their session, once their chats know it."""
+
+_MESSAGE_ID = "said -> 'metadata' ->> 'message_id'"
+
+HEARD_KEY = "heard_pkey"
+"""The constraint that a message which was heard before offends against."""
+
+STEPS = (_FIRST, _AS_WRITTEN + _VIEWS.replace("MESSAGE_ID", "message_id"), _OWING)
 """Each is run once, in its own order; a change of the tables is a new one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -19,15 +20,16 @@ from zlib import crc32
 import anyio
 
 from nanoloop import defaults
-from nanoloop.errors import SessionDamaged, StoreError
+from nanoloop.errors import AlreadyHeard, SessionDamaged, StoreError
 from nanoloop.protocols import Node, OwedSession, Seal
-from nanoloop.session.entry import Entry, utc_now
-from nanoloop.session.head import ABOUT
-from nanoloop.session.queue import SEEN_LIMIT
+from nanoloop.session.entry import Entry, from_rfc3339, utc_now
+from nanoloop.session.head import ABOUT, WAITING
 from nanoloop.stores.database import (
     FORGET_NODE_SECONDS,
+    HEARD_SECONDS,
     NODE_SECONDS,
     Commit,
+    HeardMessage,
     StoredSession,
     micros,
     text_of,
@@ -37,22 +39,24 @@ from nanoloop.stores.redis_server import (
     BETWEEN,
     COMMIT,
     NAMES,
-    NOTE_OWED,
     READ,
     REMOVE,
+    TAKE_OVER,
     Argument,
     Call,
     RedisServer,
 )
 from nanoloop.stores.snapshot import (
-    OWES_NOTHING,
+    NOTED,
     as_it_is,
+    chat_of,
     decoding,
     encoded,
     entries_of,
     expiry,
     head_of,
-    owes,
+    noted_in,
+    owed_in,
     sections_of,
 )
 from nanoloop.stores.store import DatabaseStore
@@ -107,8 +111,11 @@ class _Rows:
 
     async def _write(self, commit: Commit, based_on: str, *, now: str = "") -> str:
         await self._layout.ready()
+        elsewhere = list(self._heard_elsewhere(commit))
+        if any(await self._ask(*(("ZSCORE", *each) for each in elsewhere))):
+            raise AlreadyHeard(commit.id)
         call = COMMIT(
-            self._keys.of(commit.id),
+            [*self._keys.of(commit.id), *(key for key, _ in self._heard(commit))],
             commit.id,
             based_on,
             now,
@@ -117,16 +124,35 @@ class _Rows:
             "" if commit.expires_at is None else commit.expires_at,
             self._drops_at(commit),
             commit.grows,
-            SEEN_LIMIT,
             _lines((entry.seq, text_of(entry)) for entry in commit.rewritten),
             _lines(zip((e.seq for e in commit.entries), commit.texts, strict=True)),
-            _lines((seq, json.dumps(name).encode()) for seq, name in commit.message_ids.items()),
+            b"\n".join(name for _, name in self._heard(commit)),
             commit.owes,
             _owed(commit.head["rev"], commit.expires_at, commit.by),
             *_fields(commit),
         )
         (stood,) = await self._server.ask(call)
+        if stood == b"heard":
+            raise AlreadyHeard(commit.id)
+        if stood.decode() == based_on:
+            await self._ask(*_noting(elsewhere, commit.updated_at))
         return str(stood.decode())
+
+    def _heard(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
+        """What the commit takes, each with the key that has its likes and is written with it."""
+        for chat, name in commit.heard:
+            beside = commit.id if self._server.is_cluster else chat
+            yield self._keys.heard(beside), _heard_name(chat, name)
+
+    def _heard_elsewhere(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
+        """What has to be known on another node of a cluster too, where its chat is looked up.
+
+        It is asked before and told after the commit: only two commits of one chat in two sessions
+        in the same moment could both take it.
+        """
+        for (beside, name), (chat, _) in zip(self._heard(commit), commit.heard, strict=True):
+            if self._keys.heard(chat) != beside:
+                yield self._keys.heard(chat), name
 
     def _drops_at(self, commit: Commit) -> Argument:
         """When Redis drops it by itself, in milliseconds since 1970; "" for never."""
@@ -151,16 +177,15 @@ class _Rows:
         return None
 
     async def _read(self, session_id: str, view: str) -> tuple[StoredSession, bytes] | None:
-        (row,) = await self._ask(READ(self._keys.of(session_id)[:3], view))
+        (row,) = await self._ask(READ(self._keys.of(session_id)[:2], view))
         if row is None:
             return None
-        head, sections, seen, size, lines, past = row
+        head, sections, size, lines, past = row
         with decoding(session_id):
             stored = StoredSession(
                 head=head_of(session_id, head, json.loads),
                 sections=sections_of(session_id, json.loads(sections).items(), as_it_is),
                 entries=_entries(session_id, lines),
-                seen={int(seq): name for seq, name in json.loads(seen).items()},
                 size=int(size),
             )
         return stored, past
@@ -197,6 +222,13 @@ class _Rows:
     # All of them
 
     async def delete_expired(self, *, now: int) -> int:
+        forgotten = f"({now - HEARD_SECONDS * 1_000_000}"
+        await self._ask(
+            *(
+                ("ZREMRANGEBYSCORE", self._keys.heard_in(n), "-inf", forgotten)
+                for n in range(SHARDS)
+            )
+        )
         found = await self._ask(*(_expired(self._keys.expiring(n), now) for n in range(SHARDS)))
         names = [name.decode() for shard in found for name in shard]
         removed = 0
@@ -244,6 +276,25 @@ class _Rows:
     async def leave(self, node_id: str) -> None:
         await self._ask(("HDEL", self._keys.nodes, as_bytes(node_id)))
 
+    # Messages
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        key, name = self._keys.heard(chat), _heard_name(chat, message_id)
+        (at,) = await self._ask(("ZSCORE", key, name))
+        return at is not None
+
+    async def heard(self) -> AsyncIterator[HeardMessage]:
+        for shard in range(SHARDS):
+            (found,) = await self._ask(("ZRANGE", self._keys.heard_in(shard), 0, -1, "WITHSCORES"))
+            for name, at in zip(found[::2], found[1::2], strict=True):
+                chat, message_id = json.loads(name)
+                yield HeardMessage(chat=chat, id=message_id, at=int(at))
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        for message in messages:
+            named = self._keys.heard(message.chat), _heard_name(message.chat, message.id)
+            await self._ask(*_noting([named], message.at))
+
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
@@ -286,6 +337,14 @@ def _fields(commit: Commit) -> Iterable[Argument]:
         yield from (f"section:{name}", encoded(value))
 
 
+def _heard_name(chat: str, message_id: str) -> bytes:
+    return json.dumps([chat, message_id]).encode()
+
+
+def _noting(heard: Iterable[tuple[bytes, bytes]], at: int) -> Iterable[Call]:
+    return (("ZADD", key, "NX", at, name) for key, name in heard)
+
+
 def _owed(revision: int, expires_at: int | None, by: str) -> bytes:
     """A session as the index of what is owed has it."""
     moment = "" if expires_at is None else expires_at
@@ -300,10 +359,14 @@ def _node(name: bytes, told: bytes, age: int, holds: Iterable[bytes]) -> Node:
 
 async def _names(server: RedisServer, keys: RedisKeys) -> list[str]:
     """The ids of all sessions, the last changed first."""
+    return [name for _, name in await _changed(server, keys)]
+
+
+async def _changed(server: RedisServer, keys: RedisKeys) -> list[tuple[float, str]]:
+    """When each session changed, in microseconds since 1970, the last one first."""
     shards = await server.ask(*(NAMES([keys.sessions(shard)]) for shard in range(SHARDS)))
     words = [word for shard in shards for word in shard.decode().split()]
-    changed = sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
-    return [name for _, name in changed]
+    return sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
 
 
 def _expired(expiring: bytes, now: int) -> Call:
@@ -345,13 +408,16 @@ class RedisKeys:
         """Which processes live."""
 
     def of(self, session_id: str) -> tuple[bytes, ...]:
-        """Of a session: what it is, its entries, the ids it has seen; and its shard's lists."""
-        name = as_bytes(session_id)
-        shard = _shard(name)
-        kinds = (b"session", b"entries", b"seen")
-        session, entries, seen = (self._key(shard, kind) + b":" + name for kind in kinds)
+        """Of a session: what it is, its entries; and its shard's lists."""
         lists = (self.sessions, self.expiring, self.owing, self.behind)
-        return session, entries, seen, *(named(shard) for named in lists)
+        shard = _shard(as_bytes(session_id))
+        own = (self.part(session_id, kind) for kind in (b"session", b"entries"))
+        return *own, *(named(shard) for named in lists)
+
+    def part(self, session_id: str, kind: bytes) -> bytes:
+        """Of this session's own keys the one of that kind."""
+        name = as_bytes(session_id)
+        return self._key(_shard(name), kind) + b":" + name
 
     def sessions(self, shard: int) -> bytes:
         """The names of a shard's sessions, by the moment they changed."""
@@ -368,6 +434,14 @@ class RedisKeys:
     def behind(self, shard: int) -> bytes:
         """Those in which nothing but a summary is owed, likewise."""
         return self._key(shard, b"behind")
+
+    def heard(self, name: str) -> bytes:
+        """The messages of the chats, or those that sessions took, on the shard of this one."""
+        return self.heard_in(_shard(as_bytes(name)))
+
+    def heard_in(self, shard: int) -> bytes:
+        """A shard's messages, by the moment they were taken."""
+        return self._key(shard, b"heard")
 
     def bindings(self, shard: int) -> bytes:
         """Which session each chat's key means."""
@@ -396,35 +470,72 @@ def _shard(name: bytes) -> int:
     return crc32(name) % SHARDS
 
 
-async def _note_owed(server: RedisServer, keys: RedisKeys) -> None:
-    """Have the index know what is owed in the sessions of format 1."""
-    for names in _pages(await _names(server, keys)):
-        left: Sequence[str] = names
+async def _take_over(server: RedisServer, keys: RedisKeys) -> None:
+    """Have the index know what is owed, and the chats what sessions of format 1 have heard."""
+    changed = await _changed(server, keys)
+    since = changed[0][0] - HEARD_SECONDS * 1_000_000 if changed else 0
+    for page in _pages([name for _, name in changed]):
+        left: Sequence[str] = page
         while left:
-            read = [("HMGET", keys.of(name)[0], "rev", "head", "expires_at") for name in left]
-            rows = zip(left, await server.ask(*read), strict=True)
+            rows = await server.ask(*(_former(keys, name) for name in left))
+            ids = await server.ask(*(("ZRANGE", keys.part(n, b"seen"), 0, -1) for n in left))
+            found = map(_FormerSession, left, rows, ids)
             # One that has no `rev` is of format 2: another process is first, or has committed.
-            older = [(name, *row) for name, row in rows if row[0] is not None]
-            done = await server.ask(*(_noting(keys, *each) for each in older)) if older else []
-            left = [each[0] for each, noted in zip(older, done, strict=True) if not noted]
+            older = [each for each in found if each.rev is not None]
+            if heard := [call for each in older if each.at >= since for call in each.notes(keys)]:
+                await server.ask(*heard)
+            done = await server.ask(*(each.takes(keys) for each in older)) if older else []
+            left = [each.id for each, is_done in zip(older, done, strict=True) if not is_done]
 
 
-def _noting(
-    keys: RedisKeys, session_id: str, rev: bytes, head: bytes | None, expires_at: bytes | None
-) -> Call:
-    try:
-        stored = head_of(session_id, head, json.loads)
-        owed, by = owes(stored), str(stored.get("by") or "")
-    except SessionDamaged:  # it can't be opened either
-        owed, by = OWES_NOTHING, ""
-    session, *_, owing, behind = keys.of(session_id)
-    said = _owed(int(rev), int(expires_at) if expires_at else None, by)
-    return NOTE_OWED([session, owing, behind], session_id, rev, owed, said)
+def _former(keys: RedisKeys, session_id: str) -> Call:
+    fields = ("rev", "head", "expires_at", *map("section:{}".format, (ABOUT, NOTED, WAITING)))
+    return ("HMGET", keys.of(session_id)[0], *fields)
+
+
+class _FormerSession:
+    """One of format 1."""
+
+    def __init__(self, name: str, row: Sequence[bytes | None], ids: Sequence[bytes]) -> None:
+        self.id = name
+        self.rev, self._head, self._expires_at, about, *noted = row
+        self._chat = chat_of(name, about, json.loads)
+        self._heard = [*map(json.loads, ids)]
+        self._heard += [each for raw in noted for each in noted_in(raw, json.loads)]
+
+    @property
+    def at(self) -> int:
+        """When it changed last, in microseconds since 1970."""
+        with suppress(SessionDamaged):
+            return micros(from_rfc3339(self._stored()["updated_at"]))
+        return 0
+
+    def _stored(self) -> Mapping[str, Any]:
+        return head_of(self.id, self._head, json.loads)
+
+    def notes(self, keys: RedisKeys) -> Iterable[Call]:
+        """What has its chat know what this one has heard."""
+        names = [_heard_name(self._chat, each) for each in self._heard]
+        places = {keys.heard(self._chat), keys.heard(self.id)}
+        return _noting([(place, name) for place in places for name in names], self.at)
+
+    def takes(self, keys: RedisKeys) -> Call:
+        """What makes it one of format 2."""
+        try:
+            by = str(self._stored().get("by") or "")
+        except SessionDamaged:
+            by = ""
+        session, *_, owing, behind = keys.of(self.id)
+        expires_at = int(self._expires_at) if self._expires_at else None
+        rev = self.rev or b""
+        own = [session, keys.part(self.id, b"seen"), owing, behind]
+        owed = owed_in(self._head, json.loads), _owed(int(rev), expires_at, by)
+        return TAKE_OVER(own, self.id, rev, *owed)
 
 
 FORMAT = 2
 Upgrade = Callable[[RedisServer, RedisKeys], Awaitable[None]]
-UPGRADES: Mapping[int, Upgrade] = {1: _note_owed}
+UPGRADES: Mapping[int, Upgrade] = {1: _take_over}
 """From each older format to the next; two processes may run one at a time, or again."""
 
 

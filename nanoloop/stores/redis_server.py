@@ -160,6 +160,11 @@ class RedisServer:
             )
         return policy == "noeviction"
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether what one step changes has to be on one node."""
+        return isinstance(self._redis, RedisCluster)
+
     async def close(self) -> None:
         """Close all connections; closing twice is fine."""
         await self._redis.aclose()
@@ -230,16 +235,22 @@ class Script:
 
 
 COMMIT = Script("""#!lua
-local session, entries, seen, sessions, expiring, owing, behind = unpack(KEYS)
-local id, based_on, now, token, updated_at, expires_at, drops_at, grows, seen_limit = unpack(ARGV)
-local rewritten, added, heard, owes, owed = unpack(ARGV, 10, 14)
+local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
+local id, based_on, now, token, updated_at, expires_at, drops_at, grows = unpack(ARGV)
+local rewritten, added, heard, owes, owed = unpack(ARGV, 9, 13)
 local stood = redis.call('HMGET', session, 'revision', 'expires_at', 'rev')
 -- An older version that still runs has `rev`, and finds none in what this one wrote.
 local rev = stood[1] or stood[3] or ''
 if now ~= '' and (tonumber(stood[2]) or math.huge) < tonumber(now) then return '' end
 if rev ~= based_on then return rev end
+local names = {}
+for name in string.gmatch(heard, '[^\\n]+') do
+  table.insert(names, name)
+  if redis.call('ZSCORE', KEYS[6 + #names], name) then return 'heard' end
+end
+for i, name in ipairs(names) do redis.call('ZADD', KEYS[6 + i], updated_at, name) end
 if now == '' then
-  redis.call('UNLINK', session, entries, seen)
+  redis.call('UNLINK', session, entries)
 end
 for line in string.gmatch(rewritten, '[^\\n]+') do
   local seq = string.match(line, '^%d+')
@@ -249,15 +260,10 @@ end
 for line in string.gmatch(added, '[^\\n]+') do
   redis.call('ZADD', entries, string.match(line, '^%d+'), line)
 end
-for line in string.gmatch(heard, '[^\\n]+') do
-  local seq, name = string.match(line, '^(%d+) (.+)')
-  redis.call('ZADD', seen, seq, name)
-end
-redis.call('ZREMRANGEBYRANK', seen, 0, -seen_limit - 1)
 if now == '' or rewritten ~= '' then
   redis.call('HSET', session, 'past', token) -- what was read of it before is not true any more
 end
-redis.call('HSET', session, 'expires_at', expires_at, unpack(ARGV, 15))
+redis.call('HSET', session, 'expires_at', expires_at, unpack(ARGV, 14))
 redis.call('HDEL', session, 'rev')
 redis.call('HINCRBY', session, 'size', grows)
 redis.call('ZADD', sessions, updated_at, id)
@@ -275,18 +281,19 @@ for kind, index in ipairs({owing, behind}) do
 end
 -- A moment that has passed by this server's clock is left to the sweep: it counts what goes.
 local drops = drops_at ~= '' and tonumber(drops_at) > redis.call('TIME')[1] * 1000
-for _, key in ipairs({session, entries, seen}) do
+for _, key in ipairs({session, entries}) do
   if drops then redis.call('PEXPIREAT', key, drops_at) else redis.call('PERSIST', key) end
 end
 return rev
 """)
-"""Write a commit; returns the revision that was there, or an empty text.
+"""Write a commit; returns the revision that was there, or an empty text, or `heard`.
 
-Without `now` the session is made anew, in place of the one at `based_on` or of none.
+Without `now` the session is made anew, in place of the one at `based_on` or of none. Behind its
+own keys stand those with the messages of each chat that it takes one of.
 """
 
 READ = Script("""#!lua flags=no-writes
-local session, entries, seen = unpack(KEYS)
+local session, entries = unpack(KEYS)
 local fields = redis.call('HGETALL', session)
 if #fields == 0 then return false end
 local kept, sections = {}, {}
@@ -298,15 +305,13 @@ for i = 1, #fields, 2 do
     kept[fields[i]] = fields[i + 1]
   end
 end
-local names, ids = redis.call('ZRANGE', seen, 0, -1, 'WITHSCORES'), {}
-for i = 1, #names, 2 do table.insert(ids, '"' .. names[i + 1] .. '":' .. names[i]) end
 local lines = {}
 if ARGV[1] == 'window' then
   lines = redis.call('ZRANGE', entries, kept.window, '+inf', 'BYSCORE')
 end
 return {
-  kept.head, '{' .. table.concat(sections, ',') .. '}', '{' .. table.concat(ids, ',') .. '}',
-  kept.size, table.concat(lines, '\\n'), kept.past,
+  kept.head, '{' .. table.concat(sections, ',') .. '}', kept.size,
+  table.concat(lines, '\\n'), kept.past,
 }
 """)
 """What a session is, with the entries of its window or (`about`) with none."""
@@ -325,14 +330,14 @@ return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')
 """The sessions of one shard, each with the moment it changed last."""
 
 REMOVE = Script("""#!lua flags=allow-oom
-local session, entries, seen, sessions, expiring, owing, behind = unpack(KEYS)
+local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
 local id, now = unpack(ARGV)
 local expires_at = redis.call('HGET', session, 'expires_at')
 -- Where Redis itself was first, only the lists of names still know the session.
 if now ~= '' and expires_at and (tonumber(expires_at) or math.huge) >= tonumber(now) then
   return 0
 end
-redis.call('UNLINK', session, entries, seen)
+redis.call('UNLINK', session, entries)
 redis.call('ZREM', expiring, id)
 redis.call('HDEL', owing, id)
 redis.call('HDEL', behind, id)
@@ -340,12 +345,13 @@ return redis.call('ZREM', sessions, id)
 """)
 """Remove a session, with `now` only if it has expired before that; returns how many that were."""
 
-NOTE_OWED = Script("""#!lua
-local session, owing, behind = unpack(KEYS)
+TAKE_OVER = Script("""#!lua
+local session, seen, owing, behind = unpack(KEYS)
 local id, rev, owes, owed = unpack(ARGV)
 if redis.call('HGET', session, 'rev') ~= rev then return 0 end
-redis.call('HDEL', session, 'rev')
+redis.call('HDEL', session, 'rev', 'section:heard')
 redis.call('HSET', session, 'revision', rev)
+redis.call('UNLINK', seen)
 if owes ~= '0' then redis.call('HSET', owes == '1' and owing or behind, id, owed) end
 return 1
 """)
@@ -378,7 +384,7 @@ return nodes
 """)
 """Note that a process lives, by this server's clock; returns all, with their ages in ms."""
 
-_SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, NOTE_OWED, BEAT)
+_SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, BEAT)
 _BY_NAME = {script.name: script for script in _SCRIPTS}
 
 

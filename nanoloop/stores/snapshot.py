@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +16,6 @@ from nanoloop.protocols import ARCHIVED, OwedSession, SessionInfo
 from nanoloop.session.entry import UNDATED, Entry, copied, dated, from_rfc3339
 from nanoloop.session.head import (
     ABOUT,
-    HEARD,
     MEMO,
     SUMMARY,
     WAITING,
@@ -37,8 +36,6 @@ class StoredSnapshot:
     sections: Mapping[str, Any]
     entries: Sequence[Entry]
     after: int = 0
-    seen: Sequence[str] = ()
-    """Ids of messages before that, so that a repeated delivery is known."""
     unreadable: Sequence[str] = ()
     """What is there of it that could not be read, in words."""
     odd: Sequence[str] = ()
@@ -52,7 +49,6 @@ class StoredSnapshot:
                 sections=copied(self.sections),
                 entries=self.entries,
                 after=self.after,
-                seen=self.seen,
                 clock=clock,
             )
 
@@ -83,12 +79,6 @@ def first_revision() -> int:
     Anywhere: an object of a deleted session must not fit its successor of the same name.
     """
     return secrets.randbelow(1 << 31)
-
-
-def message_ids(entries: Iterable[Entry]) -> list[str]:
-    """The channels' ids of the users' messages among these."""
-    ids = (entry.metadata.get(MESSAGE_ID) for entry in entries if entry.role == "user")
-    return [message_id for message_id in ids if message_id]
 
 
 def window_start(head: Mapping[str, Any]) -> int:
@@ -161,6 +151,38 @@ def owes_chat(head: Mapping[str, Any]) -> bool:
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
     """It as an index of what is owed has it."""
     return OwedSession(id=session_id, revision=int(head["rev"]), by=str(head.get("by") or ""))
+
+
+def owed_in(raw: Any, decode: Decode) -> int:
+    """What is owed in a session whose head this is; nothing where it is damaged: none opens it."""
+    try:
+        return owes(head_of("", raw, decode))
+    except SessionDamaged:
+        return OWES_NOTHING
+
+
+def chat_of(session_id: str, about: Any, decode: Decode) -> str:
+    """The key of the chat that a session was made for, from what says who it is."""
+    with suppress(*_NONSENSE):
+        return str(decode(about).get("key") or session_id)
+    return session_id
+
+
+NOTED = "heard"
+"""The section in which earlier versions kept the ids of some messages; it is passed over."""
+
+
+def noted_in(raw: Any, decode: Decode) -> list[str]:
+    """The ids in it, or those of the messages in what waits; none where it is sealed or missing."""
+    with suppress(*_NONSENSE):
+        found = decode(raw)
+        named = [_noted(each) for each in found] if isinstance(found, list) else ()
+        return [str(name) for name in named if name is not None]
+    return []
+
+
+def _noted(item: Any) -> Any:
+    return item["metadata"].get(MESSAGE_ID) if isinstance(item, dict) else item
 
 
 def pending_in(head: Mapping[str, Any]) -> int:
@@ -272,10 +294,10 @@ def sections_of(
 ) -> dict[str, Any]:
     """Sections, that of who it is among them; raises `SessionDamaged`."""
     with decoding(session_id):
-        sections = {name: decode(raw) for name, raw in pairs}
+        sections = {name: decode(raw) for name, raw in pairs if name != NOTED}
         _must(ABOUT in sections, "it doesn't say who it is")
         for name, value in sections.items():
-            kinds = (Mapping, list) if name in {WAITING, HEARD} else Mapping
+            kinds = (Mapping, list) if name == WAITING else Mapping
             _must(value is None or isinstance(value, kinds), f"its section {name!r} is none")
         _must(sections[ABOUT].get("id") == session_id, "it says it is another session")
         return sections

@@ -18,14 +18,20 @@ from typing import Any, Literal, TypeVar
 
 from aiofiles.os import wrap
 
-from nanoloop.errors import SessionDamaged, StoreError
+from nanoloop.errors import AlreadyHeard, SessionDamaged, StoreError
 from nanoloop.events import announce
 from nanoloop.files import refusal
 from nanoloop.protocols import Node, OwedSession, Seal
 from nanoloop.session.entry import Entry, from_rfc3339, utc_now
 from nanoloop.session.head import ABOUT
-from nanoloop.session.queue import SEEN_LIMIT
-from nanoloop.stores.database import Commit, StoredSession, micros, text_of
+from nanoloop.stores.database import (
+    HEARD_SECONDS,
+    Commit,
+    HeardMessage,
+    StoredSession,
+    micros,
+    text_of,
+)
 from nanoloop.stores.heartbeats import NodeFiles
 from nanoloop.stores.snapshot import (
     OWES_CHAT,
@@ -39,6 +45,7 @@ from nanoloop.stores.snapshot import (
 from nanoloop.stores.sqlite_file import (
     SessionFile,
     SqliteConnector,
+    as_bytes,
     is_damage,
     primary_code,
     transaction,
@@ -123,8 +130,8 @@ class _Sqlite:
 
     async def delete_expired(self, *, now: int) -> int:
         count = 0
-        while removed := await self._write(write_delete_expired, now):
-            count += removed
+        while any(gone := await self._write(write_delete_expired, now)):
+            count += gone[0]
         return count
 
     async def names(self) -> AsyncIterator[str]:
@@ -159,6 +166,20 @@ class _Sqlite:
     def _leave(self, node_id: str) -> None:
         self._file.check_writes()
         self._nodes.leave(node_id)
+
+    # Messages
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        return await self._read(read_has_heard, chat, message_id)
+
+    async def heard(self) -> AsyncIterator[HeardMessage]:
+        last: HeardMessage | None = None
+        while page := await self._read(read_heard, last):
+            for last in page:
+                yield last
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        await self._write(write_heard, messages)
 
     # Keys
 
@@ -217,8 +238,8 @@ class _Sqlite:
         )
 
 
-BATCH = 50
-"""Expired sessions that one transaction removes."""
+BATCH, FORGOTTEN = 50, 1000
+"""Expired sessions, and ids of messages, that one transaction removes."""
 
 # Bound as bytes, which SQLite takes for text as they are: half a surrogate pair passes too.
 _STANDING = "SELECT number, rev, expires_at FROM session WHERE id = ?"
@@ -231,10 +252,16 @@ _HEAD = """
 """
 _ENTRY = "INSERT INTO entry (session, seq, value) VALUES (?, ?, CAST(? AS TEXT))"
 _REWRITTEN = "UPDATE entry SET value = CAST(? AS TEXT) WHERE session = ? AND seq = ?"
-_NEW_HEARD = "INSERT INTO heard (session, seq, message_id) VALUES (?, ?, CAST(? AS TEXT))"
+_HEARD = """
+    INSERT INTO heard (chat, id, heard_at) VALUES (CAST(? AS TEXT), CAST(? AS TEXT), ?)
+    ON CONFLICT DO NOTHING
+"""
 _SECTION = """
     INSERT INTO section (session, name, value) VALUES (?, ?, CAST(? AS TEXT))
     ON CONFLICT (session, name) DO UPDATE SET value = excluded.value
+"""
+_FORGET = """
+    DELETE FROM heard WHERE (chat, id) IN (SELECT chat, id FROM heard WHERE heard_at < ? LIMIT ?)
 """
 _BINDING = """
     INSERT INTO binding (key, session) VALUES (CAST(? AS TEXT), ?)
@@ -278,9 +305,10 @@ def _take_in(connection: Connection, number: int, commit: Commit) -> None:
     if commit.rewritten:
         erased = [(text_of(entry), number, entry.seq) for entry in commit.rewritten]
         connection.executemany(_REWRITTEN, erased)
-    if commit.message_ids:
-        heard = [(number, seq, as_bytes(name)) for seq, name in commit.message_ids.items()]
-        connection.executemany(_NEW_HEARD, heard)
+    for chat, name in commit.heard:
+        row = (as_bytes(chat), as_bytes(name), commit.updated_at)
+        if not connection.execute(_HEARD, row).rowcount:
+            raise AlreadyHeard(commit.id)
     if commit.sections:
         values = [(number, name, encoded(value)) for name, value in commit.sections.items()]
         connection.executemany(_SECTION, values)
@@ -294,20 +322,28 @@ def write_delete(connection: Connection, session_id: str) -> None:
             _remove(connection, [row[0]])
 
 
-def write_delete_expired(connection: Connection, now: int) -> int:
-    """Remove some of those whose time was over before now; returns how many, 0 for no more."""
+def write_delete_expired(connection: Connection, now: int) -> tuple[int, int]:
+    """Remove some of what `Database.delete_expired` does; returns how many sessions and ids."""
     with transaction(connection):
         rows = connection.execute(
             "SELECT number FROM session WHERE expires_at < ? LIMIT ?", (now, BATCH)
         ).fetchall()
         _remove(connection, [number for (number,) in rows])
-    return len(rows)
+        since = now - HEARD_SECONDS * 1_000_000
+        forgotten = connection.execute(_FORGET, (since, FORGOTTEN)).rowcount
+    return len(rows), forgotten
+
+
+def write_heard(connection: Connection, messages: Sequence[HeardMessage]) -> None:
+    """As `Database.hear`."""
+    rows = [(as_bytes(each.chat), as_bytes(each.id), each.at) for each in messages]
+    with transaction(connection):
+        connection.executemany(_HEARD, rows)
 
 
 def _remove(connection: Connection, numbers: Iterable[int]) -> None:
     for number in numbers:
         connection.execute("DELETE FROM entry WHERE session = ?", (number,))
-        connection.execute("DELETE FROM heard WHERE session = ?", (number,))
         connection.execute("DELETE FROM section WHERE session = ?", (number,))
         connection.execute("DELETE FROM session WHERE number = ?", (number,))
 
@@ -318,11 +354,6 @@ def write_bind(connection: Connection, key: str, session_id: str) -> None:
         connection.execute(_BINDING, (as_bytes(key), session_id))
 
 
-def as_bytes(text: str) -> bytes:
-    """A text as it is kept where it isn't JSON."""
-    return text.encode("utf-8", "surrogatepass")
-
-
 EVER = 1 << 62
 """Above every number of an entry."""
 
@@ -331,8 +362,10 @@ _SECTIONS = "SELECT name, value FROM section WHERE session = ?"
 _ENTRIES = """
     SELECT seq, value FROM entry WHERE session = ? AND seq > ? AND seq <= ? ORDER BY seq LIMIT ?
 """
-_HEARD = """
-    SELECT seq, message_id FROM heard WHERE session = ? ORDER BY seq DESC LIMIT ?
+_HAS_HEARD = "SELECT 1 FROM heard WHERE chat = CAST(? AS TEXT) AND id = CAST(? AS TEXT)"
+_ALL_HEARD = """
+    SELECT chat, id, heard_at FROM heard WHERE (chat, id) >= (CAST(? AS TEXT), CAST(? AS TEXT))
+    ORDER BY chat, id LIMIT ?
 """
 _LIVING = """
     SELECT number FROM session WHERE expires_at IS NULL OR expires_at >= ?
@@ -374,13 +407,11 @@ def _stored(
 ) -> StoredSession:
     number, head, _, size, *columns = row
     sections = connection.execute(_SECTIONS, (number,))
-    heard = connection.execute(_HEARD, (number, SEEN_LIMIT)).fetchall()
     with decoding(session_id):
         stored = StoredSession(
             head=head_of(session_id, head, json.loads),
             sections=sections_of(session_id, ((n.decode(), v) for n, v in sections), json.loads),
             entries=_entries(session_id, connection, number, start - 1, EVER, -1),
-            seen={int(seq): _text(name) for seq, name in reversed(heard)},
             size=int(size),
         )
         if columns != [stored.head["rev"], micros(from_rfc3339(stored.head["updated_at"]))]:
@@ -426,6 +457,20 @@ def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]
         OwedSession(id=_text(name), revision=revision, by=_text(node))
         for name, revision, node in connection.execute(_OWING, (most, now))
     ]
+
+
+def read_has_heard(connection: Connection, chat: str, message_id: str) -> bool:
+    """As `Database.has_heard`."""
+    wanted = as_bytes(chat), as_bytes(message_id)
+    return connection.execute(_HAS_HEARD, wanted).fetchone() is not None
+
+
+def read_heard(connection: Connection, after: HeardMessage | None) -> list[HeardMessage]:
+    """The next page of what was heard, behind this one."""
+    place = (b"", b"") if after is None else (as_bytes(after.chat), as_bytes(after.id))
+    rows = connection.execute(_ALL_HEARD, (*place, PAGE + 1))
+    found = [HeardMessage(chat=_text(chat), id=_text(name), at=at) for chat, name, at in rows]
+    return [message for message in found if message != after]
 
 
 def read_bound(connection: Connection, key: str) -> str | None:

@@ -18,10 +18,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
-from nanoloop.errors import SessionDamaged, StoreError
+from nanoloop.errors import StoreError
 from nanoloop.events import DatabaseSetAside, Event
 from nanoloop.files import make_folder, without_earlier
-from nanoloop.stores.snapshot import OWES_NOTHING, head_of, owes
+from nanoloop.stores.database import HEARD_SECONDS
+from nanoloop.stores.snapshot import chat_of, noted_in, owed_in
 
 READERS = 8
 """Connections that are kept for reading while nobody reads."""
@@ -393,17 +394,60 @@ _FIRST = (
     )
     """,
 )
+_NEWEST = "SELECT coalesce(max(updated_at), 0) FROM session"
+_BEFORE = """
+    SELECT number, id, head, updated_at, about.value, noted.value, waiting.value FROM session
+    LEFT JOIN section AS about ON about.session = number AND about.name = 'about'
+    LEFT JOIN section AS noted ON noted.session = number AND noted.name = 'heard'
+    LEFT JOIN section AS waiting ON waiting.session = number AND waiting.name = 'waiting'
+    WHERE number > ? ORDER BY number LIMIT 500
+"""
+_HEARD_BEFORE = """
+    SELECT message_id FROM heard_in_session WHERE session = ? ORDER BY seq DESC LIMIT 128
+"""
+_TAKEN_OVER = """
+    INSERT OR IGNORE INTO heard (chat, id, heard_at) VALUES (CAST(? AS TEXT), CAST(? AS TEXT), ?)
+"""
+
+
+def _take_over(connection: sqlite3.Connection) -> None:
+    """Have the index know what is owed, and the chats what their sessions have heard."""
+    number, since = 0, connection.execute(_NEWEST).fetchone()[0] - HEARD_SECONDS * 1_000_000
+    while page := connection.execute(_BEFORE, (number,)).fetchall():
+        for number, name, head, at, about, *noted in page:
+            if owed := owed_in(head, json.loads):
+                connection.execute("UPDATE session SET owes = ? WHERE number = ?", (owed, number))
+            if at < since:
+                continue  # it would be forgotten at once
+            chat = as_bytes(chat_of(name.decode(), about, json.loads))
+            heard = [message_id for (message_id,) in connection.execute(_HEARD_BEFORE, (number,))]
+            heard += [as_bytes(each) for raw in noted for each in noted_in(raw, json.loads)]
+            connection.executemany(_TAKEN_OVER, [(chat, each, at) for each in heard])
+    connection.execute("DELETE FROM section WHERE name = 'heard'")
+
+
 _OWING = (
     # An older version that has the file open finds no place for what it would write: it writes no
     # session any more of which the index would know nothing.
     "ALTER TABLE session RENAME COLUMN shown_from TO window_seq",
     "ALTER TABLE session ADD COLUMN owes INTEGER NOT NULL DEFAULT 0",
     "ALTER TABLE session ADD COLUMN node TEXT NOT NULL DEFAULT ''",
-    "UPDATE session SET owes = owed_in(CAST(head AS BLOB))",
     "CREATE INDEX session_by_owes ON session (owes) WHERE owes > 0",
+    "ALTER TABLE heard RENAME TO heard_in_session",
+    """
+    CREATE TABLE heard (
+        chat TEXT NOT NULL,
+        id TEXT NOT NULL,
+        heard_at INTEGER NOT NULL, -- in microseconds since 1970
+        PRIMARY KEY (chat, id)
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX heard_by_time ON heard (heard_at)",
+    _take_over,
+    "DROP TABLE heard_in_session",
 )
-"""What is owed in each session, and by which process."""
-UPGRADES: tuple[tuple[str, ...], ...] = (_FIRST, _OWING)
+"""What is owed in each session and by which process, and the messages by their chats."""
+UPGRADES: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] = (_FIRST, _OWING)
 """What brings a file from each format to the next; format 0 has nothing in it."""
 
 _STANDING = """
@@ -419,22 +463,13 @@ def upgrade(connection: sqlite3.Connection, name: str) -> None:
     """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
     if format_of(connection, name) == len(UPGRADES):
         return
-    connection.create_function("owed_in", 1, _owed_in, deterministic=True)
     with transaction(connection):
         # Another process may have done it since.
         for steps in UPGRADES[format_of(connection, name) :]:
             for step in steps:
-                connection.execute(step)
+                step(connection) if callable(step) else connection.execute(step)
         connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {len(UPGRADES)}")
-
-
-def _owed_in(head: bytes) -> int:
-    """What is owed in a session; nothing where its head can't be read, for it can't be opened."""
-    try:
-        return owes(head_of("", head, json.loads))
-    except SessionDamaged:
-        return OWES_NOTHING
 
 
 def format_of(connection: sqlite3.Connection, name: str) -> int:
@@ -467,6 +502,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
             for statement in undo:
                 connection.execute(statement)
         raise
+
+
+def as_bytes(text: str) -> bytes:
+    """A text as it is kept where it isn't JSON."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 MAGIC = b"SQLite format 3\0"

@@ -55,7 +55,6 @@ from nanoloop.stores.snapshot import (
     has_expired,
     info_of,
     is_visible,
-    message_ids,
     odd_numbers,
     window_start,
 )
@@ -164,15 +163,11 @@ class DatabaseStore:
         return snapshot.to_session(self.clock)
 
     def _snapshot(self, stored: StoredSession, *, after: int) -> StoredSnapshot:
-        name = str(stored.sections[ABOUT]["id"])
-        before = [self._opened(entry, name) for entry in stored.before]
-        seen = [stored.seen[seq] for seq in sorted(stored.seen) if seq <= after]
         snapshot = StoredSnapshot(
             head=stored.head,
             sections=stored.sections,
             entries=stored.entries,
             after=after,
-            seen=[*message_ids(before), *seen],
             unreadable=stored.unreadable,
         )
         opened = self.sealing.opened(snapshot)
@@ -224,7 +219,6 @@ class DatabaseStore:
         return Commit.of(
             session_id,
             self.sealing.sealed(changes),
-            heard=changes.entries,
             rewritten=rewritten,
             erased=erased,
             shrinks=shrinks,

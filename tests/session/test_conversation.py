@@ -6,7 +6,6 @@ import pytest
 
 from nanoloop.session.entry import Entry
 from nanoloop.session.head import Identity
-from nanoloop.session.queue import SEEN_LIMIT
 from nanoloop.session.session import Session
 from nanoloop.stores.in_memory import InMemoryStore
 
@@ -122,23 +121,28 @@ def test_shrink_keeps_the_exchange_going_on():
     assert texts(session.messages) == ["m8"]
 
 
-def test_message_ids_are_remembered_also_by_a_store():
+def test_what_a_commit_takes_is_in_it_until_it_is_durable():
     session = Session()
-    for n in range(SEEN_LIMIT + 1):
-        session.add_entry(Entry.message("user", "ok", metadata={"message_id": f"i{n}"}))
-    assert not session.has_seen("i0")
-    assert session.has_seen("i1")
-    changes = session.changes()
-    again = Session.restored(
-        head=changes.head,
-        sections=changes.sections,
-        entries=changes.entries[-1:],
-        after=SEEN_LIMIT,
-        seen=["i7"],
+    assert session.hear("tg:1", "m1")
+    assert not session.hear("tg:1", "m1")
+    first = session.changes()
+    assert session.hear("tg:2", "m1")
+    assert (first.heard, session.changes().heard) == (
+        (("tg:1", "m1"),),
+        (("tg:1", "m1"), ("tg:2", "m1")),
     )
-    assert again.has_seen(f"i{SEEN_LIMIT}")
-    assert again.has_seen("i7")
-    assert not again.has_seen("i8")
+    session.committed(first)
+    assert session.changes().heard == (("tg:2", "m1"),)
+    session.committed(session.changes())
+    assert session.changes() is None
+    assert session.hear("tg:1", "m1")  # whether it was taken before is for the store to say
+
+
+def test_one_that_is_renewed_takes_nothing_that_it_was_to_take():
+    session = Session(id="s")
+    session.hear("tg:1", "m1")
+    session.renew(Session(id="s"))
+    assert session.changes().heard == ()
 
 
 def test_everything_small_comes_back_from_a_store():

@@ -1,37 +1,14 @@
-"""What waits, and which messages were heard."""
+"""What waits."""
 
-import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nanoloop.intake import amendment, user_entry
 from nanoloop.messages import Inbound
 from nanoloop.session.entry import Entry
-from nanoloop.session.queue import SEEN_LIMIT, MessageIds, seconds_before
+from nanoloop.session.queue import seconds_before
 from nanoloop.session.session import Session
-
-IDS = st.one_of(
-    st.text(max_size=4), st.sampled_from(["a", "b", "a\nb", '"', "\\n", "\x00", "\ud800"])
-)
-
-
-@given(st.lists(st.tuples(st.booleans(), st.lists(IDS, max_size=3)), max_size=30))
-def test_it_is_a_list_of_the_newest_each_once(steps):
-    seen, known = MessageIds(), []
-    for comes, names in steps:
-        known = [name for name in known if name not in names]
-        if comes:
-            known += dict.fromkeys(names)
-            seen.add(*names, None)
-        else:
-            for name in names:
-                seen.remove(name)
-    assert list(seen) == known
-    assert all(name in seen for name in known)
-    assert "never" not in seen
 
 
 def early(sender="ann", seconds=60):
@@ -55,14 +32,6 @@ def test_what_is_early_waits_no_more_where_somebody_else_waits_behind_it():
 def test_a_clock_that_is_set_back_keeps_nothing_waiting():
     entry = early()
     assert seconds_before(entry, [entry], entry.timestamp - timedelta(hours=1)) == 0
-
-
-def test_it_is_bounded_and_small():
-    seen = MessageIds()
-    for number in range(10 * SEEN_LIMIT):
-        seen.add(f"{number:032x}")
-    assert list(seen) == [f"{n:032x}" for n in range(9 * SEEN_LIMIT, 10 * SEEN_LIMIT)]
-    assert sys.getsizeof(seen._lines) < 40 * SEEN_LIMIT
 
 
 def said(text, **options):

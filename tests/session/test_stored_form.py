@@ -59,7 +59,6 @@ def lived():
     session.set("x", {"y": [1]})
     session.spend({"tokens_in": 5, "tokens_out": 7})
     session.hold(said("user", "later", 7, message_id="m3"))
-    session.know(["seen elsewhere"])
     session.awaiting = 6
     session.owe(7)
     return session
@@ -132,7 +131,6 @@ def test_the_sections_are_stored_as_they_always_were():
         "memo": {"value": {"topic": "tea"}, "seq": 0},
         "settings": {"mode": "memo", "memo": {"enabled": True}, "limit": {"messages": 4}},
         "waiting": [said("user", "later", 7, message_id="m3").to_dict()],
-        "heard": ["seen elsewhere"],
     }
 
 
@@ -261,7 +259,7 @@ class Lives(RuleBasedStateMachine):
     @rule(name=NAMES, text=st.none() | st.just("other words"))
     def amend(self, name, text):
         self.session.amend_held(name, text)
-        self.session.know([f"edit of {name}"])
+        self.session.hear("chat", f"edit of {name}")
 
     @rule(has_come=st.booleans())
     def send(self, has_come):

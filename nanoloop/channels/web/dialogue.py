@@ -181,7 +181,7 @@ async def retry(call: ApiCall, again: Retry) -> Response:
     parts = call.backend.parts
     session = await parts.sessions.fresh(call.session_id)
     key = await lane_of(call.backend, session)
-    if session.has_seen(again.message_id):
+    if await parts.sessions.store.has_heard(key, again.message_id):
         return JSONResponse({"message_id": again.message_id}, status_code=202)
     message = await _asked_again(call, again, session, key)
     if parts.runner.is_busy(key):

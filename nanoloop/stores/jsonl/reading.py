@@ -52,12 +52,10 @@ class SessionReader:
         shown = self._window_entries(state, tail, after)
         if sections is None or shown is None:  # the places don't hold: the file was edited
             return _cut(self.whole(), after)
-        entries = (line.value for line in tail.lines if line.kind == ENTRY)
         return StoredSession(
             head=state.head,
             sections=sections,
             entries=shown,
-            before=[entry for entry in entries if entry.seq <= after],
         )
 
     def _sections(self, state: FileState, known: Mapping[int, LogLine]) -> dict[str, Any] | None:
