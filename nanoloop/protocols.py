@@ -284,7 +284,7 @@ class Store(Protocol):
         ...
 
     async def delete_expired(self) -> int:
-        """Remove what expired; returns how many."""
+        """Remove what expired; returns how many sessions. Ids of messages last for 72 hours."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:

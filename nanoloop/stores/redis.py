@@ -1,9 +1,10 @@
 """Sessions in Redis 7 or newer, or Valkey: each commit is one request, written whole or not.
 
-A hash says what each session is, sorted sets have its entries and ids. All keys stand under one
-prefix, and those of one session on one node of a cluster: it belongs to one of 64 shards, whose
-number in braces is the hash tag of its keys. The shard's list of sessions has the same tag: it is
+A hash says what each session is, a sorted set has its entries. All keys stand under one prefix, and
+those of one session on one node of a cluster: it belongs to one of 64 shards, whose number in
+braces is the hash tag of its keys. The shard's lists of sessions have the same tag: they are
 changed in the same step as the session, and can't lag behind it, on one server or in a cluster.
+What a chat has heard stands on the chat's shard; on one server it is changed in that step too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 from zlib import crc32
 
 import anyio
@@ -61,6 +63,7 @@ from nanoloop.stores.snapshot import (
 )
 from nanoloop.stores.store import DatabaseStore
 
+T = TypeVar("T")
 GRACE_MS = 3_600_000
 """So much later than its time Redis drops a session by itself, should no sweep do it before."""
 PAGE, ENTRIES = 200, 2000
@@ -291,9 +294,10 @@ class _Rows:
                 yield HeardMessage(chat=chat, id=message_id, at=int(at))
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        for message in messages:
-            named = self._keys.heard(message.chat), _heard_name(message.chat, message.id)
-            await self._ask(*_noting([named], message.at))
+        for page in _pages(messages):
+            named = [(self._keys.heard(m.chat), _heard_name(m.chat, m.id)) for m in page]
+            calls = (_noting([each], m.at) for each, m in zip(named, page, strict=True))
+            await self._ask(*chain.from_iterable(calls))
 
     # Keys
 
@@ -387,7 +391,7 @@ def _has_expired(stored: StoredSession | SessionDamaged, now: int) -> bool:
     return moment is not None and micros(moment) < now
 
 
-def _pages(names: Sequence[str]) -> Iterable[Sequence[str]]:
+def _pages(names: Sequence[T]) -> Iterable[Sequence[T]]:
     return (names[start : start + PAGE] for start in range(0, len(names), PAGE))
 
 

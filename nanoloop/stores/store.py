@@ -340,7 +340,7 @@ class DatabaseStore:
             yield name
 
     async def delete_expired(self) -> int:
-        """Remove what expired; returns how many."""
+        """Remove what expired; returns how many sessions. Ids of messages last for 72 hours."""
         return await self._open.delete_expired(now=self._now())
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
