@@ -438,15 +438,13 @@ class Arrivals:
     async def _arrived(
         self, session: Session, message: Inbound, act: Callable[[Session], Arrival | None]
     ) -> Arrival | None:
-        """What became of it in this session; None where it is to be tried again."""
-        arrival = None
-        with suppress(AlreadyHeard):  # it was, or another that the same commit was to take
+        """What became of it in this session; None where its chat has moved on."""
+        with suppress(AlreadyHeard):
             arrival = await self._sessions.change(session, act)
-            if arrival is None or arrival.outcome != "full":
+            is_full = arrival is not None and arrival.outcome == "full"
+            if not is_full or not await self._has_heard(message, message.message_id):
                 return arrival
-        if await self._has_heard(message, message.message_id):
-            return Arrival(session=session, outcome="repeated")
-        return arrival
+        return Arrival(session=session, outcome="repeated")
 
     async def _has_heard(self, message: Inbound, message_id: str | None) -> bool:
         """Whether a message with this id was taken in the same chat."""

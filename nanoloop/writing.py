@@ -122,6 +122,7 @@ class SessionWriter:
 
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         for number in range(TRIES):
+            is_all_its_own = session.tracker.is_saved
             done = act(session)
             try:
                 await self._save(session)
@@ -131,7 +132,8 @@ class SessionWriter:
                 await self._renew(session)
             except AlreadyHeard:
                 await self._renew(session)
-                raise
+                if is_all_its_own:  # else what an earlier act was to take may be what was heard
+                    raise
             else:
                 return done
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
@@ -166,7 +168,7 @@ class SessionWriter:
                 if claim is not None:
                     claim.act(session, _no_change)
                 return await self.store.erase(session, seqs)
-            except StoreConflict:
+            except (StoreConflict, AlreadyHeard):
                 await self._renew(session)
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 

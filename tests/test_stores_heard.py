@@ -296,6 +296,18 @@ async def test_a_writer_brings_the_session_up_to_date_and_tells():
     assert await entries(store) == ["m1", "again"]
 
 
+async def test_an_act_is_not_undone_for_what_an_earlier_one_was_to_take():
+    store = InMemoryStore()
+    session = await store.create(id="s")
+    again(session, "m1")  # and it could not be saved
+    await took(store, "t", "m1")
+    await SessionWriter(store).change(session, lambda it: it.add_message("user", "mine"))
+    assert await entries(store) == ["mine"]
+    again(session, "m1")
+    await SessionWriter(store).erase(session, [1])
+    assert len(await store.entries("s")) == 1
+
+
 @pytest.mark.parametrize("fails", ["before", "after", "asked again"])
 async def test_a_commit_whose_answer_got_lost_is_not_taken_for_another_of_the_same(fails):
     store = InMemoryStore()
