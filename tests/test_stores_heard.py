@@ -1,6 +1,8 @@
 """The ids of messages in every store: each is taken once, whoever takes it."""
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -283,6 +285,59 @@ async def test_of_two_processes_on_one_database_one_takes_it(postgres_url):
             await opening.rollback()
     await gate.close()
     await both.end()
+
+
+TAKER = """
+import anyio, random, sys
+from pathlib import Path
+from nanoloop.errors import AlreadyHeard
+from nanoloop.stores.opening import Opening
+
+async def main(url, name, count):
+    store = Opening(data=Path("/nowhere")).open(url)
+    session = await store.create(id=name)
+    print(flush=True)
+    sys.stdin.readline()  # until all are there
+    for number in random.Random(name).sample(range(int(count)), int(count)):
+        session.add_message("user", str(number))
+        session.hear("chat", str(number))
+        try:
+            await store.save(session)
+        except AlreadyHeard:
+            session = await store.load(name)
+    print(*[entry.content["text"] for entry in await store.entries(name)])
+    await store.close()
+
+anyio.run(main, *sys.argv[1:])
+"""
+PLACES = {
+    "sqlite": lambda test: f"sqlite:{test.getfixturevalue('tmp_path')}/s.sqlite",
+    "postgres": lambda test: test.getfixturevalue("postgres_url"),
+    "redis": lambda test: test.getfixturevalue("redis_url"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+def test_three_processes_that_get_the_same_messages_keep_each_once(place, request):
+    url, count = place(request), 300
+    taking = [
+        subprocess.Popen(
+            [sys.executable, "-c", TAKER, url, name, str(count)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in "abc"
+    ]
+    for process in taking:
+        process.stdout.readline()
+    for process in taking:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    kept = [process.communicate(timeout=50)[0].split() for process in taking]
+    assert sorted(name for names in kept for name in names) == sorted(map(str, range(count)))
+    assert min(map(len, kept)) > count // 10, "one took nearly all: nothing happened at once"
 
 
 async def test_a_writer_brings_the_session_up_to_date_and_tells():
