@@ -10,6 +10,7 @@ import pytest
 from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import SessionNotFound, StoreError
+from nanoloop.protocols import Node
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
 from nanoloop.stores.redis import RedisStore
@@ -187,6 +188,14 @@ async def test_a_full_memory_is_said_and_nothing_is_half_written(redis_server):
         await say(store, session, "two")
         assert await words(store) == ["one", "two"]
         assert [info.id async for info in store.list()] == ["s"]
+
+
+async def test_a_process_is_known_to_live_where_the_memory_is_full(redis_server):
+    async with opened(redis_server.url) as store:
+        await store.beat(Node(id="a"))
+        redis_server.ask("CONFIG SET maxmemory 1")
+        assert {node.id for node in await store.beat(Node(id="b"))} == {"a", "b"}
+        redis_server.ask("CONFIG SET maxmemory 0")
 
 
 async def test_a_full_disk_is_said_and_nothing_is_half_written(redis_server):

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from nanoloop.errors import SessionNotFound, StoreError
+from nanoloop.protocols import Node
 from nanoloop.session.entry import Entry
 from nanoloop.stores import sqlite, sqlite_file
 from nanoloop.stores.sqlite import SqliteStore
@@ -270,6 +271,28 @@ class TestReadOnly:
         await reader.revision("s")
         assert len(looks) == 2
         await reader.close()
+
+
+class TestNodes:
+    async def test_processes_see_each_other_whatever_name_they_have_for_the_file(self, tmp_path):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "real")
+        (tmp_path / "file").symlink_to(tmp_path / "real" / "s.sqlite")
+        places = (tmp_path / "real" / "s.sqlite", tmp_path / "link" / "s.sqlite", tmp_path / "file")
+        stores = [SqliteStore(place) for place in places]
+        for number, store in enumerate(stores):
+            seen = await store.beat(Node(id=f"n{number}"))
+            assert len(seen) == number + 1
+        for store in stores:
+            await store.close()
+
+    async def test_one_that_only_reads_says_nothing_of_itself(self, file):
+        store = SqliteStore(file, read_only=True)
+        for call in (store.beat(Node(id="n")), store.leave("n")):
+            with pytest.raises(StoreError, match="for reading only: nothing was written"):
+                await call
+        await store.close()
+        assert not file.parent.exists()
 
 
 class TestFormats:

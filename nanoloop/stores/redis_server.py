@@ -357,7 +357,7 @@ return 1
 """)
 """Have the index know of a session of format 1; returns 0 where it has changed since."""
 
-BEAT = Script("""#!lua
+BEAT = Script("""#!lua flags=allow-oom
 local id, told, lives, forgotten_after = unpack(ARGV)
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -382,7 +382,10 @@ redis.call('HSET', KEYS[1], id, cjson.encode({seen = now, told = told, holds = h
 table.insert(nodes, {id, told, 0, holds})
 return nodes
 """)
-"""Note that a process lives, by this server's clock; returns all, with their ages in ms."""
+"""Note that a process lives, by this server's clock; returns all, with their ages in ms.
+
+It lives where there is no room for what chats say, too.
+"""
 
 _SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, BEAT)
 _BY_NAME = {script.name: script for script in _SCRIPTS}

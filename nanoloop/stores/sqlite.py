@@ -94,7 +94,8 @@ class _Sqlite:
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
-        self._nodes = NodeFiles(file.path.with_name(f"{file.path.name}.nodes"))
+        real = file.path.resolve()  # whatever name a process has for it
+        self._nodes = NodeFiles(real.with_name(f"{real.name}.nodes"))
         # A thread of its own: no number of long reads keeps a save waiting for one.
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
         self._queue = WriteQueue(file)

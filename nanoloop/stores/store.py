@@ -179,7 +179,7 @@ class DatabaseStore:
         """Make all that is new in it durable at once, or nothing.
 
         Raises `SessionNotFound` after a delete or expiry, `StoreConflict` when another writer was
-        first, and `AlreadyHeard` when what it takes was taken before.
+        first, and `AlreadyHeard` when what it takes was taken before: load it again then.
         """
         await self.order.write(session.id, lambda: self._commit(session))
 
