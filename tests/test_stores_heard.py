@@ -24,15 +24,13 @@ from nanoloop.writing import SessionWriter
 from tests.test_stores import STORES, STRANGE, Clock
 from tests.test_stores_tried import Unsure
 
-OPENED = {name: make for name, make in STORES.items() if not name.startswith("jsonl")}
-
 
 @pytest.fixture
 def clock():
     return Clock()
 
 
-@pytest.fixture(params=OPENED.values(), ids=OPENED.keys())
+@pytest.fixture(params=STORES.values(), ids=STORES.keys())
 async def store(request, clock):
     opened = request.param(request, clock)
     yield opened

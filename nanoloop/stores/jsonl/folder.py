@@ -22,11 +22,11 @@ from nanoloop.protocols import OwedSession
 from nanoloop.session.entry import from_rfc3339
 from nanoloop.session.head import ABOUT
 from nanoloop.stores.database import StoredSession, micros
-from nanoloop.stores.jsonl.owed import ANYTHING, CHAT, NOTHING, OwedMarks, owed_in
-from nanoloop.stores.jsonl.reading import glance
-from nanoloop.stores.snapshot import decoding, expiry, owed_session
+from nanoloop.stores.jsonl.heard import HeardFiles
+from nanoloop.stores.jsonl.owed import ANYTHING, CHAT, NOTHING, OwedMarks, kinds_owed
+from nanoloop.stores.jsonl.reading import SUFFIX, glance_at, glance_in
+from nanoloop.stores.snapshot import expiry, owed_session
 
-SUFFIX = ".jsonl"
 LOCK = ".lock"
 """The folder of locks on the names of sessions. What earlier versions locked was a file."""
 MARK = ".mark"
@@ -44,6 +44,8 @@ class SessionFolder:
     """Where the files of sessions are, and how they are written."""
 
     path: Path
+    heard: HeardFiles
+    """Which messages were taken in them."""
     durable: bool = False
     """Whether a commit is on the disk when it is done."""
     read_only: bool = False
@@ -112,23 +114,6 @@ class FolderListing:
 def in_batches(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
     """So many at a time as one visit of a thread looks at."""
     return (paths[start : start + BATCH] for start in range(0, len(paths), BATCH))
-
-
-def glance_at(path: Path) -> StoredSession:
-    """The session of this file at a glance; raises `OSError` and `SessionDamaged`."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return glance_in(path, fd)
-    finally:
-        os.close(fd)
-
-
-def glance_in(path: Path, fd: int) -> StoredSession:
-    """As `glance_at`, of a file that is open."""
-    name = path.name.removesuffix(SUFFIX)
-    session_id = name_of(name) or name
-    with decoding(session_id):
-        return glance(fd, os.fstat(fd).st_size, session_id=session_id)
 
 
 def unreadable(path: Path, error: Exception) -> Event:
@@ -230,7 +215,7 @@ class OwedListing:
         ends_at = expiry(stored.head)
         return Owed(
             stamp=stamp,
-            kinds=owed_in(stored.head),
+            kinds=kinds_owed(stored.head),
             session=owed_session(stored.sections[ABOUT]["id"], stored.head),
             expires_at=None if ends_at is None else micros(ends_at),
         )
@@ -244,7 +229,7 @@ class OwedListing:
         with suppress(OSError, SessionDamaged), self._folder.locked_name(name):
             try:
                 with locked_file(path, os.O_RDWR) as fd:
-                    owed = owed_in(glance_in(path, fd).head)
+                    owed = kinds_owed(glance_in(path, fd).head)
                     self._folder.marks.remove(name, ANYTHING - owed)
             except FileNotFoundError:
                 self._folder.marks.remove(name, ANYTHING)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,11 +26,12 @@ from aiofiles.threadpool import wrap
 from aiofiles.threadpool.binary import AsyncFileIO
 from aiofiles.threadpool.utils import delegate_to_executor
 
+from nanoloop.errors import StoreError
 from nanoloop.events import Event
 from nanoloop.files import locked_file, replace_file, sync_folder
 from nanoloop.session.entry import Entry
 from nanoloop.stores.database import Commit, StoredSession, micros
-from nanoloop.stores.jsonl.folder import SUFFIX, SessionFolder
+from nanoloop.stores.jsonl.folder import SessionFolder
 from nanoloop.stores.jsonl.lines import LogLine
 from nanoloop.stores.jsonl.log_file import (
     Erasure,
@@ -41,8 +42,8 @@ from nanoloop.stores.jsonl.log_file import (
     new_file,
     removed_copies,
 )
-from nanoloop.stores.jsonl.owed import ANYTHING, owed_in
-from nanoloop.stores.jsonl.reading import SessionReader
+from nanoloop.stores.jsonl.owed import ANYTHING, kinds_owed
+from nanoloop.stores.jsonl.reading import SUFFIX, SessionReader
 from nanoloop.stores.snapshot import decoding, expiry
 
 T = TypeVar("T")
@@ -166,8 +167,7 @@ class Journal:
                 if (None if old is None else old.state.revision) != over:
                     return False
                 # What the old one owed stays marked: others may write to the new one at once.
-                self._folder.marks.add(self._name, owed_in(commit.head))
-                replace_file(self._path, new_file(commit), durable=self._folder.durable)
+                self._put(old, new_file(commit), commit, durable=self._folder.durable)
             self._forget()
             return True
 
@@ -212,10 +212,20 @@ class Journal:
     def _erase(self, file: LogFile, commit: Commit) -> None:
         self._heard += file.repair()
         erasure = Erasure.of(file, commit.erased)
-        self._folder.marks.add(self._name, owed_in(commit.head))
         erase_in_copies(self._path, erasure.traces)
         # Onto the disk in any case: it takes the place of a whole history.
-        replace_file(self._path, erasure.file(file.fd, commit), durable=True)
+        self._put(file, erasure.file(file.fd, commit), commit, durable=True)
+
+    def _put(
+        self, old: LogFile | None, data: bytes | Iterable[bytes], commit: Commit, *, durable: bool
+    ) -> None:
+        """Have a new file in the place of the old one, which is locked, or of none."""
+        if old is not None:
+            old.settle()
+        self._folder.marks.add(self._name, kinds_owed(commit.head))
+        with self._folder.heard.taking(commit) as is_noted:
+            replace_file(self._path, data, durable=durable)
+            is_noted()
 
     def _set_aside(self) -> SetAside:
         return SetAside(self._path, session_id=self.id, read_only=self._folder.read_only)
@@ -223,6 +233,9 @@ class Journal:
     def remove(self) -> None:
         """Remove the file and its copies, whatever is in it; a missing one is fine."""
         with self._lock, self._folder.locked_name(self._name):
+            with suppress(StoreError), self._alone() as file:
+                if file is not None:
+                    file.settle()
             self._forget()
             with suppress(FileNotFoundError), locked_file(self._path, os.O_RDWR):
                 self._path.unlink()
@@ -234,6 +247,7 @@ class Journal:
             with self._folder.locked_name(self._name), self._alone() as file:
                 if file is None or self._stands(file, now) is not None:
                     return False
+                file.settle()
                 self._path.unlink()
                 self._removed()
             self._forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +45,12 @@ def section_line(name: str, value: Any) -> bytes:
     return encoded_line({"_type": SECTION, "name": name, "value": value})
 
 
-def head_line(head: Mapping[str, Any], at: Mapping[str, int]) -> bytes:
-    """The line that ends a commit: where everything stands, and at which byte."""
-    return encoded_line({"_type": HEAD, **head, "at": at})
+def head_line(head: Mapping[str, Any], at: Mapping[str, int], took: Collection[str] = ()) -> bytes:
+    """The line that ends a commit: where everything stands, and at which byte.
+
+    `took` are the chats whose messages it took.
+    """
+    return encoded_line({"_type": HEAD, **head, **({"took": [*took]} if took else {}), "at": at})
 
 
 def decoded(data: bytes, offset: int, end: int) -> LogLine:

@@ -24,7 +24,7 @@ from nanoloop.files import (
 )
 from nanoloop.session.head import ABOUT, SUMMARY
 from nanoloop.stores.database import Commit, text_of
-from nanoloop.stores.jsonl.folder import SUFFIX, SessionFolder
+from nanoloop.stores.jsonl.folder import SessionFolder
 from nanoloop.stores.jsonl.lines import (
     ENTRY,
     FORMAT,
@@ -39,11 +39,12 @@ from nanoloop.stores.jsonl.lines import (
     renewed,
     section_line,
 )
-from nanoloop.stores.jsonl.owed import NOTHING, owed_in
+from nanoloop.stores.jsonl.owed import NOTHING, kinds_owed
 from nanoloop.stores.jsonl.reading import (
     CHUNK,
     PENDING,
     PROBE,
+    SUFFIX,
     WINDOW,
     FileState,
     Marks,
@@ -68,7 +69,7 @@ class PlacedBytes(bytes):
     """Where the file stood."""
     after: FileState
     """Where it stands once they are written."""
-    sections: Mapping[str, Any]
+    commit: Commit
 
 
 class LogFile(FileIO):
@@ -145,8 +146,10 @@ class LogFile(FileIO):
         found = state_of(tail)
         head, at = head_of(self._id, found.head, as_it_is), found.at
         self.state: FileState = replace(found, head=head)
-        self._owed = owed_in(head)
+        self._owed = kinds_owed(head)
         self._marked = NOTHING  # a file may have been brought by hand
+        self._is_settled = not found.took
+        """Whether the messages that the last commit took are noted for good."""
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
@@ -177,14 +180,14 @@ class LogFile(FileIO):
             self.marks.forget_from(before.size)
             raise
         placed = PlacedBytes(data)
-        placed.before, placed.after, placed.sections = before, after, commit.sections
+        placed.before, placed.after, placed.commit = before, after, commit
         return placed
 
     def write(self, data: Any, /) -> int:
         """All of a commit's bytes, or none: 0 where their place isn't the end of this file now.
 
-        What the disk refuses is raised, and nothing of it is left; so is `BlockingIOError` where
-        another process writes.
+        What the disk refuses is raised, and nothing of it is left; so are `AlreadyHeard`, and
+        `BlockingIOError` where another process writes.
         """
         with self._guard:
             try:
@@ -204,16 +207,31 @@ class LogFile(FileIO):
             there = self._there
             if there is None or there.st_size != data.before.size:
                 return False
-            owed = owed_in(data.after.head)
+            owed = kinds_owed(data.after.head)
+            self.settle()
             self._folder.marks.add(self._name, owed - self._marked)
-            self._put(data)
+            if data.commit.heard:
+                with self._folder.heard.taking(data.commit) as is_noted:
+                    self._put(data)
+                    self._is_settled = is_noted()
+            else:
+                self._put(data)
             self.state = data.after
-            self._renew_first_line(data.sections)
+            self._renew_first_line(data.commit.sections)
             self._folder.marks.remove(self._name, self._owed - owed)
             self._owed = self._marked = owed
         finally:
             unlock(self.fd)
         return True
+
+    def settle(self) -> None:
+        """Have it noted for good what the last commit took, before there is another.
+
+        Whoever calls it is alone; raises `BlockingIOError`.
+        """
+        if not self._is_settled:
+            self._folder.heard.settle(self.state.took)
+            self._is_settled = True
 
     def _put(self, data: PlacedBytes) -> None:
         try:
@@ -274,8 +292,10 @@ def written(
         data += section_line(name, value)
     places[WINDOW] = marks.before(commit.window)
     places[PENDING] = marks.before(pending_start(commit.head))
-    data += head_line(commit.head, places)
-    return bytes(data), FileState(head=dict(commit.head), at=places, size=base + len(data))
+    took = tuple(dict.fromkeys(chat for chat, _ in commit.heard))
+    data += head_line(commit.head, places, took)
+    size = base + len(data)
+    return bytes(data), FileState(head=dict(commit.head), at=places, size=size, took=took)
 
 
 def new_file(commit: Commit) -> bytes:

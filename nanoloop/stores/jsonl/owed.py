@@ -17,7 +17,7 @@ NOTHING: frozenset[str] = frozenset()
 ANYTHING = frozenset({CHAT, SUMMARY})
 
 
-def owed_in(head: Mapping[str, Any]) -> frozenset[str]:
+def kinds_owed(head: Mapping[str, Any]) -> frozenset[str]:
     """What is owed in a session with this head."""
     kinds = [CHAT] if owes_chat(head) else []
     return frozenset([*kinds, SUMMARY] if pending_in(head) else kinds)

@@ -7,9 +7,11 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from nanoloop.files import name_of
 from nanoloop.session.entry import Entry, dated, rfc3339
 from nanoloop.session.head import ABOUT, WAITING
 from nanoloop.stores.database import StoredSession
@@ -24,8 +26,17 @@ from nanoloop.stores.jsonl.lines import (
     decoded,
     lines_in,
 )
-from nanoloop.stores.snapshot import as_it_is, head_of, sections_of, window_start
+from nanoloop.stores.snapshot import (
+    StoredSnapshot,
+    as_it_is,
+    decoding,
+    head_of,
+    sections_of,
+    window_start,
+)
 
+SUFFIX = ".jsonl"
+"""What the names of sessions' files end with."""
 Report = Callable[[LogLine], None]
 """Hears of lines that can't be read."""
 
@@ -141,6 +152,34 @@ class SessionReader:
             yield line
 
 
+def glance_at(path: Path) -> StoredSession:
+    """The session of this file at a glance; raises `OSError` and `SessionDamaged`."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return glance_in(path, fd)
+    finally:
+        os.close(fd)
+
+
+def glance_in(path: Path, fd: int) -> StoredSession:
+    """As `glance_at`, of a file that is open."""
+    name = path.name.removesuffix(SUFFIX)
+    session_id = name_of(name) or name
+    with decoding(session_id):
+        return glance(fd, os.fstat(fd).st_size, session_id=session_id)
+
+
+def newest_at(path: Path) -> StoredSnapshot:
+    """The session of this file with its window and its newest entries; raises as `glance_at`."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        name = path.name.removesuffix(SUFFIX)
+        with decoding(name):
+            return newest(fd, os.fstat(fd).st_size, session_id=name_of(name) or name)
+    finally:
+        os.close(fd)
+
+
 def glance(fd: int, size: int, *, session_id: str) -> StoredSession:
     """The session at a glance, from both ends of its file."""
     state = state_of(read_tail(fd, size, PROBE))
@@ -148,6 +187,21 @@ def glance(fd: int, size: int, *, session_id: str) -> StoredSession:
     about = about_of(fd, state, session_id=session_id)
     head["count"] = int(head.get("count", 0)) + state.newer
     return StoredSession(head=head, sections={ABOUT: about}, size=size)
+
+
+NEWEST = 128
+"""Entries at the end of a session, at least, that its newest ones are."""
+
+
+def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
+    """The session with its window and its newest entries."""
+    state = state_of(read_tail(fd, size))
+    state = replace(state, head=head_of(session_id, state.head, as_it_is))
+    reader = SessionReader(fd, state, session_id=session_id, marks=Marks(), report=lambda _: None)
+    stored = reader.window()
+    first = min(window_start(state.head), state.last - NEWEST + 1)
+    entries = reader.between(max(0, first - 1), None, None)
+    return StoredSnapshot(head=state.head, sections=stored.sections, entries=entries)
 
 
 def about_of(fd: int, state: FileState, *, session_id: str) -> Mapping[str, Any]:
@@ -343,6 +397,8 @@ class FileState:
     """Bytes behind that, of a commit that is not written to its end."""
     open_ended: bool = False
     """Whether the last line lacks its newline."""
+    took: tuple[str, ...] = ()
+    """The chats whose messages the last commit took."""
     newer: int = 0
     """Entries behind the head: written, but their own head can't be read."""
 
@@ -365,6 +421,7 @@ def state_of(tail: Tail) -> FileState:
     """
     index = tail.head_index
     head, at = head_and_places(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
+    took = head.pop("took", ())
     tail = _finished(tail)
     newer = tail.lines[index + 1 :]
     if any(line.kind != UNREADABLE for line in newer):
@@ -379,6 +436,7 @@ def state_of(tail: Tail) -> FileState:
         size=tail.size,
         torn=tail.torn,
         open_ended=tail.open_ended,
+        took=tuple(map(str, took)) if isinstance(took, list) else (),
         newer=sum(1 for line in newer if line.kind == ENTRY),
     )
 

@@ -34,27 +34,44 @@ from nanoloop.files import (
     without_earlier,
 )
 from nanoloop.protocols import Node, OwedSession, Seal
-from nanoloop.session.entry import Entry, utc_now
-from nanoloop.session.head import ABOUT
-from nanoloop.stores.database import Commit, StoredSession, micros
+from nanoloop.session.entry import Entry, entries_in, from_rfc3339, utc_now
+from nanoloop.session.head import ABOUT, WAITING
+from nanoloop.session.queue import message_id_of
+from nanoloop.stores.database import (
+    HEARD_SECONDS,
+    Commit,
+    HeardMessage,
+    StoredSession,
+    micros,
+)
 from nanoloop.stores.heartbeats import NodeFiles
 from nanoloop.stores.jsonl.folder import (
     KEYS,
     LOCK,
     NODES,
-    SUFFIX,
     FolderListing,
     OwedListing,
     SessionFolder,
-    glance_in,
 )
+from nanoloop.stores.jsonl.heard import HeardFiles
 from nanoloop.stores.jsonl.journal import AsyncJournal, Journal, OpenFiles
 from nanoloop.stores.jsonl.lines import FORMAT, METADATA, renewed
 from nanoloop.stores.jsonl.log_file import copy_of
-from nanoloop.stores.jsonl.owed import ANYTHING, owed_in
-from nanoloop.stores.jsonl.reading import line_at
-from nanoloop.stores.snapshot import OWES_CHAT, OWES_SUMMARY, expiry, owed_session, owes
-from nanoloop.stores.store import DatabaseStore
+from nanoloop.stores.jsonl.owed import ANYTHING, kinds_owed
+from nanoloop.stores.jsonl.reading import SUFFIX, glance_at, glance_in, line_at, newest_at
+from nanoloop.stores.snapshot import (
+    NOTED,
+    OWES_CHAT,
+    OWES_SUMMARY,
+    StoredSnapshot,
+    as_it_is,
+    chat_of,
+    expiry,
+    noted_in,
+    owed_session,
+    owes,
+)
+from nanoloop.stores.store import DatabaseStore, Sealing
 
 Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
@@ -85,25 +102,38 @@ class JsonlStore(DatabaseStore):
 
         A session that another process holds for more than `busy_seconds` fails.
         """
-        where = SessionFolder(path=Path(folder), durable=durability == "fsync", read_only=read_only)
+        where = SessionFolder(
+            path=Path(folder),
+            heard=HeardFiles(Path(folder)),
+            durable=durability == "fsync",
+            read_only=read_only,
+        )
+        sealing = Sealing(seal)
         database = _Folder(
             where,
             writers=WRITERS[durability],
             open_files=open_files,
             busy_seconds=busy_seconds,
+            upgrade=FolderUpgrade(where, opened=sealing.opened),
         )
-        super().__init__(database, clock=clock, seal=seal)
+        super().__init__(database, clock=clock, sealing=sealing)
 
 
 class _Folder:
     """The files of one folder."""
 
     def __init__(
-        self, folder: SessionFolder, *, writers: int, open_files: int, busy_seconds: float
+        self,
+        folder: SessionFolder,
+        *,
+        writers: int,
+        open_files: int,
+        busy_seconds: float,
+        upgrade: FolderUpgrade,
     ) -> None:
         self._folder = folder
         self._busy_seconds = busy_seconds
-        self._upgrade = FolderUpgrade(folder)
+        self._upgrade = upgrade
         self._making_ready = Lock()
         self._is_ready = False
         """Whether this version may write to it."""
@@ -154,6 +184,7 @@ class _Folder:
             if _has_expired(stored, now):
                 name = stored.sections[ABOUT]["id"]
                 count += await self._on(name, lambda journal: journal.remove_if_expired(now))
+        await self._in_thread(self._folder.heard.forget, now)
         return count
 
     async def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
@@ -219,6 +250,21 @@ class _Folder:
         await self._own()
         await self._in_thread(self._nodes.leave, node_id)
 
+    # Messages
+
+    async def has_heard(self, chat: str, message_id: str) -> bool:
+        return await self._in_thread(self._folder.heard.has, chat, message_id)
+
+    async def heard(self) -> AsyncIterator[HeardMessage]:
+        for path in await self._in_thread(self._folder.heard.all):
+            for message in await self._in_thread(self._folder.heard.messages, path):
+                yield message
+
+    async def hear(self, messages: Sequence[HeardMessage]) -> None:
+        await self._own()
+        work = partial(self._in_thread, self._folder.heard.hear, messages)
+        await self._in_turn(work, "messages of a chat")
+
     # Threads
 
     async def close(self) -> None:
@@ -234,7 +280,7 @@ class _Folder:
         if self._folder.read_only:
             raise StoreError(f"{self._folder.path} is open for reading only: nothing was written")
         if not self._is_ready:
-            await self._in_thread(self._make_ready)
+            await self._in_turn(partial(self._in_thread, self._make_ready), "the folder")
 
     def _make_ready(self) -> None:
         with self._making_ready:
@@ -249,25 +295,24 @@ class _Folder:
         on: Executor | None = None,
     ) -> T:
         journal = self.files.journal(session_id)
+        work_on_it = partial(work, AsyncJournal(journal, on))
         try:
-            return await self._told(self._in_turn(work, AsyncJournal(journal, on)))
+            return await self._in_turn(work_on_it, f"session {session_id!r}")
         finally:
             self.files.used(journal)
             for event in journal.take_heard():
                 announce(event)
 
-    async def _in_turn(
-        self, work: Callable[[AsyncJournal], Awaitable[T]], journal: AsyncJournal
-    ) -> T:
-        """What comes of it, as soon as no other process writes to the same session."""
+    async def _in_turn(self, work: Callable[[], Awaitable[T]], what: str) -> T:
+        """What comes of it, as soon as no other process writes to the same."""
         give_up = time.monotonic() + self._busy_seconds
         while True:
             try:
-                return await work(journal)
+                return await self._told(work())
             except BlockingIOError:
                 if time.monotonic() > give_up:
                     raise self._failed(
-                        f"another process holds session {journal.id!r}: stop that one, or try again"
+                        f"another process holds {what}: stop that one, or try again"
                     ) from None
             # No thread waits meanwhile, which others need.
             await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
@@ -279,6 +324,8 @@ class _Folder:
         """What comes of it; what the disk refuses is a `StoreError`."""
         try:
             return await work
+        except BlockingIOError:  # another process is at it
+            raise
         except OSError as error:
             raise self._failed(refusal(error)) from error
 
@@ -298,14 +345,18 @@ NOTE = ".index"
 
 
 class FolderUpgrade:
-    """Closes a folder to earlier versions, and marks what is owed in it; it blocks.
+    """Closes a folder to earlier versions, and notes what is owed and was heard; it blocks.
 
     Any number of processes may do it at the same time. It is done again after the machine was
-    started anew, since marks need not survive a power loss, and for a folder that was copied.
+    started anew, since notes need not survive a power loss, and for a folder that was copied.
     """
 
-    def __init__(self, folder: SessionFolder) -> None:
+    def __init__(
+        self, folder: SessionFolder, *, opened: Callable[[StoredSnapshot], StoredSnapshot]
+    ) -> None:
+        """What is sealed is `opened`; where that can't be done, `StoreError` is raised."""
         self._folder = folder
+        self._opened = opened
         self._lock = folder.path / LOCK
         self._former_lock = ExitStack()
 
@@ -334,7 +385,11 @@ class FolderUpgrade:
             rename_former(self._folder.path, suffix)
         rename_former(self._folder.path / KEYS, ".json")
         if not is_done:
-            self._mark_all()
+            changed = self._mark_all()
+            since = max(changed.values(), default=0) - HEARD_SECONDS * 1_000_000
+            for path, at in changed.items():
+                if at >= since:
+                    self._folder.heard.hear(self._messages(path, at))
             self._tell_done()
 
     def close(self) -> None:
@@ -346,27 +401,48 @@ class FolderUpgrade:
         while not self._lock.is_dir():
             with suppress(IsADirectoryError):  # another process was first
                 # Held to the end: one of them may have opened it already.
-                self._former_lock = without_earlier(self._lock, of=self._folder.path)
+                stack = without_earlier(self._lock, of=self._folder.path)
+                self._former_lock.enter_context(stack)
                 self._lock.unlink()
                 with suppress(FileExistsError):
                     self._lock.mkdir(mode=0o700)
 
-    def _mark_all(self) -> None:
+    def _mark_all(self) -> dict[Path, int]:
+        """Mark what is owed; returns when each session was changed."""
+        changed = {}
         for paths in FolderListing(self._folder.path).batches():
             for path in paths:
-                self._mark(path)
+                # A file that can't be opened owes nothing either.
+                with suppress(
+                    FileNotFoundError, IsADirectoryError, PermissionError, SessionDamaged
+                ):
+                    changed[path] = self._mark(path)
             time.sleep(0)  # ten thousand files in this thread must not starve the event loop
+        return changed
 
-    def _mark(self, path: Path) -> None:
+    def _mark(self, path: Path) -> int:
         name = path.name.removesuffix(SUFFIX)
         try:
             with locked_file(path, os.O_RDWR) as fd:
-                self._folder.marks.add(name, owed_in(glance_in(path, fd).head))
+                head = glance_in(path, fd).head
+                self._folder.marks.add(name, kinds_owed(head))
                 _renew_format(fd)
         except BlockingIOError:  # somebody writes to it: what it owes then is found later
+            head = glance_at(path).head
             self._folder.marks.add(name, ANYTHING)
-        except (FileNotFoundError, IsADirectoryError, PermissionError, SessionDamaged):
-            return  # a file that can't be opened owes nothing either
+        return micros(from_rfc3339(head.get("updated_at")))
+
+    def _messages(self, path: Path, at: int) -> list[HeardMessage]:
+        """The newest messages of a session, that its chat's file needn't have."""
+        with suppress(FileNotFoundError, StoreError):
+            found = self._opened(newest_at(path))
+            about, noted = found.sections[ABOUT], found.sections.get(NOTED)
+            said = [*found.entries, *entries_in(found.sections.get(WAITING) or ())]
+            names = [message_id_of(entry) for entry in said if entry.role == "user"]
+            names += noted_in(noted, as_it_is)
+            chat = chat_of(found.name, about, as_it_is)
+            return [HeardMessage(chat=chat, id=name, at=at) for name in names if name]
+        return []
 
     def _tell_done(self) -> None:
         note = json.dumps(self._note()).encode()

@@ -1,0 +1,320 @@
+"""Which messages were taken: lines of a file for each chat, beside the sessions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from secrets import token_hex
+from threading import RLock
+from typing import Any
+
+from nanoloop.errors import AlreadyHeard, SessionDamaged
+from nanoloop.files import file_name, locked_file, make_folder, replace_file, write_all
+from nanoloop.stores.database import COMMIT_ID, HEARD_SECONDS, Commit, HeardMessage
+from nanoloop.stores.jsonl.reading import SUFFIX, glance_at
+
+FOLDER = "heard"
+"""The name of the folder they are in."""
+IN_MEMORY = 200_000
+"""Ids of all chats that are held in memory, about; of a chat beyond it the file is read again."""
+FEW = 100
+"""So many lines may be obsolete in any file."""
+
+
+class HeardFiles:
+    """The files of one folder, which any number of processes share; it blocks.
+
+    A commit's messages are written before it, in a line that lacks its end, and the line is ended
+    after it. Whoever finds one without its end looks whether that commit was made. So each is
+    taken once, though a process may be killed between any two steps.
+    """
+
+    def __init__(self, sessions: Path) -> None:
+        """The folder is made with its first file, in that of the sessions."""
+        self._sessions = sessions
+        self._folder = sessions / FOLDER
+        self._guard = RLock()
+        self._chats: OrderedDict[str, ChatIds] = OrderedDict()
+        """What is known of their files, the last used at the end."""
+        self._learned = 0
+        """Ids since it was looked how many there are."""
+        self._since = 0
+        """What is older was forgotten by the last sweep."""
+
+    # Taking
+
+    @contextmanager
+    def taking(self, commit: Commit) -> Iterator[Callable[[], bool]]:
+        """Make the commit inside, then call what this gives: nobody else takes its messages.
+
+        That tells whether it is noted for good; if not, `settle` has to be called later. Raises
+        `AlreadyHeard` where one was taken before, and `BlockingIOError` where another process takes
+        messages of that chat; then nothing was done.
+        """
+        wanted = _by_chat(commit.heard)
+        with ExitStack() as stack:
+            files = [stack.enter_context(self._locked(chat)) for chat in sorted(wanted)]
+            if any(file.has_any(wanted[file.chat], self._since) for file in files):
+                raise AlreadyHeard(commit.id)
+            lines = [_line(wanted[f.chat], commit.updated_at, commit=commit) for f in files]
+            for file, line in zip(files, lines, strict=True):
+                _append(file.fd, line)
+
+            def is_noted() -> bool:
+                with suppress(OSError):  # the commit stands, and says so to whoever looks
+                    for file, line in zip(files, lines, strict=True):
+                        self._end(file, line)
+                        self._tidy(file)
+                    return True
+                return False
+
+            yield is_noted
+
+    def settle(self, chats: Iterable[str]) -> None:
+        """End or drop what is unfinished of these; raises `BlockingIOError`.
+
+        To be called, the session locked, before another commit takes the place of the one that
+        the unfinished lines belong to.
+        """
+        for chat in chats:
+            with suppress(FileNotFoundError), self._locked(chat, os.O_RDWR):
+                pass
+
+    @contextmanager
+    def _locked(self, chat: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[ChatFile]:
+        """The chat's file, locked: it is known, and ends with a whole line."""
+        with ExitStack() as stack:
+            try:
+                fd = stack.enter_context(locked_file(self._path(chat), flags))
+            except FileNotFoundError:
+                if not flags & os.O_CREAT:
+                    raise
+                make_folder(self._folder)
+                fd = stack.enter_context(locked_file(self._path(chat), flags))
+            with self._guard:
+                file = ChatFile(chat=chat, fd=fd, known=self._caught_up(chat, fd))
+                if file.known.rest:
+                    self._settle(file)
+                if file.known.size == 0:
+                    self._end(file, b"", _first_line(chat))
+            yield file
+
+    def _settle(self, file: ChatFile) -> None:
+        """End the line that is unfinished, or drop it: its process is dead, or failed."""
+        rest, file.known.rest = file.known.rest, b""
+        if self._is_made(rest):
+            self._end(file, rest)
+        else:
+            os.ftruncate(file.fd, file.known.size)
+
+    def _end(self, file: ChatFile, line: bytes, end: bytes = b"\n") -> None:
+        """Write this behind a line, which makes it count."""
+        with self._guard:
+            _append(file.fd, end)
+            self._learn(file.known, line + end)
+
+    def _is_made(self, rest: bytes) -> bool:
+        line = _read(rest)
+        with suppress(OSError, SessionDamaged, KeyError):
+            name = f"{file_name(str(line['in']))}{SUFFIX}"
+            return bool(glance_at(self._sessions / name).head.get(COMMIT_ID) == line["by"])
+        return False
+
+    def _tidy(self, file: ChatFile) -> None:
+        """Write the file anew where most of it is obsolete; it is not used behind this."""
+        with self._guard:
+            file.known.forget(self._since)
+            if file.known.obsolete > max(FEW, len(file.known.ids)):
+                replace_file(self._path(file.chat), file.known.dumped(file.chat), durable=False)
+
+    # Looking
+
+    def has(self, chat: str, message_id: str) -> bool:
+        """As `Database.has_heard`."""
+        with self._guard, self._opened(chat) as known:
+            if known is None:
+                return False
+            if known.ids.get(message_id, -1) >= self._since:
+                return True
+            line = _read(known.rest)
+            return message_id in line.get("ids", ()) and self._is_made(known.rest)
+
+    def all(self) -> list[Path]:
+        """The files of all chats."""
+        return sorted(self._folder.glob(f"*{SUFFIX}"))
+
+    def messages(self, path: Path) -> list[HeardMessage]:
+        """What is known of in this file."""
+        try:
+            first, *lines = path.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        if lines and not self._is_made(lines[-1]):
+            del lines[-1]
+        chat = str(_read(first).get("chat", ""))
+        found = [HeardMessage(chat=chat, id=name, at=at) for name, at in _ids_in(lines)]
+        return [message for message in found if message.at >= self._since]
+
+    @contextmanager
+    def _opened(self, chat: str) -> Iterator[ChatIds | None]:
+        try:
+            fd = os.open(self._path(chat), os.O_RDONLY)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            yield self._caught_up(chat, fd)
+        finally:
+            os.close(fd)
+
+    # From elsewhere, and the end
+
+    def hear(self, messages: Sequence[HeardMessage]) -> None:
+        """As `Database.hear`; raises `BlockingIOError`, and may be called again then."""
+        by_chat = sorted(messages, key=lambda message: message.chat)
+        for chat, group in groupby(by_chat, key=lambda message: message.chat):
+            with self._locked(chat) as file:
+                known = file.known.ids
+                fresh = {each.id: each.at for each in group if each.id not in known}
+                lines = [_line([name], at) + b"\n" for name, at in fresh.items()]
+                self._end(file, b"", b"".join(lines))
+
+    def forget(self, now: int) -> None:
+        """Forget what is too old, and remove the files of chats that nothing is said in."""
+        with self._guard:
+            self._since = max(self._since, now - HEARD_SECONDS * 1_000_000)
+        for path in self.all():
+            with suppress(FileNotFoundError, BlockingIOError), locked_file(path, os.O_RDWR) as fd:
+                if os.fstat(fd).st_mtime_ns < self._since * 1000:
+                    path.unlink()
+
+    # In memory
+
+    def _caught_up(self, chat: str, fd: int) -> ChatIds:
+        """What is known of this chat, after a look at what its file has more; holds the guard."""
+        size, known = os.fstat(fd).st_size, self._chats.get(chat)
+        if known is None or not known.is_of(fd, size):
+            known = self._chats[chat] = ChatIds(path=self._path(chat))
+        self._chats.move_to_end(chat)
+        known.rest = b""
+        if size > known.size:
+            data = os.pread(fd, size - known.size, known.size)
+            whole = data.rfind(b"\n") + 1
+            self._learn(known, data[:whole])
+            known.rest = data[whole:]
+        return known
+
+    def _learn(self, known: ChatIds, lines: bytes) -> None:
+        """Take them in; of the chats that were not used for longest go as many as have to."""
+        before = len(known.ids)
+        known.learn(lines)
+        self._learned += len(known.ids) - before
+        if self._learned > IN_MEMORY // 10:
+            self._learned, total = 0, sum(len(each.ids) for each in self._chats.values())
+            while total > IN_MEMORY and len(self._chats) > 1:
+                total -= len(self._chats.popitem(last=False)[1].ids)
+
+    def _path(self, chat: str) -> Path:
+        known = self._chats.get(chat)
+        if known is not None:
+            return known.path
+        return self._folder / f"{file_name(chat)}{SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFile:
+    """The file of a chat, open and locked."""
+
+    chat: str
+    fd: int
+    known: ChatIds
+
+    def has_any(self, names: Sequence[str], since: int) -> bool:
+        """Whether one of these was taken since then."""
+        return any(self.known.ids.get(name, since - 1) >= since for name in names)
+
+
+@dataclass(slots=True, kw_only=True)
+class ChatIds:
+    """The ids of one chat, as far as its file is known."""
+
+    path: Path
+    first: bytes = b""
+    """The line that the file begins with; no other has the same."""
+    size: int = 0
+    """Where the lines end that are known."""
+    rest: bytes = b""
+    """What stood behind them at the last look: a line without its end."""
+    ids: dict[str, int] = field(default_factory=dict)
+    """When each was taken; in the order in which they were noted."""
+    obsolete: int = 0
+    """How many were noted that are not among them any more."""
+
+    def is_of(self, fd: int, size: int) -> bool:
+        """Whether this file, so long, is still the one that is known."""
+        return self.size <= size and os.pread(fd, len(self.first), 0) == self.first
+
+    def learn(self, data: bytes) -> None:
+        """Take in whole lines, which stand where the known ones end."""
+        self.first = self.first or data[: data.find(b"\n") + 1]
+        for name, at in _ids_in(data.splitlines()):
+            self.obsolete += name in self.ids
+            self.ids[name] = at
+        self.size += len(data)
+
+    def forget(self, since: int) -> None:
+        """Drop those that stand at the beginning and are older."""
+        while self.ids and self.ids[first := next(iter(self.ids))] < since:
+            del self.ids[first]
+            self.obsolete += 1
+
+    def dumped(self, chat: str) -> bytes:
+        """A file with all that is known."""
+        lines = [_line([name], at) + b"\n" for name, at in self.ids.items()]
+        return b"".join([_first_line(chat), *lines])
+
+
+def _by_chat(heard: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for chat, name in heard:
+        found.setdefault(chat, []).append(name)
+    return found
+
+
+def _first_line(chat: str) -> bytes:
+    return json.dumps({"chat": chat, "made": token_hex(8)}).encode() + b"\n"
+
+
+_encoded = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _line(names: Sequence[str], at: int, *, commit: Commit | None = None) -> bytes:
+    """A line, without its end."""
+    by = {"in": commit.id, "by": commit.commit_id} if commit else {}
+    return _encoded({"at": at, "ids": names, **by}).encode()
+
+
+def _append(fd: int, data: bytes) -> None:
+    os.lseek(fd, 0, os.SEEK_END)
+    write_all(fd, data)
+
+
+def _read(line: bytes) -> Mapping[str, Any]:
+    """A line's object; an empty one where it is none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _ids_in(lines: Iterable[bytes]) -> Iterator[tuple[str, int]]:
+    for line in map(_read, lines):
+        if isinstance(line.get("ids"), list) and isinstance(line.get("at"), int):
+            yield from ((str(name), line["at"]) for name in line["ids"])
