@@ -42,10 +42,11 @@ def test_what_is_named_for_a_channel_or_imports_it_is_its_own(tree):
 
 
 def test_the_tree_without_it_lacks_that_and_no_more(tree, tmp_path):
-    root = tree({"test_irc": "", "test_chat": ""})
+    root = tree({"test_irc": "", "test_chat": "", "stages/.lock": ""})
+    (root / ".venv" / "lib.py").touch()
     left = tree_without("irc", tmp_path, root)
     found = {path.relative_to(left).as_posix() for path in left.rglob("*") if path.is_file()}
-    assert found == {"tests/test_chat.py"}
+    assert found == {"tests/test_chat.py", "tests/stages/.lock.py"}
     assert not (left / folder_of("irc")).exists()
     assert (root / "tests" / "test_irc.py").exists()
 

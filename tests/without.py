@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from nanoloop import plugins
@@ -63,15 +64,16 @@ def _reaches(names: set[str], gone: set[str]) -> bool:
 def tree_without(name: str, to: Path, root: Path = ROOT) -> Path:
     """A copy of the tree, in which that folder and the tests of it are missing."""
     tree = to / f"without_{name}"
-    shutil.copytree(root, tree, ignore=_left_out)
+    shutil.copytree(root, tree, ignore=partial(_left_out, str(root)))
     shutil.rmtree(tree / folder_of(name))
     for path in own_tests(name, root):
         (tree / path).unlink()
     return tree
 
 
-def _left_out(_: str, names: Sequence[str]) -> set[str]:
-    hidden = {name for name in names if name.startswith(".")}
+def _left_out(root: str, folder: str, names: Sequence[str]) -> set[str]:
+    """What is in no commit: caches, and what is hidden at the top."""
+    hidden = {name for name in names if folder == root and name.startswith(".")}
     return (hidden - IN_GIT) | ({"__pycache__"} & {*names})
 
 
