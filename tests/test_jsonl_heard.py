@@ -231,6 +231,20 @@ async def test_a_file_is_written_anew_once_most_of_it_is_obsolete(tmp_path, monk
         await each.close()
 
 
+async def test_a_file_that_another_one_took_the_place_of_is_read_anew(store, other, tmp_path):
+    await takes(store, "s", "m0")
+    await takes(other, "t", "m1", chat="longer")
+    # As another process may leave it, with a number of the disk's that was free again.
+    longer = file_of(tmp_path, "longer").read_bytes() + b'{"at":1,"ids":["m2"]}\n' * 9
+    file_of(tmp_path).write_bytes(longer)
+    assert [await store.has_heard("chat", f"m{number}") for number in range(3)] == [
+        False,
+        True,
+        True,
+    ]
+    assert await takes(store, "s", "m2") == "repeated"
+
+
 async def test_the_file_of_a_chat_that_is_silent_goes(store, tmp_path):
     await takes(store, "s", "m1")
     await takes(store, "s", "m1", chat="living")

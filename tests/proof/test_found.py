@@ -82,9 +82,11 @@ async def test_compact_announces_that_it_cut_the_window(heard):
 
 
 async def after_a_tear(folder, session_id="s"):
-    """The session as it is found when the last line of its last commit was not written whole."""
+    """The session as it is found when its process was killed in the last line of a commit."""
     (path,) = folder.glob("*.jsonl")
     path.write_bytes(path.read_bytes()[:-9])
+    for path in folder.glob("heard/*.jsonl"):  # whose last line has its end after that
+        path.write_bytes(path.read_bytes()[:-1])
     store = JsonlStore(folder)
     session = await store.load(session_id)
     (info,) = [info async for info in store.list()]

@@ -198,13 +198,13 @@ class HeardFiles:
 
     def _caught_up(self, chat: str, fd: int) -> ChatIds:
         """What is known of this chat, after a look at what its file has more; holds the guard."""
-        size, known = os.fstat(fd).st_size, self._chats.get(chat)
-        if known is None or not known.is_of(fd, size):
-            known = self._chats[chat] = ChatIds(path=self._path(chat))
+        there, known = os.fstat(fd), self._chats.get(chat)
+        if known is None or not known.is_of(fd, there):
+            known = self._chats[chat] = ChatIds(path=self._path(chat), inode=there.st_ino)
         self._chats.move_to_end(chat)
         known.rest = b""
-        if size > known.size:
-            data = os.pread(fd, size - known.size, known.size)
+        if there.st_size > known.size:
+            data = os.pread(fd, there.st_size - known.size, known.size)
             whole = data.rfind(b"\n") + 1
             self._learn(known, data[:whole])
             known.rest = data[whole:]
@@ -245,6 +245,7 @@ class ChatIds:
     """The ids of one chat, as far as its file is known."""
 
     path: Path
+    inode: int
     first: bytes = b""
     """The line that the file begins with; no other has the same."""
     size: int = 0
@@ -256,9 +257,11 @@ class ChatIds:
     obsolete: int = 0
     """How many were noted that are not among them any more."""
 
-    def is_of(self, fd: int, size: int) -> bool:
-        """Whether this file, so long, is still the one that is known."""
-        return self.size <= size and os.pread(fd, len(self.first), 0) == self.first
+    def is_of(self, fd: int, there: os.stat_result) -> bool:
+        """Whether this file is the one that is known; one that grew is looked at."""
+        if there.st_ino != self.inode or there.st_size <= self.size:
+            return there.st_ino == self.inode and there.st_size == self.size
+        return os.pread(fd, len(self.first), 0) == self.first  # no other file's number again
 
     def learn(self, data: bytes) -> None:
         """Take in whole lines, which stand where the known ones end."""
