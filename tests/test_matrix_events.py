@@ -145,3 +145,11 @@ async def test_what_people_say_does_not_reach_the_librarys_log():
 def test_settings_that_lack_something_say_what(tmp_path, own, problem):
     with pytest.raises(SettingsError, match=problem):
         make(MatrixSettings(**own), tmp_path)
+
+
+def test_where_another_process_has_read_to_is_known_once_it_is_read_again(tmp_path):
+    mine, theirs = Bookmark(tmp_path / "place.json"), Bookmark(tmp_path / "place.json")
+    theirs.belongs_to("@bot:here")
+    theirs.move("s2")
+    mine.load()
+    assert mine.since == "s2"

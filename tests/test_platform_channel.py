@@ -683,3 +683,11 @@ async def test_a_message_during_an_answer_can_steer_it(chats, tmp_path):
         await waits(bot, CHAT, 1)
         provider.release()
         await says(chats, CHAT, "You said: one", "You said: two")
+
+
+def test_what_another_process_has_posted_of_an_answer_is_known_once_it_is_read_again(tmp_path):
+    mine, theirs = Progress(tmp_path / "fake.jsonl"), Progress(tmp_path / "fake.jsonl")
+    theirs.of("an answer", name="a name")
+    theirs.post("an answer", "a message", number=0)
+    mine.load()
+    assert (mine.of("an answer").name, mine.of("an answer").messages) == ("a name", ["a message"])

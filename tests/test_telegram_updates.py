@@ -177,3 +177,10 @@ async def test_an_answer_follows_its_group_to_where_it_has_moved(stage, tmp_path
         stage.server.migrate(SMALL, LARGE)
         provider.release()
         await says(stage, str(LARGE), "yes")
+
+
+def test_where_another_process_saw_a_group_move_to_is_known_once_it_is_read_again(tmp_path):
+    mine, theirs = Moves(tmp_path / "moves.json"), Moves(tmp_path / "moves.json")
+    theirs.learn(-5, -1005)
+    mine.load()
+    assert (mine.now("-5"), mine.first(-1005)) == (-1005, "-5")

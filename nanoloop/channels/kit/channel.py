@@ -90,6 +90,7 @@ class PlatformChannel:
     async def run(self, bus: Bus) -> None:
         """Serve the platform until cancelled, or until it refuses the bot for good."""
         self.access.announce_closed()
+        self._drafts.load()
         try:
             async with anyio.create_task_group() as group, self._intake(bus) as self._taking:
                 self._drafts.group = self._typist.group = group

@@ -100,6 +100,10 @@ class Drafts:
         self._groups: set[str] = set()
         self._taken_back: deque[str] = deque(maxlen=100)
 
+    def load(self) -> None:
+        """Know what is posted by now: another process may have gone on with it."""
+        self._progress.load()
+
     def learn(self, chat: str, *, private: bool) -> None:
         """Whether several talk in this chat: the platform may want another pace there."""
         if private:
@@ -385,10 +389,17 @@ class Progress:
         self._open: BoundedDict[str, Posted] = BoundedDict(REMEMBERED)
         self._done: BoundedDict[str, None] = BoundedDict(REMEMBERED)
         self._lines = 0
-        if file is not None:
-            make_folder(file.parent)
-            if file.exists():
-                self._load(file)
+        self.load()
+
+    def load(self) -> None:
+        """Know what the file says by now: another process may have gone on with it."""
+        if self._file is None:
+            return
+        self._open.clear()
+        self._done.clear()
+        make_folder(self._file.parent)
+        if self._file.exists():
+            self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
         """What of this answer is posted; begun with this name where it is new."""

@@ -114,6 +114,7 @@ class MatrixPlatform:
         """Hand over what was said since the last time, and then what is said."""
         try:
             await self._homeserver.sign_in(self._user)
+            self._bookmark.load()
             self._bookmark.belongs_to(self._homeserver.me)
             connected()
             batches = Batches(hear, bookmark=self._bookmark)

@@ -210,10 +210,14 @@ class Bookmark:
         """Rooms whose invitation was accepted, and that are not joined yet."""
         self.told: list[str] = []
         """Rooms that were told that they can't be read."""
-        if file is not None:
+        self.load()
+
+    def load(self) -> None:
+        """Stand where the file says: another process may have read on."""
+        if self._file is not None:
             # One that can't be read is begun anew.
             with suppress(OSError, ValueError, KeyError, TypeError):
-                self._learn(json.loads(file.read_text(encoding="utf-8")))
+                self._learn(json.loads(self._file.read_text(encoding="utf-8")))
 
     def belongs_to(self, user: str) -> None:
         """Begin anew if it is another account's."""

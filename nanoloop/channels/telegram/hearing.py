@@ -189,8 +189,12 @@ class Moves:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._new: dict[int, int] = {}
-        if file is not None and file.exists():
-            said = json.loads(file.read_text(encoding="utf-8"))
+        self.load()
+
+    def load(self) -> None:
+        """Know what the file says by now: another process may have gone on with it."""
+        if self._file is not None and self._file.exists():
+            said = json.loads(self._file.read_text(encoding="utf-8"))
             self._new = {int(old): new for old, new in said.items()}
         self._old = {new: old for old, new in self._new.items()}
 

@@ -68,6 +68,7 @@ class TelegramPlatform:
         try:
             with explained():
                 await self._bot.initialize()
+            self._moves.load()
             await self._way.listen(self._bot, Reader(self._bot, self._moves), hear, connected)
         finally:
             with anyio.CancelScope(shield=True):
