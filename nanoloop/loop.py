@@ -424,13 +424,17 @@ class Arrivals:
 
     async def _kept(self, message: Inbound, entry: Entry) -> Arrival:
         """Have it in its chat's session, durable when this returns."""
-        is_known = await self._has_heard(message, amended_by(message))
-        act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
+        changed = amended_by(message)
         while True:
             with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
                 session = await self._sessions.current(message.session_key, agent=message.agent)
                 if session.by != self._parts.nodes.me:
                     await self._parts.nodes.ask_after(session.by)
+                # What is owed is known: no read between a message and its change.
+                is_known = changed is not None and (
+                    _is_owed(session, changed) or await self._has_heard(message, changed)
+                )
+                act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
                 arrival = await self._arrived(session, message, act)
                 if arrival is not None:
                     return arrival
@@ -485,7 +489,7 @@ class Arrivals:
     def _amend(self, session: Session, message: Inbound, told: Entry, *, is_known: bool) -> Arrival:
         """Change what waits or is being asked; of anything older the model is told."""
         name, begun, ends_turn = amended_by(message) or "", None, False
-        if not is_known and name not in map(message_id_of, session.waiting):
+        if not is_known:
             return Arrival(session=session)
         if not _hears(session, message):
             return Arrival(session=session, outcome="repeated")
@@ -508,6 +512,13 @@ class Arrivals:
         waiting = session.waiting
         used = sum(map(_size, waiting))
         return len(waiting) < self._waiting_limit and used + _size(entry) <= WAITING_BYTES
+
+
+def _is_owed(session: Session, message_id: str) -> bool:
+    """Whether a message with this id waits in the session, or is being answered."""
+    asked = session.entry_at(session.awaiting)
+    owed = session.waiting if asked is None else (*session.waiting, asked)
+    return message_id in map(message_id_of, owed)
 
 
 def _hears(session: Session, message: Inbound) -> bool:

@@ -55,6 +55,29 @@ async def test_a_change_that_could_not_be_kept_is_no_question():
         assert [item.reply_to for item in loop.chat.sent] == ["one", "two"]
 
 
+async def test_a_change_of_what_is_owed_asks_the_store_for_nothing(monkeypatch):
+    provider, store = ScriptedProvider(["1", "2"], held=True), InMemoryStore()  # noqa: F811
+    asked, has_heard = [], store.has_heard
+
+    async def counted(chat, message_id):
+        asked.append(message_id)
+        return await has_heard(chat, message_id)
+
+    monkeypatch.setattr(store, "has_heard", counted)
+    async with running(provider, store) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        await loop.bus.hand_in(said("two"))
+        await loop.bus.hand_in(said("two, really", "e2", edits="two"))
+        await loop.bus.hand_in(said("one, really", "e1", edits="one"))
+        assert asked == []
+        await loop.bus.hand_in(said("unheard of", "e0", edits="zero"))
+        assert asked == ["zero"]
+        provider.release(9)
+        await loop.chat.until(2)
+    assert (await log_of(store))[::2] == ["one, really", "two, really"]
+
+
 async def test_an_edit_that_has_no_room_is_not_run_as_a_command():
     provider, slowly = ScriptedProvider(["1", "2"], held=True), InMemoryStore()
     gate, save = anyio.Event(), slowly.save
