@@ -171,14 +171,17 @@ async def test_while_a_summary_hangs_memory_holds_nothing_more_for_what_leaves_t
 
 @contextmanager
 def awaited_in_lanes():
-    """The coroutines of ours that run in the task of a lane."""
+    """The coroutines of ours that run in the task that answers: of what arrived, or of a lane."""
     found = set()
 
     def hear(frame, event, _):
         code = frame.f_code
         is_ours = "/nanoloop/" in code.co_filename and code.co_flags & inspect.CO_COROUTINE
-        if event == "call" and is_ours and anyio.get_current_task().name.startswith("lane"):
+        if event == "call" and is_ours and is_answering():
             found.add(code.co_qualname)
+
+    def is_answering():
+        return anyio.get_current_task().name.startswith(("lane", "arrival"))
 
     sys.setprofile(hear)
     try:

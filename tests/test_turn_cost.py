@@ -24,14 +24,16 @@ async def calls_a_turn(calls, turn):
 
 
 STORES = {
-    "jsonl": JsonlStore,
-    "sqlite": lambda folder: SqliteStore(folder / "sessions.sqlite"),
+    "jsonl": (JsonlStore, 5850),  # with the locks on its files
+    "sqlite": (lambda folder: SqliteStore(folder / "sessions.sqlite"), 5700),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", STORES.values(), ids=STORES.keys())
-def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(store, tmp_path):
+@pytest.mark.parametrize(("store", "most"), STORES.values(), ids=STORES.keys())
+def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(
+    store, most, tmp_path
+):
     calls = Calls()
     made = {}
 
@@ -48,4 +50,4 @@ def test_a_durable_turn_makes_a_small_part_of_the_calls_that_a_bare_one_makes(st
     with server() as url, calls.listening():
         anyio.run(measure, url)
     assert made["durable"] < 0.085 * made["bare"], made
-    assert made["durable"] < 5700, made  # some 1,900 of them in the SDK
+    assert made["durable"] < most, made  # some 1,900 of them in the SDK
