@@ -355,21 +355,25 @@ class AgentRequest:
     async def _finish(self, answer: Answer) -> None:
         with anyio.CancelScope(shield=True):
             await self._keep(answer)
+        self._turn.tell_cut()
         await self._resize()
         await self._agent.hooks.after(RequestOutcome(given=self._given, answer=answer), self._agent)
 
     async def _keep(self, answer: Answer) -> None:
-        if not self._recording.handler:
-            kept = self._recording.answer(answer.entries)
-            await self._turn.change(lambda session: [session.add_entry(entry) for entry in kept])
-            return
+        entries = [] if self._recording.handler else self._recording.answer(answer.entries)
         try:
             said = await self._recording.by_handler(self._given, answer.text)
         except BaseException:
             await self._turn.change(self._keep_question)
             raise
-        if said:
-            await self._turn.change(lambda session: session.add_chat_history(said))
+
+        def act(session: Session) -> None:
+            for entry in entries:
+                session.add_entry(entry)
+            session.add_chat_history(said)
+            self._turn.cut_with_answer(session)
+
+        await self._turn.change(act)
 
     def _keep_question(self, session: Session) -> None:
         session.add_entry(self._recording.question(self._given))

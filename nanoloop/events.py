@@ -404,7 +404,10 @@ class HookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(Event):
-    """The memo stays as it was, and so does the window. `error` is a class name."""
+    """The memo stays as it was; a window that a handler of the user's was to cut too.
+
+    `error` is a class name.
+    """
 
     level: ClassVar[Level] = "warning"
     error: str

@@ -88,7 +88,7 @@ class ExchangeParts:
         limit, keep = self._buffer_of(agent)
         # Not a method of an exchange: it would hold a session in a circle.
         heard = partial(self.summarizer.fire_and_forget, session)
-        return Cutting(limit=limit, keep=keep, heard=heard, follow=self.follow)
+        return Cutting(limit=limit, keep=keep, by_defaults=False, heard=heard, follow=self.follow)
 
     def _buffer_of(self, agent: Agent) -> tuple[int, int]:
         limits = agent.limits
@@ -191,10 +191,12 @@ class Exchange:
             # Kept before it is sent: what the chat has read is never unknown to the log.
             lapses = self._nodes.lapses
             said = await self._keep(answer, notices)
+            if self._turn.tell_cut():
+                self.session.release()
             await self._send(answer.text, said, lapses)
             announce(self._receipt(answer))
             self._view.learn(answer.usage.tokens_in, steps=answer.steps)
-            if self.session.has_resize_rules:
+            if self._turn.owes_resize:
                 self._summarizer.work_beside(self.session, self._resize)
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
@@ -207,6 +209,7 @@ class Exchange:
             session.spend(asdict(answer.usage))
             if self._bus.confirms(self.message.channel):
                 session.owe(kept[-1].seq)
+            self._turn.cut_with_answer(session)
 
         try:
             await self._turn.change(act)
@@ -264,7 +267,7 @@ class Exchange:
         )
 
     async def _resize(self) -> None:
-        """Keep the history as small as the session's own rules say; nothing waits for it."""
+        """Do what no answer waits for: the memo, and a resize that the user's handlers do."""
         try:
             await self._turn.resize()
         except Exception as error:  # noqa: BLE001 - no handler's bug may stop every conversation

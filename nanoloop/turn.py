@@ -59,6 +59,7 @@ BUFFER_SEVERITY = 30
 """What the rule of a full window weighs among the rules of a resize: more than the turns do."""
 
 
+T = TypeVar("T")
 Act = Callable[[Session], Any]
 """What is done to a session in one piece: it waits for nothing, and may run again."""
 
@@ -69,9 +70,6 @@ async def _in_memory(session: Session, act: Act) -> Any:
 
 def _no_change(_: Session) -> None:
     """Write what is there."""
-
-
-T = TypeVar("T")
 
 
 def _nothing(_: Session) -> Sequence[Entry]:
@@ -105,8 +103,10 @@ class Cutting:
     """With more messages it is cut."""
     keep: int
     """About so many of the newest stay."""
+    by_defaults: bool = True
+    """Whether the session's default limits count behind an answer too, where nobody set any."""
     heard: Callable[[], object] = lambda: None
-    """Called after each cut that making a request took: what left waits for its summary."""
+    """Called after each cut that a request or an answer took: what left waits for its summary."""
     follow: Callable[[str], object] = lambda _: None
     """Called with the session's id after each cut, so that what left can be searched."""
 
@@ -171,6 +171,8 @@ class Turn:
         self._effects = Effects(agent.toolbox)
         self._asked = 0
         """The number of the question, where the session has it."""
+        self._left = 0
+        """Entries that left the window with the answer."""
         self._usage = Usage()
         self._may_shrink = cutting is not None
         self._spoke_before = False
@@ -214,14 +216,8 @@ class Turn:
         cutting = self._cutting
         return 0 if cutting is None else trimmed(session, cutting.limit, cutting.keep)
 
-    @property
-    def _buffer(self) -> int:
-        """With more messages the window is full; 0: it never is."""
-        return 0 if self._cutting is None else _buffer_of(self.session, self._cutting.limit)
-
     def _tell_trimmed(self, evicted: int) -> None:
-        kept = len(self.session.window)
-        announce(WindowTrimmed(evicted=evicted, kept=kept))
+        announce(WindowTrimmed(evicted=evicted, kept=len(self.session.window)))
         if self._cutting is not None:
             self._cutting.follow(self.session.id)
 
@@ -284,8 +280,7 @@ class Turn:
 
     def _tell_shrunk(self) -> None:
         self._hear_of_cut()
-        kept = len(self.session.window)
-        announce(ContextShrunk(kept=kept))
+        announce(ContextShrunk(kept=len(self.session.window)))
 
     def _hear_of_cut(self) -> None:
         if self._cutting is not None:
@@ -449,25 +444,56 @@ class Turn:
 
     # Behind the answer
 
+    def cut_with_answer(self, session: Session) -> None:
+        """Resize, in the act that adds the answer, where only built-in rules have a say in it."""
+        may_cut = self._may_resize(session) and not session.has_resize_handlers
+        least = self._least_severity(session)
+        self._left = session.cut_by_rules(least_severity=least) if may_cut else 0
+
+    def tell_cut(self) -> bool:
+        """Tell what left the window with the answer, which is durable now; whether anything did."""
+        if self._left:
+            self._tell_trimmed(self._left)
+            self._hear_of_cut()
+        return self._left > 0
+
+    @property
+    def owes_resize(self) -> bool:
+        """Whether `resize` has anything to do."""
+        session = self.session
+        return self._may_resize(session) and (session.has_resize_handlers or session.is_memo_due)
+
     async def resize(self) -> None:
-        """Resize the session if it is time, and make that durable; raises as `async_resize`."""
-        store, session = self._keeping.store, self.session
+        """Do what an answer doesn't wait for, and make it durable; raises as `async_resize`.
+
+        It is the memo; where a handler of the user's has a say, all of the resize.
+        """
+        session, store = self.session, self._keeping.store
         read = partial(store.entries, session.id) if store else None
+        if session.has_resize_handlers:
+            await self._resize_by_handlers(read)
+        while session.is_memo_due:
+            if not await session.update_memo(change=self.change, read=read):
+                break  # somebody wrote it meanwhile: behind the next answer it goes on with theirs
+
+    def _may_resize(self, session: Session) -> bool:
+        cutting = self._cutting
+        return cutting is not None and (cutting.by_defaults or session.has_resize_rules)
+
+    async def _resize_by_handlers(self, read: ReadEntries | None) -> None:
+        session, least = self.session, self._least_severity(self.session)
         before = {entry.seq for entry in session.window}
-        if not await self._is_left_to_the_buffer(read):
+        decision = await session.async_judge_resize(read=read) if least else None
+        if decision is None or decision.get("severity", least) >= least:
             await session.async_resize(read=read)
         if evicted := before - {entry.seq for entry in session.window}:
-            self._tell_trimmed(
-                len(evicted)
-            )  # before the wait: a next request may be made meanwhile
+            self._tell_trimmed(len(evicted))  # before the wait: a request may be made meanwhile
         await self.change(_no_change)  # where another writer was first, it is done again later
 
-    async def _is_left_to_the_buffer(self, read: ReadEntries | None) -> bool:
-        """Whether the window is full, which `begin` sees to, and no rule weighs more than that."""
-        if not 0 < self._buffer < message_count(self.session.window):
-            return False
-        decision = await self.session.async_judge_resize(read=read) or {}
-        return bool(decision.get("severity", BUFFER_SEVERITY) < BUFFER_SEVERITY)
+    def _least_severity(self, session: Session) -> int:
+        """What a rule must weigh: a full window, which `begin` sees to, weighs more than some."""
+        limit = 0 if self._cutting is None else _buffer_of(session, self._cutting.limit)
+        return BUFFER_SEVERITY if 0 < limit < message_count(session.window) else 0
 
 
 def close_calls(session: Session, why: str, *, since: int = 0) -> None:

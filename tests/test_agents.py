@@ -18,6 +18,7 @@ from nanoloop.providers.openai import OpenAIProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.turn import Hooks, Recording
 from tests.openai_server import OpenAIServer
+from tests.test_chat import Counted
 
 DOWN = NoConnection("nothing answers")
 
@@ -317,13 +318,30 @@ async def test_in_memo_mode_the_agents_model_updates_the_memo():
     assert any('"name": "Ada"' in c.messages[0]["content"] for c in agent.provider.calls)
 
 
-async def test_a_memo_that_fails_costs_no_answer(heard):
+async def test_a_memo_that_fails_costs_neither_an_answer_nor_its_cut(heard):
     options = {"session.limit": {"messages": 1}, "session.mode": "memo"}
-    agent = agent_of("one", DOWN, settings=options).attach_session()
+    memo = '{"memo": {"name": "Ada"}}'
+    agent = agent_of("one", DOWN, "two", memo, settings=options).attach_session()
     assert await agent.ask("a") == "one"
     failed = [event for event in heard if isinstance(event, ResizeFailed)]
     assert [event.error for event in failed] == ["NoConnection"]
-    assert len(agent.chat_history) == 2
+    assert agent.chat_history == [assistant("one")]
+    assert (agent.session.memo_cursor, await agent.ask("b")) == (0, "two")
+    assert (agent.session.memo["name"], agent.session.memo_cursor) == ("Ada", 4)
+
+
+async def test_the_answers_commit_has_the_cut_and_a_memo_is_one_more():
+    store = Counted()
+    options = {"session.limit": {"messages": 2}}
+    agent = agent_of(settings=options, store=store)
+    counts = []
+    for mode in ("lite", "lite", "memo"):
+        options["session.mode"] = mode
+        store.calls.clear()
+        await agent.ask("m", session_id="s")
+        counts.append(store.calls["commit"])
+    assert counts == [2, 2, 3]
+    assert len((await store.load("s")).messages) == 2
 
 
 async def test_without_a_provider_it_says_what_to_do():

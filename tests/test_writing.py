@@ -225,14 +225,15 @@ async def test_a_conversation_whose_time_runs_out_in_a_turn_keeps_question_and_a
     about = Identity(id=KEY, key=KEY, ttl=60, created_at=moments[0])
     await kept.add(Session(about=about, clock=lambda: moments[0]))
     provider = ScriptedProvider(["1"], held=True)
+    one = "one" * 5000  # longer than a window may be by the defaults, which cut none of a daemon's
     async with running(provider, kept) as loop:
-        loop.bus.put_nowait(said("one", group=True))
+        loop.bus.put_nowait(said(one, group=True))
         await provider.asked()
         moments.append(moments[0] + timedelta(seconds=61))
         provider.release()
         assert await loop.chat.until(1) == ["1"]
     begun_anew = await kept.get(KEY)
-    assert texts(begun_anew) == ["one", "1"]
+    assert texts(begun_anew) == [one, "1"]
     assert begun_anew.window[0].metadata["group"] is True
 
 

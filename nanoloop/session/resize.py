@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanoloop.errors import HistoryNotLoaded, SettingsError
@@ -34,6 +35,8 @@ _REFS = ("file", "url", "path", "id", "name")
 _FACTS = ("name", "mime_type", "size", "width", "height", "duration")
 _TEXT = {"text", "input_text", "output_text", "tool_use", "tool_result"}
 
+Change = Callable[[Callable[["Session"], Any]], Awaitable[Any]]
+"""Does something to a session in one piece, durable when it returns; returns what that does."""
 Decision = dict[str, Any]
 """`type`, and where they are known `reason`, `severity` and `meta`."""
 Schema = Callable[[Any], Any] | Mapping[str, Any]
@@ -68,6 +71,11 @@ class ResizeInput:
         """The index in the window at which what the limits allow begins."""
         return cut(self.window, keep=self.options.messages, chars=self.options.chars)
 
+    @property
+    def keeps_memo(self) -> bool:
+        """Whether a built-in resize brings the memo up to date."""
+        return self.options.memo_enabled and isinstance(self.memo, dict)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeResult:
@@ -100,6 +108,12 @@ class ResizeHandlers:
     mutex: Mutex = field(default_factory=Mutex)
     """One resize of a session at a time."""
 
+    @property
+    def are_built_in(self) -> bool:
+        """Whether nothing of the user's own has a say, which might have to be waited for."""
+        own = (self.policy, self.memo_update, self.attachments)
+        return own == (None, None, None) and self.resizes == DEFAULT_RESIZES
+
     def copy(self) -> ResizeHandlers:
         """The same for another session."""
         return replace(self, resizes=dict(self.resizes), mutex=Mutex())
@@ -121,14 +135,21 @@ async def judge(
     if force:
         kind = force if isinstance(force, str) else DEEP
         return {"type": kind, "reason": "force", "severity": FORCED}
+    if by.policy is None:
+        return due_by_rules(session)
     with session.lock:
         options, current = session.settings.snapshot(), session.messages
-        turns = session.turns - session.last_resize_turn
-    if by.policy is None:
-        return default_decision(current, options, turns=turns)
     history = await _entries_after(session, 0, session.last_seq, read)
     given = fitting(by.policy, messages_of(history), current, options)
     return _checked_decision(await called(by.policy, *given))
+
+
+def due_by_rules(session: Session) -> Decision | None:
+    """What the rules say of this session."""
+    with session.lock:
+        options, current = session.settings.snapshot(), session.messages
+        turns = session.turns - session.last_resize_turn
+    return default_decision(current, options, turns=turns)
 
 
 def default_decision(
@@ -190,11 +211,14 @@ async def _resize(
         raise KeyError(f"no handler for a resize of type {decision['type']!r}")
     now = _input(session, read)
     is_default = resize in DEFAULT_RESIZES.values()
-    # Else a window that sits exactly at its limit would be resized for ever.
-    is_done = not now.kept_from and now.end == session.resized.get("seq", 0)
-    if is_default and is_done and not is_forced:
+    if is_default and _is_done(session, now) and not is_forced:
         return
     _apply(session, now, await resize(now, by), decision, is_default=is_default)
+
+
+def _is_done(session: Session, now: ResizeInput) -> bool:
+    """Whether a built-in resize did this; else a window exactly at its limit had one for ever."""
+    return not now.kept_from and now.end == session.resized.get("seq", 0)
 
 
 def _input(session: Session, read: ReadEntries | None) -> ResizeInput:
@@ -283,7 +307,7 @@ async def _default(
     now: ResizeInput, by: ResizeHandlers, *, after: int, chunked: bool
 ) -> ResizeResult:
     memo, memo_seq = now.memo, now.end
-    if now.options.memo_enabled and isinstance(memo, dict):
+    if now.keeps_memo:
         if by.memo_update is not None or by.provider is not None:
             messages = messages_of(await now.entries_after(after))
             for chunk in chunks(messages, now.options.chars if chunked else 0):
@@ -291,6 +315,56 @@ async def _default(
         else:
             memo_seq = now.memo_seq  # nobody to ask: what is new waits until there is
     return ResizeResult(current=now.window[now.kept_from :], memo=memo, memo_seq=memo_seq)
+
+
+# In two: the window at once, the memo behind it
+
+
+def cut_by_rules(session: Session, least_severity: int) -> int:
+    """Resize by the rules, if one that is so severe holds, but leave the memo for later.
+
+    Returns how many entries left the window. The memo's number stays: what it has yet to take in
+    begins there.
+    """
+    with session.lock:
+        decision = due_by_rules(session)
+        if decision is None or decision["severity"] < least_severity:
+            return 0
+        now = _input(session, None)
+        if _is_done(session, now):
+            return 0
+        seq = now.memo_seq if now.keeps_memo else now.end
+        current = now.window[now.kept_from :]
+        result = ResizeResult(current=current, memo=now.memo, memo_seq=seq)
+        _apply(session, now, result, decision, is_default=True)
+        return now.kept_from
+
+
+async def update_memo(
+    session: Session, by: ResizeHandlers, change: Change, read: ReadEntries | None
+) -> bool:
+    """Do for the memo what the last resize did not wait for; False if the memo changed meanwhile.
+
+    Raises what the provider raises; nothing has changed then.
+    """
+    async with by.mutex:
+        # Durable, all of it: what a memo stands for may not be another writer's entry later.
+        now: ResizeInput = await change(partial(_input, read=read))
+        resize = DEFAULT_RESIZES.get(str(session.resized.get("type")), lite)
+        result = await resize(now, by)
+        return bool(await change(partial(_take_memo, now=now, result=result)))
+
+
+def _take_memo(session: Session, *, now: ResizeInput, result: ResizeResult) -> bool:
+    with session.lock:
+        memo, stands = session.memo, (session.epoch, session.memo_seq)
+        if stands != (now.epoch, now.memo_seq) or _seen(memo) != _seen(now.memo):
+            return False
+        value = result.memo
+        if isinstance(memo, dict) and LAST_RESIZE in memo:  # a later cut's, maybe
+            value = {**value, LAST_RESIZE: memo[LAST_RESIZE]}
+        session.note_resize(session.resized, Digest(value=value, seq=result.memo_seq))
+        return True
 
 
 def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict[str, Any]]]:
@@ -364,7 +438,7 @@ async def _updated_memo(
     attachments = [about for message in messages for about in await _summaries(message, by)]
     said: Any = None
     if by.memo_update is not None:
-        given = (_without_resize(memo), copied(messages), attachments, options)
+        given = (_seen(memo), copied(messages), attachments, options)
         said = copied(await called(by.memo_update, *given))
     elif by.provider is not None:
         asked = _memo_request(memo, messages, attachments, options)
@@ -391,7 +465,7 @@ def _memo_request(
 ) -> list[dict[str, Any]]:
     """What the model is asked: the instructions, then memo, messages and attachments as JSON."""
     given = {
-        "current_memo": _without_resize(memo),
+        "current_memo": _seen(memo),
         "messages": [_serialised(message) for message in messages],
         "attachments": list(attachments),
     }
@@ -402,8 +476,10 @@ def _memo_request(
     ]
 
 
-def _without_resize(memo: Mapping[str, Any]) -> dict[str, Any]:
+def _seen(memo: Any) -> Any:
     """A copy of the memo as a model may see it."""
+    if not isinstance(memo, Mapping):
+        return copied(memo)
     return {key: copied(value) for key, value in memo.items() if key != LAST_RESIZE}
 
 

@@ -30,7 +30,7 @@ from nanoloop.session.export import Rendered, parsed
 from nanoloop.session.head import ABOUT, MEMO, STATE, Head, Identity, new_id
 from nanoloop.session.log import Log
 from nanoloop.session.queue import is_asked
-from nanoloop.session.resize import Decision, ReadEntries, ResizeHandlers, Schema
+from nanoloop.session.resize import Change, Decision, ReadEntries, ResizeHandlers, Schema
 from nanoloop.session.sync import Handler, blocking
 
 ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -393,6 +393,37 @@ class Session(Conversation):
     def has_resize_rules(self) -> bool:
         """Whether anyone but the defaults may say that it is time to resize."""
         return self._handlers.policy is not None or self.settings.is_set
+
+    @property
+    def has_resize_handlers(self) -> bool:
+        """Whether anything of the user's own has a say in a resize, and may have to be awaited."""
+        return not self._handlers.are_built_in
+
+    @property
+    def is_memo_due(self) -> bool:
+        """Whether `cut_by_rules` left the memo to be brought up to date."""
+        by = self._handlers
+        with self.lock:
+            is_behind = self.memo_seq < int(self.resized.get("seq", 0))
+            if not is_behind or not by.are_built_in or by.provider is None:
+                return False
+            return isinstance(self._memo.value, dict) and self.settings.memo_enabled
+
+    def cut_by_rules(self, *, least_severity: int = 0) -> int:
+        """Resize by the built-in rules, if one that is so severe holds; the memo is left for later.
+
+        Waits for nothing, so that it can be done in the act that adds an answer. Returns how many
+        entries left the window.
+        """
+        return resize.cut_by_rules(self, least_severity)
+
+    async def update_memo(self, *, change: Change, read: ReadEntries | None = None) -> bool:
+        """Do what `cut_by_rules` left to be done; False if the memo was changed meanwhile.
+
+        Raises `ProviderError`; nothing has changed then. `change` does an act to this session,
+        durable when it returns; `read` as in `async_resize`.
+        """
+        return await resize.update_memo(self, self._handlers, change, read)
 
     def judge_resize(self, force: object = False) -> Decision | None:
         """As `async_judge_resize`, from code that can't await."""

@@ -1,13 +1,20 @@
-"""Every entry is in exactly one of: the window, what waits to be summarised, the summary."""
+"""Every entry is in exactly one of: the window, what waits to be summarised, the summary.
 
+And in exactly one of: what the memo was made from, and what it has yet to take in.
+"""
+
+import json
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nanoloop.session.entry import Entry
+from nanoloop.protocols import Reply
+from nanoloop.session.entry import MESSAGE, Entry
 from nanoloop.session.session import Session
+from nanoloop.session.sync import blocking
 
 ROLES = st.sampled_from(["user", "assistant"])
 
@@ -137,3 +144,76 @@ class Coverage(RuleBasedStateMachine):
 
 
 TestCoverage = Coverage.TestCase
+
+
+class MemoModel:
+    """Hears what each memo is made from."""
+
+    def __init__(self) -> None:
+        self.heard: set[str] = set()
+
+    async def chat(self, *, messages, **_):
+        asked = json.loads(messages[-1]["content"])
+        self.heard |= {message["content"] for message in asked["messages"]}
+        return Reply(text='{"memo": {"so far": "all is well"}}')
+
+    async def close(self):
+        pass
+
+
+class MemoCoverage(Coverage):
+    """The same with a memo, which comes behind the cuts, or never where the process ends first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = MemoModel()
+        self.equip()
+
+    def equip(self):
+        self.session.provider = self.model
+        self.session.configure(mode="memo")
+
+    async def entries(self, *, after, upto):
+        self.stored.save(self.session)
+        return [entry for seq, entry in sorted(self.stored.entries.items()) if after < seq <= upto]
+
+    async def change(self, act):
+        done = act(self.session)
+        self.stored.save(self.session)
+        return done
+
+    @rule(kind=st.sampled_from(["lite", "deep"]), keep=st.integers(0, 4))
+    def resize(self, kind, keep):
+        self.session.settings["session.limit.messages"] = keep
+        if self.session.window:
+            blocking(partial(self.session.async_resize, kind, read=self.entries))
+
+    @rule(messages=st.integers(0, 4), chars=st.sampled_from([0, 10, 40]), every=st.integers(0, 3))
+    def cut_by_rules(self, messages, chars, every):
+        limit = {"messages": messages, "chars": chars}
+        self.session.configure(limit=limit, every_n_turns=every)
+        self.session.cut_by_rules()
+
+    @precondition(lambda self: self.session.is_memo_due)
+    @rule()
+    def update_the_memo(self):
+        update = partial(self.session.update_memo, change=self.change, read=self.entries)
+        assert blocking(update)
+        assert not self.session.is_memo_due
+
+    @rule(whole=st.booleans())
+    def restart(self, whole):
+        was_due = self.session.is_memo_due
+        super().restart(whole)
+        self.session.provider = self.model
+        assert self.session.is_memo_due == was_due
+
+    @invariant()
+    def what_the_memo_covers_was_given_to_it(self):
+        whole = self.stored.load(whole=True)
+        said = [entry for entry in whole.log.entries if entry.type == MESSAGE]
+        covered = {str(e.content["text"]) for e in said if e.seq <= whole.memo_seq}
+        assert covered <= self.model.heard
+
+
+TestMemoCoverage = MemoCoverage.TestCase

@@ -2,13 +2,17 @@
 
 import json
 import sys
+from functools import partial
 
 import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from nanoloop.errors import HistoryNotLoaded, NoConnection, SettingsError
 from nanoloop.protocols import Reply
+from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.resize import (
     REF_LIMIT,
     attachment_summaries,
@@ -307,6 +311,100 @@ async def test_handlers_get_snapshots():
         await session.async_resize(force="mine")
     assert texts(session.full_chat_history) == ["a"]
     assert session.settings["session.mode"] == "lite"
+
+
+# The window at once, the memo behind it
+
+
+def seeing(messages, *_):
+    """The memo of a model that notes all it was given."""
+    asked = json.loads(messages[-1]["content"])
+    seen = [*asked["current_memo"].get("seen", []), texts(asked["messages"])]
+    return json.dumps({"memo": {"seen": seen}})
+
+
+def limited(**limits):
+    session = Session(provider=ScriptedProvider(otherwise=seeing))
+    session.configure(mode="memo", limit=limits, every_n_turns=0)
+    return session
+
+
+async def in_two_steps(session, **options):
+    left = session.cut_by_rules(**options)
+    while session.is_memo_due:
+        assert await session.update_memo(change=partial(done_to, session))
+    return left
+
+
+async def done_to(session, act):
+    return act(session)
+
+
+def outcome(session):
+    return session.messages, session.memo, session.memo_seq, session.resized
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    said=st.lists(st.text("x", min_size=1, max_size=30), min_size=1, max_size=8),
+    limits=st.fixed_dictionaries({"messages": st.integers(0, 5), "chars": st.integers(0, 90)}),
+    every=st.integers(0, 4),
+    mode=st.sampled_from(["lite", "memo"]),
+)
+def test_in_two_steps_a_resize_comes_to_the_same(said, limits, every, mode):
+    async def compare():
+        whole, parted = limited(**limits), limited(**limits)
+        for session in (whole, parted):
+            session.configure(mode=mode, every_n_turns=every)
+        for text in said:
+            for session in (whole, parted):
+                session.add_message("user", text)
+                session.add_message("assistant", "ok")
+            await whole.async_resize()
+            await in_two_steps(parted)
+            assert outcome(parted) == outcome(whole)
+
+    anyio.run(compare)
+
+
+async def test_a_rule_that_weighs_less_than_was_asked_cuts_nothing():
+    session = limited(messages=1)
+    session.add_chat_history([{"role": "user", "content": text} for text in "abc"])
+    assert session.cut_by_rules(least_severity=51) == 0
+    assert (session.cut_by_rules(least_severity=50), texts(session.messages)) == (2, ["c"])
+
+
+async def test_what_a_memo_has_yet_to_take_in_is_taken_in_though_it_was_cut_twice():
+    session = limited(messages=1)
+    for text in "abc":
+        session.add_message("user", text)
+        session.cut_by_rules()
+    assert (texts(session.messages), session.memo_cursor) == (["c"], 0)
+    await in_two_steps(session)
+    assert session.memo["seen"] == [["a", "b", "c"]]
+    assert session.memo["last_resize"] == session.last_resize
+
+
+async def test_no_memo_is_due_where_none_is_kept_or_nobody_can_be_asked():
+    session = limited(messages=1)
+    session.add_chat_history([{"role": "user", "content": text} for text in "ab"])
+    session.cut_by_rules()
+    assert session.is_memo_due
+    session.provider = None
+    assert not session.is_memo_due
+    session.provider = ScriptedProvider()
+    session.configure(mode="lite")
+    assert not session.is_memo_due
+
+
+async def test_a_handler_of_the_users_is_known_until_it_is_gone():
+    session = limited()
+    for name in ("policy", "memo_update", "attachment_summary"):
+        set_handler = getattr(session, f"set_{name}_handler")
+        assert set_handler(lambda *_: None).has_resize_handlers
+        assert not set_handler(None).has_resize_handlers
+    assert session.set_resize_handlers("lite", lambda *_: None).has_resize_handlers
+    assert Session(resize_handlers={}).has_resize_handlers
 
 
 # Fixes
