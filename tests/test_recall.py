@@ -349,3 +349,25 @@ def _talk(text):
 def test_found_is_a_list_that_says_how_far_it_is():
     assert Found() == []
     assert Found().behind == 0
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_what_another_process_erases_while_it_is_taken_in_is_not_kept(
+    store, make_index, is_deleted
+):
+    index = make_index()
+    recall, read, session = Recall(store, index), store.entries, await told(store, "walrus", "ok")
+
+    async def erased_meanwhile(session_id, **bounds):
+        entries = await read(session_id, **bounds)
+        store.entries = read
+        if is_deleted:
+            await store.delete(session_id)
+        else:
+            await store.erase(await store.load(session_id), [1])
+        return entries
+
+    store.entries = erased_meanwhile
+    await recall.catch_up(session)
+    with index.reading("s") as rows:
+        assert rows.having("walrus", 10) == []

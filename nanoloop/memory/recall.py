@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -20,7 +20,7 @@ from nanoloop.memory.index import Index, IndexReader, said_in
 from nanoloop.memory.ranking import ranked
 from nanoloop.memory.terms import Query, plain
 from nanoloop.protocols import Store
-from nanoloop.session.entry import Entry, rfc3339
+from nanoloop.session.entry import ERASED, Entry, rfc3339
 from nanoloop.session.session import Session
 
 BATCH = 250
@@ -143,13 +143,31 @@ class Recall:
             async with self._lock:  # one batch at a time, so that a search waits for no more
                 after = max(after, await self._indexed(session))
                 upto = min(after + BATCH, last)
+                read_at = await self._store.revision(session.id)
                 entries = await self._store.entries(session.id, after=after, upto=upto)
                 if entries:
                     reach = entries[-1].seq
                     args = (session.id, _born(session), entries, reach)
                     await self._on_index(self._index.add, *args)
                     self._reach[session.id] = (_born(session), reach)
+                    await self._leave_out_erased(session.id, entries, read_at=read_at)
                 after = upto
+
+    async def _leave_out_erased(
+        self, session_id: str, entries: Sequence[Entry], *, read_at: int
+    ) -> None:
+        """Forget what another process erased between its being read and its being taken in."""
+        try:
+            if await self._store.revision(session_id) == read_at:
+                return
+            bounds = {"after": entries[0].seq - 1, "upto": entries[-1].seq}
+            now = await self._store.entries(session_id, **bounds)
+            left = {entry.seq for entry in now if entry.type != ERASED}
+        except SessionNotFound:  # deleted meanwhile
+            left = set()
+        gone = [entry.seq for entry in entries if entry.seq not in left]
+        if gone:
+            await self._on_index(self._index.forget, session_id, gone)
 
     async def _indexed(self, session: Session) -> int:
         known = await self._on_index(self._index.standing, session.id)
