@@ -208,10 +208,21 @@ class Chats:
             if running.exchange.session.id not in looked:  # its question was taken back
                 await self._heed_now(running)
         self._looked = looked
+        await self._follow_holding(looked)
         for session in sorted(owing, key=attrgetter("updated_at")):  # a chat's older one first
             key = session.key or session.id
             if session.id not in self._workers.items(key):
                 self.wake(key, session.id)
+
+    async def _follow_holding(self, owing: Container[str]) -> None:
+        """Look next time where another process has passed on what this one has heard."""
+        for session_id in [name for name in self._holding if name not in owing]:
+            with suppress(SessionNotFound, StoreError):
+                read = self._sessions.fresh if self._nodes.living else self._sessions.open
+                moved = (await read(session_id)).moved
+                self._holding |= {moved} if moved else set()
+                self._looked.pop(moved, None)
+            self._holding.discard(session_id)
 
     async def take_up_summaries(self, *, left_by: Container[str] | None = None) -> None:
         """Have what waits for its summary folded in where nobody does it, or these left it."""
@@ -255,7 +266,7 @@ class Chats:
     def _note_holding(self, session: Session) -> None:
         if self._is_holding(session):
             self._holding.add(session.id)
-        else:
+        elif not session.moved:
             self._holding.discard(session.id)
 
     async def _ask_after(self, session: Session) -> None:
@@ -395,6 +406,7 @@ class Chats:
     async def _run(self, key: str, session: Session, entry: Entry) -> None:
         """Run a command, and answer it."""
         message = inbound_of(entry, key=key)
+        self._sessions.note_current(key, session.id)
         with claiming(Claim(session.id, entry.id)) as claim:
             try:
                 said = reply_to(message, await self._commands.answer(message))

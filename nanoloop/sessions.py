@@ -165,6 +165,10 @@ class Sessions:
             self._id_by_key[key] = session_id
         return session_id
 
+    def note_current(self, key: str, session_id: str) -> None:
+        """Know that this chat is in that session, whichever process has brought it there."""
+        self._id_by_key[key] = session_id
+
     async def _create(self, key: str, session_id: str, agent: str | None) -> Session:
         try:
             created = await self.store.create(id=session_id, key=key, agent=agent)
@@ -204,7 +208,8 @@ class Sessions:
         if old is not None:
             if session is not old:
                 await self.change(session, _welcome)
-            await self.change(old, partial(_leave, moved=session.id))
+            while await self.change(old, partial(_leave, moved=session.id)):
+                old = await self.follow(old)  # another process was first
         await self.store.bind(key, session.id)
         self._id_by_key[key] = session.id
         if old is not None and old is not session:
@@ -327,9 +332,12 @@ def _welcome(session: Session) -> None:
         session.move("")
 
 
-def _leave(session: Session, *, moved: str) -> None:
-    if moved != session.id:
+def _leave(session: Session, *, moved: str) -> bool:
+    """Have its chat go on there; returns whether it goes on elsewhere already."""
+    has_left = session.moved not in {"", moved}
+    if not has_left and moved != session.id:
         session.move(moved)
+    return has_left
 
 
 def _take_over(session: Session, *, waiting: Sequence[Entry]) -> None:

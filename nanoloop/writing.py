@@ -55,7 +55,8 @@ class Claim:
 
     def act(self, session: Session, act: Callable[[Session], T]) -> T:
         """Do this, and let the command go with it; raises `TurnLost` where another ran it."""
-        if all(entry.id != self.entry_id for entry in session.waiting):
+        waits_here = any(entry.id == self.entry_id for entry in session.waiting)
+        if not waits_here or session.moved:  # then it goes along, and is run there
             raise TurnLost(session.id)
         done = act(session)  # which may refuse it
         session.let_go_held(self.entry_id)

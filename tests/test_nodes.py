@@ -109,6 +109,37 @@ async def test_an_edit_of_a_question_whose_tool_has_run_elsewhere_is_answered_on
     assert (answers(one), answers(other)) == ([], ["after the tool"])
 
 
+async def test_what_one_has_heard_is_answered_where_another_has_brought_the_chat(store):
+    slow, quick = ScriptedProvider(["1", "2"], held=True), ScriptedProvider()
+    async with running(slow, store) as one, running(quick, store) as other:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        await other.bus.hand_in(said("/new"))
+        await one.bus.hand_in(said("two"))
+        slow.release()
+        assert await one.chat.until(2) == ["1", "2"]
+        new = (await store.load(KEY)).moved
+    assert [message["content"] for message in (await store.get(new)).messages] == ["two", "2"]
+
+
+async def test_new_conversations_that_two_processes_begin_follow_each_other(store):
+    slow, quick = ScriptedProvider(["1"], held=True), ScriptedProvider(["2"])
+    async with running(slow, store) as one, running(quick, store) as other:
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        await other.bus.hand_in(said("/new"))
+        await one.bus.hand_in(said("/new", "again"))
+        await other.bus.hand_in(said("two"))
+        slow.release()
+        await other.chat.until(2)
+        second = await store.load((await store.load(KEY)).moved)
+    third = await store.get(second.moved)
+    assert (second.messages, [message["content"] for message in third.messages]) == (
+        [],
+        ["two", "2"],
+    )
+
+
 async def test_what_a_process_leaves_is_taken_over_by_one_that_lives(store):
     slow, quick = ScriptedProvider(held=True), ScriptedProvider(["1", "2"])
     async with running(quick, store, recover=True) as other:
