@@ -446,9 +446,9 @@ class Turn:
 
     def cut_with_answer(self, session: Session) -> None:
         """Resize, in the act that adds the answer, where only built-in rules have a say in it."""
-        may_cut = self._may_resize(session) and not session.has_resize_handlers
-        least = self._least_severity(session)
-        self._left = session.cut_by_rules(least_severity=least) if may_cut else 0
+        self._left = 0
+        if self._may_resize(session) and not session.has_resize_handlers:
+            self._left = session.cut_by_rules(least_severity=self._least_severity(session))
 
     def tell_cut(self) -> bool:
         """Tell what left the window with the answer, which is durable now; whether anything did."""

@@ -16,7 +16,8 @@ from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
-from tests.test_chat import Counted
+from tests.test_chat import Counted, Recorded
+from tests.test_chat import after as done
 
 MEMO = '{"memo": {"name": "Ann"}}'
 EACH_ANSWER = {"session.mode": "memo", "session.resize.every_n_turns": 1}
@@ -26,8 +27,8 @@ TWO_AND_MEMO = {"session.mode": "memo", "session.limit": {"messages": 2}}
 class Model:
     """Answers chats at once; a memo's call may be held."""
 
-    def __init__(self, *memos):
-        self.chats, self.memos = ScriptedProvider(), ScriptedProvider(memos, otherwise=MEMO)
+    def __init__(self, *memos, otherwise=MEMO):
+        self.chats, self.memos = ScriptedProvider(), ScriptedProvider(memos, otherwise=otherwise)
 
     async def chat(self, *, messages, **asked):
         is_memo = "current_memo" in messages[-1]["content"]
@@ -207,6 +208,34 @@ async def test_what_a_kill_kept_out_of_the_memo_is_taken_in_behind_a_later_answe
         assert (session.memo_seq, session.last_resize["turn"]) == (8, 3)
 
 
+def noting(messages, *_):
+    """A memo that is all of what it was made from."""
+    asked = json.loads(messages[-1]["content"])
+    said = [message["content"] for message in asked["messages"]]
+    return json.dumps({"memo": {"seen": [*asked["current_memo"].get("seen", []), *said]}})
+
+
+async def test_wherever_a_process_ends_an_answer_has_its_cut_and_the_memo_misses_nothing():
+    store, settings = InMemoryStore(), TWO_AND_MEMO
+    store.database = Recorded(store.database)
+    async with running(Model(otherwise=noting), settings=settings, store=store) as loop:
+        name = (await after(loop, 2)).id
+    log = store.database.log
+    ends = [number for number, (call, *_) in enumerate(log, 1) if call == "commit"]
+    for end in ends:
+        left = await done(log[:end])
+        stood = await left.get(name)
+        if stood.newest.role == "assistant":
+            assert len(stood.messages) == 2
+        said = [entry.content["text"] for entry in stood.whole() if entry.seq <= stood.memo_seq]
+        assert stood.memo.get("seen", []) == said
+        async with running(Model(otherwise=noting), settings=settings, store=left) as loop:
+            await after(loop, 1)
+        whole = await left.get(name)
+        assert whole.memo["seen"] == [message["content"] for message in whole.full_chat_history]
+    assert len(ends) >= 2 * 2 + 1  # each turn's, and the memo's
+
+
 async def test_a_memo_that_fails_is_told_and_asked_for_behind_the_next_answer():
     model = Model(NoConnection("down"))
     async with running(model, settings=TWO_AND_MEMO) as loop:
@@ -234,6 +263,14 @@ async def test_a_memo_that_was_not_saved_is_with_the_next_answer():
         assert (stored.memo["name"], stored.memo_seq) == ("Ann", 6)
         said = [message["content"] for message in stored.full_chat_history]
         assert given(model, 0) + given(model, 1) == said
+
+
+async def test_what_left_with_an_answer_is_summarised_at_once_and_in_memory_no_more():
+    async with running(settings={"session.limit": {"messages": 2}}) as loop:
+        session = await after(loop, 2)
+        started = [event for event in loop.events if isinstance(event, SummaryStarted)]
+        assert [(event.first_seq, event.last_seq) for event in started] == [(1, 2)]
+        assert session.entries_between(0, 4) == list(session.window)
 
 
 @pytest.mark.parametrize("rules_are_ours", [True, False])

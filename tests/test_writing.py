@@ -1,6 +1,8 @@
 """The one way to write: what somebody else committed meanwhile costs nobody anything."""
 
+import json
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 import anyio
 import pytest
@@ -70,6 +72,28 @@ async def test_what_was_not_durable_is_gone_where_another_writer_was_first(store
     await rename(store, "Rome", "s")
     await sessions.change(session, lambda now: now.set("x", 1))
     assert (await store.get("s")).get("mine") == (None, False)
+
+
+async def test_a_memo_is_made_from_nothing_that_another_writer_may_push_out(store):  # noqa: F811
+    sessions, model = Sessions(store), ScriptedProvider(otherwise='{"memo": {"n": 1}}')
+    session = await sessions.named("s")
+    session.provider = model
+    session.configure(mode="memo", limit={"messages": 1})
+
+    def act(now):
+        now.add_chat_history([{"role": "user", "content": text} for text in "ab"])
+        now.cut_by_rules()
+
+    await sessions.change(session, act)
+    await Sessions(store).change(await store.load("s"), lambda now: now.add_message("user", "c"))
+    session.add_message("user", "mine, and not durable yet")
+    read = partial(store.entries, "s")
+    assert await session.update_memo(change=partial(sessions.change, session), read=read)
+    said = json.loads(model.calls[0].messages[-1]["content"])["messages"]
+    assert (
+        [message["content"] for message in said] == texts(await store.get("s")) == ["a", "b", "c"]
+    )
+    assert (await store.load("s")).memo_seq == 3
 
 
 async def test_a_session_that_was_deleted_is_not_revived(store):  # noqa: F811

@@ -374,6 +374,15 @@ async def test_a_rule_that_weighs_less_than_was_asked_cuts_nothing():
     assert (session.cut_by_rules(least_severity=50), texts(session.messages)) == (2, ["c"])
 
 
+async def test_a_window_that_sits_at_its_limit_is_not_cut_for_ever():
+    session = limited(chars=20)
+    session.add_chat_history([{"role": "user", "content": text * 5} for text in "ab"])
+    await in_two_steps(session)
+    session.committed(session.changes())
+    assert (await session.async_judge_resize())["type"] == "deep"
+    assert (await in_two_steps(session), session.changes()) == (0, None)
+
+
 async def test_what_a_memo_has_yet_to_take_in_is_taken_in_though_it_was_cut_twice():
     session = limited(messages=1)
     for text in "abc":
