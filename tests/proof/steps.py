@@ -271,6 +271,17 @@ async def resize(world, chat, rules):
     await change(world, chat, rules, act)
 
 
+@step(4)
+async def limit(world, chat, rules):
+    """From now on the window is cut with each answer, where no handler has a say in it."""
+
+    async def act(session):
+        session.set_memo_update_handler(None)
+        session.configure(limit={"messages": world.chance.randint(1, 6)})
+
+    await change(world, chat, rules, act)
+
+
 @step(2)
 async def resize_by_hand(world, chat, rules):
     """A handler shows any part of the history it likes."""
