@@ -26,6 +26,8 @@ FORCED = 1000
 """The severity of a resize that was asked for."""
 LAST_RESIZE = "last_resize"
 """The key of a memo that no model sees."""
+CATCH_UP_CHARS = 24_000
+"""How much talk goes into one call where a memo is made up for; more takes several calls."""
 RESULT_LIMIT = 2000
 """Characters of a tool's result that a memo is made from."""
 REF_LIMIT = 500
@@ -292,25 +294,25 @@ def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -
 
 async def lite(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
     """Take what is new into the memo, and prune."""
-    return await _default(now, by, after=now.memo_seq, chunked=False)
+    return await _default(now, by, after=now.memo_seq)
 
 
 async def deep(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
     """Take the whole history into the memo, piece by piece, and prune."""
-    return await _default(now, by, after=0, chunked=True)
+    return await _default(now, by, after=0, piece_chars=now.options.chars)
 
 
 DEFAULT_RESIZES: Mapping[str, Resize] = {LITE: lite, DEEP: deep}
 
 
 async def _default(
-    now: ResizeInput, by: ResizeHandlers, *, after: int, chunked: bool
+    now: ResizeInput, by: ResizeHandlers, *, after: int, piece_chars: int = 0
 ) -> ResizeResult:
     memo, memo_seq = now.memo, now.end
     if now.keeps_memo:
         if by.memo_update is not None or by.provider is not None:
             messages = messages_of(await now.entries_after(after))
-            for chunk in chunks(messages, now.options.chars if chunked else 0):
+            for chunk in chunks(messages, piece_chars):
                 memo = await _updated_memo(memo, chunk, now.options, by)
         else:
             memo_seq = now.memo_seq  # nobody to ask: what is new waits until there is
@@ -350,8 +352,10 @@ async def update_memo(
     async with by.mutex:
         # Durable, all of it: what a memo stands for may not be another writer's entry later.
         now: ResizeInput = await change(partial(_input, read=read))
-        resize = DEFAULT_RESIZES.get(str(session.resized.get("type")), lite)
-        result = await resize(now, by)
+        if session.resized.get("type") == DEEP:
+            result = await deep(now, by)
+        else:  # as `lite`, but for a memo that failed for days, which no one call would take
+            result = await _default(now, by, after=now.memo_seq, piece_chars=CATCH_UP_CHARS)
         return bool(await change(partial(_take_memo, now=now, result=result)))
 
 

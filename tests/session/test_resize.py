@@ -394,6 +394,19 @@ async def test_what_a_memo_has_yet_to_take_in_is_taken_in_though_it_was_cut_twic
     assert session.memo["last_resize"] == session.last_resize
 
 
+async def test_what_is_more_than_one_call_takes_is_taken_in_piece_by_piece():
+    session = limited(messages=1, chars=0)
+    for text in "abcd":
+        session.add_message("user", text * 9000)
+        session.cut_by_rules()
+    await in_two_steps(session)
+    assert [[said[0] for said in piece] for piece in session.memo["seen"]] == [
+        ["a", "b"],
+        ["c", "d"],
+    ]
+    assert session.memo_cursor == 4
+
+
 async def test_no_memo_is_due_where_none_is_kept_or_nobody_can_be_asked():
     session = limited(messages=1)
     session.add_chat_history([{"role": "user", "content": text} for text in "ab"])
