@@ -24,7 +24,7 @@ async def calls_a_turn(calls, turn):
 
 
 STORES = {
-    "jsonl": (JsonlStore, 5850),  # with the locks on its files
+    "jsonl": (JsonlStore, 5950),  # with the locks on its files, and the ids of messages
     "sqlite": (lambda folder: SqliteStore(folder / "sessions.sqlite"), 5700),
 }
 
