@@ -7,7 +7,9 @@ import openai
 import pytest
 
 from nanoloop.channels.web import names
+from nanoloop.channels.web.dialogue import hand_in
 from nanoloop.channels.web.names import NAMES_SECONDS, OTHER_BODY
+from nanoloop.channels.web.openai import answer
 from nanoloop.errors import OverQuota
 from nanoloop.protocols import Reply
 from nanoloop.providers.scripted import ScriptedProvider
@@ -229,6 +231,42 @@ async def test_a_key_that_is_forgotten_here_still_finds_the_turn_running(tmp_pat
     assert provider.count == 1
 
 
+async def test_an_answer_that_is_being_written_is_waited_for(web, monkeypatch):
+    web.provider.hold()
+    store, saving, back = web.app.loop.sessions.store, anyio.Event(), anyio.Event()
+    save = store.save
+
+    async def slow(kept):
+        saving.set()
+        await back.wait()
+        await save(kept)
+
+    async def handed_in(backend, message):
+        """Just before the answer is durable."""
+        outcome = await hand_in(backend, message)
+        monkeypatch.setattr(store, "save", slow)
+        web.provider.release()
+        await saving.wait()
+        return outcome
+
+    answers = []
+
+    async def asked():
+        answers.append(await ask(web.openai, "tea", user="ann", **keyed()))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(asked)
+        await web.provider.asked()
+        web.channel.backend.names._of.clear()
+        monkeypatch.setattr(answer, "hand_in", handed_in)
+        group.start_soon(asked)
+        await saving.wait()
+        with anyio.CancelScope(shield=True):  # whatever comes of it, the server must end
+            await anyio.wait_all_tasks_blocked()
+            back.set()
+    assert answers == ["You said: tea"] * 2
+
+
 async def begins_with_half(chunks):
     async for chunk in chunks:
         if text := chunk.choices[0].delta.content:
@@ -252,10 +290,12 @@ async def test_who_is_cut_off_and_comes_back_finds_the_turn_running(web, first, 
     assert await said_by_user(web) == ["tea"]
 
 
-@EACH
-async def test_who_does_not_come_back_in_time_has_stopped_it(tmp_path, monkeypatch, more):
+@pytest.fixture
+async def left(tmp_path, monkeypatch):
+    """A server that a client has left in the middle of an answer, and not come back in time."""
     monkeypatch.setattr(names, "GRACE_SECONDS", 0.05)
-    async with asking(tmp_path, provider=ScriptedProvider(held=True)) as web:
+
+    async def left(web, **more):
         with anyio.CancelScope() as cut:
             async with anyio.create_task_group() as group:
                 group.start_soon(partial(ask, web.openai, "tea", **more))
@@ -264,8 +304,24 @@ async def test_who_does_not_come_back_in_time_has_stopped_it(tmp_path, monkeypat
         await until(lambda: not len(web.channel.backend.streams))
         await until(lambda: not web.app.loop.is_busy(ANN))
         web.provider.release()
-        assert await ask(web.openai, "tea", **again())
-        assert web.provider.count == 2
+
+    async with asking(tmp_path, provider=ScriptedProvider(held=True)) as web:
+        web.left = partial(left, web)
+        yield web
+
+
+async def test_who_does_not_come_back_in_time_has_stopped_it(left):
+    await left.left(user="ann")
+    with pytest.raises(openai.ConflictError, match="got no whole answer"):
+        await ask(left.openai, "tea", user="ann", **again())
+    assert await said_by_user(left) == ["tea"]
+    assert left.provider.count == 1
+
+
+async def test_who_does_not_come_back_in_time_is_asked_anew_without_a_session(left):
+    await left.left()
+    assert await ask(left.openai, "tea", **again()) == "You said: tea"
+    assert left.provider.count == 2
 
 
 @EACH
@@ -336,8 +392,8 @@ async def test_the_answer_is_found_after_a_restart(tmp_path, ask, first, second)
         await ask(web.openai, "tea", user="ann", **first)
         await ask(web.openai, "cake", user="ann", **PLAIN)
     async with asking(tmp_path) as web:
-        answer = await ask(web.openai, "tea", user="ann", **second)
-        assert (answer if isinstance(answer, str) else text_of(answer)) == "You said: tea"
+        said = await ask(web.openai, "tea", user="ann", **second)
+        assert (said if isinstance(said, str) else text_of(said)) == "You said: tea"
         assert web.provider.count == 0
         assert await said_by_user(web) == ["tea", "cake"]
 

@@ -22,7 +22,7 @@ def load(tmp_path, monkeypatch):
 
 def test_its_table_is_there_where_nothing_is_said_of_it(load):
     assert load().channels.of("web").port == 8765
-    assert load('[channels.telegram]\ntoken = "1:a"').channels.of("web").port == 8765
+    assert load("[channels.terminal]\nenabled = false").channels.of("web").port == 8765
 
 
 def test_what_is_said_of_it_is_told_with_its_place(load):

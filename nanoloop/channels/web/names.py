@@ -46,7 +46,7 @@ class MessageName:
     is_key: bool = False
     """Whether its client has chosen it, and can come back at any time."""
     is_again: bool = False
-    """Whether it was sent before, as far as its client knows, and nobody here remembers that."""
+    """Whether its client has sent it before, and it may be in its session by another id."""
     since: float = 0
     answer: SharedAnswer | None = None
 
@@ -63,9 +63,14 @@ class MessageName:
         return self.answer if self.answer is not None and self.answer.is_lasting else None
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether its message was taken back, or never kept: it needs another id."""
-        return self.answer is not None and not self.answer.is_lasting
+    def is_good(self) -> bool:
+        """Whether its message was neither taken back nor refused: then it needs another id."""
+        return self.answer is None or self.answer.is_lasting
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether its message was not kept."""
+        return not self.is_good and self.answer is not None and not self.answer.is_given_up
 
     def settle(self, session: Session) -> None:
         """Call it as it is called in the session, where it was said before a restart."""
@@ -104,11 +109,17 @@ class MessageNames:
             if named is not None and named.begins != begins:
                 raise Refusal(422, OTHER_BODY)
             return named or self._keep(names, f"key {key}", _keyed(caller, key, begins))
-        is_again = bool(number_in(request.headers[RETRIES]))
-        named = names.get(f"body {begins}") if is_again else None
-        if named is not None and named.is_given_up:
-            named = None
-        return named or self._keep(names, f"body {begins}", _unkeyed(begins, is_again=is_again))
+        return self._of_body(names, begins, is_again=bool(number_in(request.headers[RETRIES])))
+
+    def _of_body(
+        self, names: BoundedDict[str, MessageName], begins: str, *, is_again: bool
+    ) -> MessageName:
+        known = names.get(f"body {begins}") if is_again else None
+        if known is not None and known.is_good:
+            return known
+        # What was refused is in no session; what was stopped may be, or what came before a restart.
+        may_be_there = is_again and (known is None or not known.is_refused)
+        return self._keep(names, f"body {begins}", _unkeyed(begins, is_again=may_be_there))
 
     def _names_of(self, caller: Caller) -> BoundedDict[str, MessageName]:
         """This caller's, without those that are too old."""

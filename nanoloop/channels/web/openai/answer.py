@@ -69,7 +69,9 @@ class SharedAnswer:
         self._grace = grace_seconds
         self._waiting: set[Waker] = set()
         self._changed = anyio.Event()
-        self._has_begun = self._is_given_up = self._is_ending = False
+        self._has_begun = self._is_ending = False
+        self.is_given_up = False
+        """Whether nobody waited for it any more."""
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +83,7 @@ class SharedAnswer:
         """Whether who asks the same again is to get this one: what was not kept may be kept now."""
         if self.refusal is not None and self.refusal.headers.get(AGAIN) != "false":
             return False
-        return not self._is_given_up
+        return not self.is_given_up
 
     def join(self, waker: Waker) -> None:
         """Tell this one of all that comes."""
@@ -139,7 +141,7 @@ class SharedAnswer:
             with anyio.move_on_after(seconds) as patience:
                 await changed.wait()
             if patience.cancelled_caught and not self._waiting:
-                self._is_given_up = not self._is_ending
+                self.is_given_up = not self._is_ending
                 asking.cancel()
                 return
 
@@ -153,7 +155,7 @@ class SharedAnswer:
         # Who comes back for it must find it, after a restart too. Who was refused asks anew, or
         # has a key for what was not kept yet, and may be later.
         is_refused = self.refusal is not None and self._grace is not None
-        if self.completion is None and (self._is_given_up or is_refused or self._grace == 0):
+        if self.completion is None and (self.is_given_up or is_refused or self._grace == 0):
             self._question.give_up()
         if not self.is_over:
             self.refusal = try_later(503, "the answer was cut off here", seconds=LATER_SECONDS)
@@ -399,17 +401,20 @@ class SessionQuestion:
         feed.watch(listening)
         try:
             if outcome == "repeated":
-                if not self._is_owed():
-                    return await self._found()
                 listening.catch_up()
+                # Not before what is being written is durable: the answer is looked for in the log.
+                is_owed = await self._backend.parts.sessions.writer.look(self._session, self._owes)
+                if not is_owed and not listening.over.is_set():
+                    listening.over.set()  # there is nothing to give up
+                    return await self._found()
             await self._wait(listening.over)
             return self._outcome(listening)
         finally:
             feed.unwatch(listening)
 
-    def _is_owed(self) -> bool:
+    def _owes(self, session: Session) -> bool:
         """Whether it waits or is being answered; raises a refusal if it says something else."""
-        session, name = self._session, self._message.message_id
+        name = self._message.message_id
         asked = [entry for entry in session.window if entry.seq == session.awaiting]
         owed = [entry for entry in (*session.waiting, *asked) if message_id_of(entry) == name]
         check_same(owed, self._message)
