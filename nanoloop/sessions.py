@@ -247,7 +247,7 @@ class Sessions:
 
         async def added(new_id: str) -> Session:
             fork.load_dict({"id": new_id, "key": key, "metadata": metadata})
-            await self.store.add(fork)
+            await self.change(fork, lambda _: None)
             return fork
 
         return await (added(new_id) if new_id else _stamped(key or session_id, added))
