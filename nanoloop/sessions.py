@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
+from operator import attrgetter
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -119,7 +120,8 @@ class Sessions:
     async def current(self, key: str, *, agent: str | None = None) -> Session:
         """The session that this chat has now; a new one where it has none, or it expired."""
         session = await self._open_or_create(key, await self.current_id(key), agent)
-        if session.moved:
+        # Not before it is durable that it has moved: a kill would leave the key pointing astray.
+        if session.moved and await self.writer.look(session, attrgetter("moved")):
             session = await self.follow(session, agent=agent)
             self._id_by_key[key] = session.id
             await self.store.bind(key, session.id)  # so that nobody has to follow it again

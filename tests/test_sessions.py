@@ -2,6 +2,7 @@
 
 from datetime import datetime, timezone
 
+import anyio
 import pytest
 
 from nanoloop.errors import NotReadable, SessionError, SessionExists
@@ -9,6 +10,7 @@ from nanoloop.protocols import SessionInfo
 from nanoloop.sessions import ENTRIES_READ, Sessions, matching, mentions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
+from nanoloop.testing import Gate
 
 
 @pytest.fixture(params=["memory", "jsonl"])
@@ -89,6 +91,29 @@ async def test_an_undo_behind_another_writer_takes_back_what_is_there_now(sessio
     await sessions.store.save(other)
     assert [e.content["text"] for e in await sessions.undo(session)] == ["q2"]
     assert (await sessions.open("k")) is session
+
+
+async def test_nobody_follows_a_chat_before_it_is_durable_that_it_goes_on_elsewhere(monkeypatch):
+    store, gate = InMemoryStore(), Gate()
+    sessions = Sessions(store)
+    await talked(sessions)
+    commit = store.database.commit
+
+    async def held(change, *, now):
+        if change.head.get("moved"):
+            await gate.passes()
+        return await commit(change, now=now)
+
+    monkeypatch.setattr(store.database, "commit", held)
+    async with anyio.create_task_group() as group:
+        group.start_soon(sessions.start_new, "k")
+        await gate.reached(1)
+        group.start_soon(sessions.current, "k")
+        await anyio.wait_all_tasks_blocked()
+        bound = await store.bound("k")  # it is killed here, say
+        gate.open()
+    assert bound is None
+    assert (await store.load("k")).moved == await store.bound("k")
 
 
 async def test_a_chat_can_leave_a_session_that_can_not_be_read(sessions):
