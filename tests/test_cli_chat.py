@@ -4,9 +4,11 @@ import json
 import re
 import signal
 
+import anyio
 import pytest
 
 from nanoloop.sentences import ENGLISH
+from nanoloop.stores.sqlite import SqliteStore
 from tests.openai_server import Answer, OpenAIServer
 from tests.stages.command_line import CommandLine, Terminal, ended
 
@@ -33,6 +35,11 @@ def said(request):
 async def exported(nanoloop, name="default"):
     out, _ = await nanoloop.run("sessions", "export", name)
     return [(m["role"], m["content"]) for m in json.loads(out)["full_chat_history"]]
+
+
+async def stored(nanoloop, session_id="terminal:default"):
+    store = SqliteStore(nanoloop.data / "sessions.sqlite", read_only=True)
+    return await store.load(session_id)
 
 
 @pytest.mark.slow
@@ -129,15 +136,26 @@ async def test_killed_in_the_middle_of_an_answer_it_answers_once_at_the_next_sta
 
 
 @pytest.mark.slow
-async def test_a_second_process_on_the_folder_is_refused_and_told_who_has_it(nanoloop, server):
+async def test_what_a_second_process_says_in_the_same_conversation_waits_for_its_turn(
+    nanoloop, server
+):
     server.otherwise = Answer(held=True)
     async with nanoloop.started("chat", "-m", "one") as first:
         await server.arrived(1)
-        for command in (("chat", "-m", "two"), ("run",)):
-            _, err = await nanoloop.run(*command, code=5)
-            assert f"process {first.pid} " in err
-        server.release()
-        assert await ended(first) == 0
+        server.otherwise = "Hello."
+        async with nanoloop.started("chat", "-m", "two") as second:
+            with anyio.fail_after(20):
+                while not (await stored(nanoloop)).waiting:  # noqa: ASYNC110 - of another process
+                    await anyio.sleep(0.05)
+            assert server.count == 1
+            server.release()
+            assert await ended(first) == 0
+            assert await ended(second) == 0
+    out, _ = await nanoloop.run("chat", "-m", "/history", code=0)
+    assert [line.split(" ", 1)[1] for line in out.strip().splitlines()] == [
+        *("user: one", "assistant: Hello."),
+        *("user: two", "assistant: Hello."),
+    ]
 
 
 @pytest.mark.slow
