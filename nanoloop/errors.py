@@ -9,6 +9,7 @@ NanoloopError
 │   ├── InvalidSessionId     (also a ValueError)
 │   ├── NotPossible          what a person asked of a session; the text is for them
 │   ├── TurnLost             another one has answered the question
+│   ├── StepRefused          a change would leave out what a chat owes first
 │   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          an earlier version owns the folder
@@ -124,6 +125,16 @@ class TurnLost(SessionError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f"another one has answered in {session_id!r}: this answer is dropped")
+
+
+class StepRefused(SessionError):
+    """A change would bring a chat where it can't come from where it stands; nothing was written."""
+
+    def __init__(self, session_id: str, before: str, after: str) -> None:
+        super().__init__(
+            f"session {session_id!r} would go from {before} to {after}, and nothing was written: "
+            "do first what it owes first (docs/architecture.md has the steps that there are)"
+        )
 
 
 class StoreError(NanoloopError):

@@ -23,11 +23,13 @@ from nanoloop.errors import (
     NotReadable,
     SessionDamaged,
     SessionNotFound,
+    StepRefused,
     StoreConflict,
     StoreError,
     TurnLost,
 )
 from nanoloop.protocols import Store
+from nanoloop.session.queue import FOLLOWS, Stage
 from nanoloop.session.session import Session
 
 TRIES = 100
@@ -104,7 +106,8 @@ class SessionWriter:
         `act` waits for nothing. Where another writer was first the object is brought up to date
         and `act` runs again: ids and times are made before it, events told after it. Raises
         `SessionNotFound` where the session was deleted or its time is over, and `AlreadyHeard`
-        where it took what was taken before: then the object stands where it is stored, too.
+        where it took what was taken before, and `StepRefused` where it did what a chat never does
+        (`FOLLOWS`): then the object stands where it is stored, too.
         """
         claim = _claim_in(session.id)
         if claim is None:
@@ -124,7 +127,12 @@ class SessionWriter:
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         for number in range(TRIES):
             is_all_its_own = session.tracker.is_saved
+            before = _stage_of(session)
             done = act(session)
+            if (after := _stage_of(session)) is not before and after not in FOLLOWS[before]:
+                if session.revision:
+                    await self._renew(session)
+                raise StepRefused(session.id, before.__name__, after.__name__)
             try:
                 await self._save(session)
             except StoreConflict:
@@ -193,6 +201,10 @@ class SessionWriter:
         if fresh.created_at != session.created_at:  # deleted, and another was made under its id
             raise SessionNotFound(session.id)
         session.renew(fresh)
+
+
+def _stage_of(session: Session) -> Stage:
+    return session.queue.stage(session.awaiting, session.moved)
 
 
 def _no_change(_: Session) -> None:

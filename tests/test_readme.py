@@ -9,7 +9,7 @@ import pytest
 
 from nanoloop.events import Event
 from nanoloop.providers.vendors import VENDORS
-from nanoloop.session.queue import Next
+from nanoloop.session.queue import FOLLOWS, Next
 from nanoloop.settings import Settings  # noqa: F401 - loads every event there is
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.problems import shown
@@ -94,6 +94,27 @@ def test_the_architecture_has_each_thing_that_a_chat_may_owe_next():
     table = text.partition("| the session has | next |")[2].partition("\n\n")[0]
     named = re.findall(r"^\|[^|]+\| `(\w+)` \|", table, re.MULTILINE)
     assert named == [kind.__name__.removesuffix("Type") for kind in get_args(Next)]
+
+
+def the_steps():
+    lines = []
+    for before, steps in FOLLOWS.items():
+        by = {}
+        for after, what in steps.items():
+            by.setdefault(what, []).append(f"`{name_of(after)}`")
+        said = "; ".join(f"{', '.join(after)}: {what}" for what, after in by.items())
+        lines.append(f"| from `{name_of(before)}` | {said} |")
+    return "\n".join(lines)
+
+
+def name_of(stage):
+    return stage.__name__.removesuffix("Type")
+
+
+def test_the_architecture_has_each_step_that_a_chat_may_take_and_no_other():
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    table = text.partition("| a chat goes | to, and by what |\n|---|---|\n")[2]
+    assert table.partition("\n\n")[0] == the_steps()
 
 
 def renew():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
+from types import NoneType
 
 from nanoloop.session.entry import Entry
 
@@ -59,6 +60,52 @@ class PassOn:
 
 Next = Send | Think | PassOn | Run | Ask | None
 """What a chat owes first."""
+Stage = type[Send] | type[Think] | type[PassOn] | type[Run] | type[Ask] | type[None]
+"""Where a chat stands: what is next in it, answers on their way last, as nothing waits for them."""
+
+FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
+    NoneType: {
+        Ask: "a message arrives",
+        Run: "a command arrives",
+        Think: "a message arrives and begins",
+        PassOn: "something is passed through",
+        Send: "an answer outlives its session",
+    },
+    Send: {
+        NoneType: "it has arrived",
+        Ask: "a message arrives",
+        Run: "a command arrives",
+        Think: "a message arrives and begins",
+        PassOn: "something is passed through",
+    },
+    Ask: {
+        NoneType: "it is taken back",
+        Send: "it is taken back",
+        Run: "it is taken back",
+        Think: "it begins",
+        PassOn: "the chat goes on elsewhere",
+    },
+    Run: {
+        NoneType: "it is run",
+        Send: "it is run",
+        Ask: "it is run, or changed to a message",
+        PassOn: "it is run, and the chat goes on elsewhere",
+    },
+    Think: {
+        NoneType: "it is answered, stopped or taken back",
+        Send: "it is answered",
+        Ask: "it is answered, stopped or taken back",
+        Run: "it is answered, stopped or taken back",
+        PassOn: "it is answered, and the chat goes on elsewhere",
+    },
+    PassOn: {
+        NoneType: "it is passed on",
+        Send: "it is passed on",
+        Ask: "the chat comes back",
+        Run: "the chat comes back",
+    },
+}
+"""What may follow what, and by what. No other step of a chat is written."""
 
 
 class Queue:
@@ -91,6 +138,14 @@ class Queue:
         if moved:
             return PassOn(moved)
         return first_of(self.waiting)
+
+    def stage(self, awaiting: int, moved: str) -> Stage:
+        """Where the chat stands."""
+        if awaiting:
+            return Think
+        if self.waiting:
+            return PassOn if moved else type(first_of(self.waiting))
+        return Send if self.unsent else NoneType
 
     def let_go(self, entry_id: str) -> bool:
         """Let that message wait no more; False if it didn't."""
