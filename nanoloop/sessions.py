@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from operator import attrgetter
@@ -14,6 +16,7 @@ import anyio
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import (
+    AlreadyHeard,
     NotPossible,
     NotReadable,
     SessionDamaged,
@@ -144,7 +147,7 @@ class Sessions:
     async def outlive(self, old: Session, key: str) -> Session:
         """The next session of a chat whose time ran out in this one, with what waited in it."""
         session = await self.current(key, agent=old.agent)
-        await self.change(session, partial(_take_over, waiting=old.waiting))
+        await self._have_taken_over(session, old.waiting)
         return session
 
     async def _open_or_create(self, key: str, session_id: str, agent: str | None) -> Session:
@@ -220,9 +223,19 @@ class Sessions:
     async def _pass_on(self, old: Session, session: Session) -> None:
         """Have what waits in a conversation that its chat has left wait where that goes on."""
         if waiting := old.waiting:
-            await self.change(session, partial(_take_over, waiting=waiting))
+            await self._have_taken_over(session, waiting)
             with suppress(SessionNotFound):  # deleted meanwhile
                 await self.change(old, partial(_hand_over, waiting=waiting))
+
+    async def _have_taken_over(self, session: Session, waiting: Sequence[Entry]) -> None:
+        """Have these wait here too, each once, whoever passes it on and however it went here."""
+        passed = [_passed_on(entry, session.id) for entry in waiting]
+        while passed:
+            with suppress(AlreadyHeard):  # another process was first with some of them
+                return await self.change(session, partial(_take_over, waiting=passed))
+            known = self.store.has_heard
+            passed = [each for each in passed if not await known(session.id, each.id)]
+        return None
 
     # What people do with them
 
@@ -343,10 +356,15 @@ def _leave(session: Session, *, moved: str) -> bool:
 
 
 def _take_over(session: Session, *, waiting: Sequence[Entry]) -> None:
-    there = {entry.id for entry in (*session.waiting, *session.window)}
     for entry in waiting:
-        if entry.id not in there:
+        if session.hear(session.id, entry.id):
             session.hold(entry)
+
+
+def _passed_on(entry: Entry, session_id: str) -> Entry:
+    """The same with an id of its own there: by that it is known, also when it comes back once."""
+    name = hashlib.sha256(f"{entry.id} {session_id}".encode()).hexdigest()[: len(entry.id)]
+    return replace(entry, id=name)
 
 
 def _hand_over(session: Session, *, waiting: Sequence[Entry]) -> None:

@@ -118,7 +118,6 @@ async def test_nobody_follows_a_chat_before_it_is_durable_that_it_goes_on_elsewh
     assert (await store.load("k")).moved == await store.bound("k")
 
 
-@pytest.mark.xfail(reason="16: what was passed on is known by its place in line or log alone")
 async def test_a_command_that_was_passed_on_and_run_is_not_passed_on_again():
     store = InMemoryStore()
     one, other = Sessions(store), Sessions(store)
@@ -127,9 +126,20 @@ async def test_a_command_that_was_passed_on_and_run_is_not_passed_on_again():
     await one.change(await one.current("k"), lambda now: now.move("next"))
     late = await other.open("k")
     following = await one.follow(await one.open("k"))
-    await one.change(following, lambda now: now.let_go_held(entry.id))  # it is run
-    await other.follow(late)
+    await one.change(following, lambda now: now.let_go_held(now.waiting[0].id))
+    await other.follow(late)  # it was run meanwhile
     assert (await store.load("next")).waiting == ()
+
+
+async def test_what_is_passed_on_comes_back_once_its_chat_does():
+    store, entry = InMemoryStore(), Entry.message("user", "hello")
+    sessions = Sessions(store)
+    await sessions.change(await sessions.current("k"), lambda now: now.hold(entry))
+    new = await sessions.start_new("k")
+    for session_id in ("k", new.id, "k"):
+        await sessions.switch("k", session_id)
+        waiting = [(await store.load(name)).waiting for name in ("k", new.id)]
+        assert list(map(len, waiting)) == ([1, 0] if session_id == "k" else [0, 1])
 
 
 async def test_a_chat_can_leave_a_session_that_can_not_be_read(sessions):
