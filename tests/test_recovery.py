@@ -183,9 +183,10 @@ async def test_what_a_new_conversation_has_heard_is_not_heard_again_from_the_old
         loop.bus.put_nowait(said("one"))
         await loop.chat.until(1)
         old = await loop.sessions.current("test:a")
-        two = await held(loop, old, "two")
         new = await loop.sessions.start_new("test:a")
-        new.awaiting = new.add_entry(two).seq
+        two = await held(loop, old, "two")
+        await loop.sessions._have_taken_over(new, [two])
+        new.awaiting = new.add_entry(new.waiting[0]).seq
         await store.save(new)
     # It ended here, before the old one had let go of it.
     async with running(ScriptedProvider(["2", "twice"]), store, recover=True) as loop:

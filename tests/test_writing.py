@@ -279,7 +279,9 @@ def answered(session):
     session.awaiting = 0
 
 
-async def test_two_loops_on_one_store_lose_no_message_and_answer_none_twice(store):  # noqa: F811
+async def test_two_loops_on_one_store_lose_no_message_and_answer_none_twice(store, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("nanoloop.nodes.BEAT_SECONDS", 0.05)
+    monkeypatch.setattr("nanoloop.nodes.LOOK_SECONDS", 0.02)
     async with (
         running(ScriptedProvider(), store) as one,
         running(ScriptedProvider(), store) as other,
