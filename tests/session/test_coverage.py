@@ -217,3 +217,6 @@ class MemoCoverage(Coverage):
 
 
 TestMemoCoverage = MemoCoverage.TestCase
+TestMemoCoverage.settings = settings(
+    max_examples=30, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+)
