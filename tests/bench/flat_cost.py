@@ -31,8 +31,9 @@ CYCLE = 20
 """Turns from one trim to the next: whole cycles see the same windows at every size."""
 WORDS = len((SAID + ANSWERED).encode())
 """Bytes that a turn says."""
-BESIDE_GOAL = 1050
-"""Bytes that a turn may write beside the words: ids, times, senders, and a head for each commit."""
+BESIDE_GOAL = 1250
+"""Bytes that a turn may write beside the words: ids, times, senders, whose the chat is, a head for
+each commit."""
 
 
 @dataclass(slots=True)
