@@ -64,9 +64,11 @@ TOUCHING = (
 """What has to do with channels; all else is collected, and run by `python -m tests.without`."""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == "web" else pytest.mark.long) for n in HERE],
+)
 def test_without_a_channels_folder_all_else_is_there_and_stands(tmp_path, name):
     done = pytest_in(tree_without(name, tmp_path), "--numprocesses=0", "-k", " or ".join(TOUCHING))
     assert done.returncode == ENDS_WELL, done.stdout
