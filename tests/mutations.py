@@ -5,6 +5,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -350,18 +351,23 @@ def is_noticed(mutation, folder):
     path.write_text(whole.replace(mutation.old, mutation.new), encoding="utf-8")
     command = f"{sys.executable} -m pytest -qx --numprocesses=0 -m '' -o timeout={SECONDS} "
     environment = {**os.environ, "PYTHONPATH": str(folder)}
+    process = subprocess.Popen(
+        command + mutation.test,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
-        ran = subprocess.run(
-            command + mutation.test,
-            shell=True,
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
+        return process.wait(SECONDS + 10) == 1
+    except subprocess.TimeoutExpired:  # it goes on whatever it is told
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return True
     finally:
         path.write_text(whole, encoding="utf-8")
-    return ran.returncode == 1
 
 
 def main(word=""):
