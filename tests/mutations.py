@@ -262,9 +262,9 @@ MUTATIONS = (
     ),
     Mutation(
         promise="what a living process is at is taken over by nobody",
-        file="nanoloop/chat.py",
-        old="case Think() if is_anothers:",
-        new="case Think() if False:",
+        file="nanoloop/nodes.py",
+        old="return self._lives(name) if name in self._others else name not in self._gone",
+        new="return False",
         test="tests/test_nodes.py -k process_that_lives_is_at",
     ),
     Mutation(
