@@ -294,9 +294,9 @@ async def test_an_account_is_used_by_one_process_at_a_time():
 
     async with anyio.create_task_group() as group:
         group.start_soon(hold, one, "one")
-        await anyio.wait_all_tasks_blocked()
+        await until(lambda: used == ["one"])
         group.start_soon(hold, other, "other")
-        await anyio.wait_all_tasks_blocked()
+        await until(lambda: told)
         assert (used, told) == (["one"], [("other", True)])
         # It is taken for dead, as one is that was stopped for a while.
         seen, node = store.database._nodes[one.me]
