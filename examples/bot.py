@@ -1,23 +1,17 @@
-"""A bot in fifteen lines. It answers each chat in order and remembers what was said."""
+"""A bot in ten lines. It answers each chat in order and remembers what was said."""
 
 import anyio
 
-from nanoloop import AgentLoop
-from nanoloop.channels.direct import DirectChannel
-from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop import AgentLoop, ScriptedProvider
 
 
 async def main() -> None:
     """Start the loop, ask twice, stop it."""
-    # A real model: OpenAIProvider(model=..., api_key=...) from nanoloop.providers.openai
-    loop = AgentLoop(provider=ScriptedProvider(["Hello Ada!", "Ada, you told me just now."]))
-    chat = DirectChannel(loop.bus)
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
+    # A real model: AgentLoop("openai:gpt-5.4-mini", store="sqlite:bot.db")
+    async with AgentLoop(ScriptedProvider(["Hello Ada!", "Ada, you told me just now."])) as loop:
         for text in ("Hello, I am Ada.", "What is my name?"):
             print("you:", text)
-            print("bot:", (await chat.ask(text)).text)
-        loop.bus.close()
+            print("bot:", await loop.ask(text))
 
 
 anyio.run(main)

@@ -12,7 +12,6 @@ from typing import Any
 import anyio
 
 from nanoloop import AgentLoop, Entry, Session, SessionExists, SessionNotFound
-from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import AlreadyHeard, StoreConflict
 from nanoloop.protocols import Node, OwedSession, SessionInfo
 from nanoloop.providers.scripted import ScriptedProvider
@@ -167,13 +166,8 @@ class TableStore:
 
 async def ask(store: TableStore, text: str) -> str:
     """Start a loop on the store, ask once, and stop: each time is a new start."""
-    loop = AgentLoop(provider=ScriptedProvider(), store=store)
-    chat = DirectChannel(loop.bus)
-    async with anyio.create_task_group() as group:
-        await group.start(loop.run)
-        answer = await chat.ask(text, chat="ada")
-        loop.bus.close()
-    return answer.text
+    async with AgentLoop(ScriptedProvider(), store=store) as loop:
+        return await loop.ask(text, "ada")
 
 
 async def main() -> None:

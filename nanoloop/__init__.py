@@ -1,6 +1,6 @@
 """An asyncio message-bus agent loop with a background summariser.
 
-Names are imported when they are first asked for, so that `import nanoloop` costs next to nothing.
+Names are imported on first use, so that `import nanoloop` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -8,16 +8,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from nanoloop.agents import Agent, AgentLimits
+    from nanoloop.app import App
     from nanoloop.context import build_messages
     from nanoloop.directory import SessionDirectory
-    from nanoloop.errors import SessionExists, SessionNotFound
+    from nanoloop.embedding import DirectChannel
+    from nanoloop.errors import NotRunning, SessionExists, SessionNotFound, TurnFailed
     from nanoloop.events import hearing
     from nanoloop.loop import AgentLoop
+    from nanoloop.memory.recall import Recall
     from nanoloop.memory.summarizer import Summarizer
     from nanoloop.messages import Attachment, Inbound, Outbound
     from nanoloop.protocols import Reply, Store
+    from nanoloop.providers.anthropic import AnthropicProvider
     from nanoloop.providers.openai import OpenAIProvider
     from nanoloop.providers.scripted import ScriptedProvider
     from nanoloop.session.entry import Entry
@@ -25,6 +31,7 @@ if TYPE_CHECKING:
     from nanoloop.session.session import Session
     from nanoloop.stores.in_memory import InMemoryStore
     from nanoloop.stores.jsonl.store import JsonlStore
+    from nanoloop.stores.sqlite import SqliteStore
     from nanoloop.tools.function import tool
     from nanoloop.turn import Hooks, Recording
 
@@ -32,15 +39,20 @@ _HOME = {
     "Agent": "nanoloop.agents",
     "AgentLimits": "nanoloop.agents",
     "AgentLoop": "nanoloop.loop",
+    "AnthropicProvider": "nanoloop.providers.anthropic",
+    "App": "nanoloop.app",
     "Attachment": "nanoloop.messages",
+    "DirectChannel": "nanoloop.embedding",
     "Entry": "nanoloop.session.entry",
     "Hooks": "nanoloop.turn",
     "Identity": "nanoloop.session.head",
     "InMemoryStore": "nanoloop.stores.in_memory",
     "Inbound": "nanoloop.messages",
     "JsonlStore": "nanoloop.stores.jsonl",
+    "NotRunning": "nanoloop.errors",
     "OpenAIProvider": "nanoloop.providers.openai",
     "Outbound": "nanoloop.messages",
+    "Recall": "nanoloop.memory.recall",
     "Recording": "nanoloop.turn",
     "Reply": "nanoloop.protocols",
     "ScriptedProvider": "nanoloop.providers.scripted",
@@ -48,8 +60,10 @@ _HOME = {
     "SessionDirectory": "nanoloop.directory",
     "SessionExists": "nanoloop.errors",
     "SessionNotFound": "nanoloop.errors",
+    "SqliteStore": "nanoloop.stores.sqlite",
     "Store": "nanoloop.protocols",
     "Summarizer": "nanoloop.memory.summarizer",
+    "TurnFailed": "nanoloop.errors",
     "build_messages": "nanoloop.context",
     "hearing": "nanoloop.events",
     "tool": "nanoloop.tools.function",
@@ -59,15 +73,20 @@ __all__ = [
     "Agent",
     "AgentLimits",
     "AgentLoop",
+    "AnthropicProvider",
+    "App",
     "Attachment",
+    "DirectChannel",
     "Entry",
     "Hooks",
     "Identity",
     "InMemoryStore",
     "Inbound",
     "JsonlStore",
+    "NotRunning",
     "OpenAIProvider",
     "Outbound",
+    "Recall",
     "Recording",
     "Reply",
     "ScriptedProvider",
@@ -75,8 +94,10 @@ __all__ = [
     "SessionDirectory",
     "SessionExists",
     "SessionNotFound",
+    "SqliteStore",
     "Store",
     "Summarizer",
+    "TurnFailed",
     "build_messages",
     "hearing",
     "tool",
@@ -84,7 +105,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home."""
+    """Import a public name from the module that defines it."""
     if name not in _HOME:
         raise AttributeError(f"module 'nanoloop' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -1,4 +1,4 @@
-"""Agents that talk through a session: asked at once, in pieces, or from code that can't await."""
+"""Agents that talk through a session: for whole answers, in pieces, or from synchronous code."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from nanoloop import defaults
 from nanoloop.context import Views
 from nanoloop.errors import EmptyAnswer, HistoryNotLoaded, ProviderError, SessionNotFound
 from nanoloop.events import AgentUnknown, ResizeFailed, announce
+from nanoloop.messages import Language
 from nanoloop.protocols import (
     OnText,
     Provider,
@@ -58,9 +59,9 @@ class AgentHistory:
     ) -> None:
         self.name = name
         self.provider = provider
-        """Who is asked, also by a session that has no provider of its own."""
+        """The provider, also used for a session that has none of its own."""
         self.settings: Mapping[str, Any] = {} if settings is None else settings
-        """What the sessions that it makes go by: `session.mode`, `session.limit` …"""
+        """Defaults for the sessions that it creates: `session.mode`, `session.limit` …"""
         self._own = self._made()
         self._session: Session | None = None
 
@@ -79,9 +80,9 @@ class AgentHistory:
         return self._session
 
     def attach_session(self, session: Session | None = None, *, mode: str | None = None) -> Self:
-        """Let this session, or a new one, hold the history from now on.
+        """Attach this session, or a new one: from now on it holds the history.
 
-        Nothing said before is taken along. `mode` is "lite" or "memo".
+        Nothing said before is copied. `mode` is "lite" or "memo".
         """
         session = self._made() if session is None else session
         if mode is not None:
@@ -92,12 +93,12 @@ class AgentHistory:
         return self
 
     def detach_session(self) -> Self:
-        """Hold the history itself again; the session keeps what it has."""
+        """Detach the session: the agent holds the history itself again; the session stays."""
         self._session = None
         return self
 
     def equip(self, session: Session, provider: Provider, *, defaults: Mapping[str, Any]) -> None:
-        """Let a session go by the agent's settings over these defaults, and lend it a provider."""
+        """Apply the agent's settings over these defaults to a session, and lend it a provider."""
         if session.settings.parent is not self.settings:
             session.settings.inherit(self.settings, defaults=defaults)
         if session.provider is None:
@@ -115,12 +116,12 @@ class AgentHistory:
         return self._history.current_chat_history
 
     def set_chat_history(self, messages: ChatMessages) -> Self:
-        """Begin the history anew with these messages; the memo stays."""
+        """Restart the history with these messages; the memo stays."""
         self._history.set_chat_history(messages)
         return self
 
     def add_chat_history(self, messages: ChatMessages) -> Self:
-        """Append one message or several, then resize the history if it is time."""
+        """Append one or more messages, then resize the history if due."""
         self._history.add_chat_history(messages).resize()
         return self
 
@@ -132,21 +133,21 @@ class AgentHistory:
 
 PROMPT = "You are a helpful assistant. Answer briefly and to the point."
 BUFFER_LIMIT, BUFFER_MIN = 50, 10
-"""Messages above which a window is cut, and about how many stay, where nobody says otherwise."""
+"""By default, the size above which a window is cut, and roughly how many messages stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
-    """How far an agent goes for one answer, and how much of a conversation it is shown."""
+    """How many steps an agent may take for one answer, and how much of a conversation it sees."""
 
     steps: int = defaults.MAX_STEPS
-    """Times that the model may be asked for one answer."""
+    """How many times the model may be called for one answer."""
     tool_seconds: float = defaults.TOOL_TIMEOUT_SECONDS
     """How long a tool may take."""
     messages: int | None = None
-    """With more of them the window is cut; None: as the loop does for all, else 50."""
+    """The window is cut if it has more messages than this; None means the loop's limit, else 50."""
     kept: int | None = None
-    """About how many stay then; None: as the loop does for all, else 10."""
+    """Roughly how many messages then stay; None means the loop's number, else 10."""
 
 
 class Agent(AgentHistory):
@@ -155,8 +156,8 @@ class Agent(AgentHistory):
     def __init__(
         self,
         name: str = "assistant",
-        *,
         prompt: str = PROMPT,
+        *,
         provider: Provider | None = None,
         model: str | None = None,
         tools: Iterable[Tool | Callable[..., Any]] = (),
@@ -173,14 +174,16 @@ class Agent(AgentHistory):
         self.toolbox = Toolbox(tuple(tools), timeout_seconds=self.limits.tool_seconds)
         self.recording = recording or Recording()
         self.hooks = hooks or Hooks()
+        self.language: Language | None = None
+        """The language of a loop's own messages to the chats it answers; None: the channel's."""
         self._sessions = Sessions(store) if store is not None else None
         self._serial = Serial()
         self._views = Views()
 
     def set_record_handler(self, handler: Handler | None) -> Self:
-        """Let this say what is recorded: (given, answer) to messages; None or [] records nothing.
+        """Let this handler choose what is recorded: it maps (given, answer) to messages, or to [].
 
-        Nothing is recorded then before the answer has come.
+        Nothing is then recorded before the answer is complete.
         """
         self.recording = replace(self.recording, handler=handler)
         return self
@@ -190,10 +193,11 @@ class Agent(AgentHistory):
     async def ask(
         self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
     ) -> str:
-        """The model's answer; raises `ProviderError`. With `on_text` it comes in pieces too.
+        """The model's answer; raises `ProviderError`. With `on_text` it also comes in pieces.
 
-        Text and lists of parts go to the model as they are, anything else as JSON. With
-        `session_id` it is asked in that session of the agent's store, a new one if need be.
+        Text and lists of parts are sent to the model unchanged, anything else as JSON. With
+        `session_id` it answers in that session of the agent's store, which is created if it does
+        not exist.
         """
         provider = self._able()
         session = await self._session_for(session_id)
@@ -207,12 +211,12 @@ class Agent(AgentHistory):
     def ask_sync(
         self, given: Any, *, session_id: str | None = None, on_text: OnText | None = None
     ) -> str:
-        """As `ask`, from code that can't await, inside or outside an event loop."""
+        """Like `ask`, for synchronous code, inside or outside an event loop."""
         self._serial.check_may_block(self._history.id if session_id is None else session_id)
         return from_sync(partial(self.ask, given, session_id=session_id, on_text=on_text))
 
     def stream(self, given: Any, *, session_id: str | None = None) -> Stream:
-        """As `ask`, in pieces: `async for piece in agent.stream(…)`."""
+        """Like `ask`, in pieces: `async for piece in agent.stream(…)`."""
         return Stream(lambda hear: self.ask(given, session_id=session_id, on_text=hear))
 
     def _turn(self, session: Session, provider: Provider, on_text: OnText | None) -> Turn:
@@ -242,21 +246,21 @@ class Agent(AgentHistory):
 
     def _able(self) -> Provider:
         if self.provider is None:
-            raise ValueError(f"agent {self.name!r} has no provider: Agent(provider=...)")
+            raise ValueError(f"agent {self.name!r} has no provider: pass Agent(provider=...)")
         return self.provider
 
     async def _session_for(self, session_id: str | None) -> Session:
         if session_id is None:
             return self._history
         if self._sessions is None:
-            raise ValueError(f"agent {self.name!r} has no store: Agent(store=...)")
+            raise ValueError(f"agent {self.name!r} has no store: pass Agent(store=...)")
         session = await self._sessions.named(session_id, agent=self.name)
         self.equip(session, self._able(), defaults=DEFAULTS)
         return session
 
 
 class Agents(Mapping[str, Agent]):
-    """The agents there are, by name, and the one that answers where none was chosen."""
+    """All agents by name, and the default one."""
 
     def __init__(
         self,
@@ -272,7 +276,7 @@ class Agents(Mapping[str, Agent]):
         self._by_channel = dict(by_channel or {})
 
     def renew(self, agents: Agents) -> None:
-        """From the next turn on these are the agents there are."""
+        """Replace the agents, from the next turn on."""
         self._agents, self.default = agents._agents, agents.default
         self._by_channel = agents._by_channel
 
@@ -296,10 +300,10 @@ class Agents(Mapping[str, Agent]):
         wanted: str | None = None,
         channel: str = "",
     ) -> Agent:
-        """The agent for the next prompt here, whose name the session keeps.
+        """The agent for the next question in this session, which remembers its name.
 
-        With the first prompt: the one wanted, else the session's, else the channel's, else the
-        default. Later: the session's. One that there is not counts as none, and is told.
+        For the first question: the one that was requested, else the session's, else the channel's,
+        else the default. Later: the session's. An unknown one is logged and ignored.
         """
         is_first = session.last_seq == 0
         names = [wanted, session.agent] if is_first else [session.agent or wanted]
@@ -315,7 +319,7 @@ class Agents(Mapping[str, Agent]):
 
 
 class AgentRequest:
-    """Kept as it goes, unless a handler says at the end what is kept."""
+    """Records messages as they arrive, unless a handler chooses at the end what is recorded."""
 
     def __init__(self, turn: Turn, given: Any, *, agent: Agent) -> None:
         self._turn = turn
@@ -326,7 +330,7 @@ class AgentRequest:
         self._asked = 0
 
     async def answered(self) -> str:
-        """The model's answer; raises `ProviderError`, and the user's message is kept then."""
+        """The model's answer; if it raises `ProviderError`, the user's message is still kept."""
         with self._turn.about():
             return await self._answered()
 
@@ -400,7 +404,7 @@ class AgentRequest:
         await self._agent.hooks.after(RequestOutcome(given=self._given, error=error), self._agent)
 
     def _take_back(self, session: Session) -> None:
-        """Forget a question that came to nothing, unless tools have acted on it."""
+        """Forget a question that was never answered, unless tools have acted on it."""
         newest = session.newest
         if newest is not None and newest.seq == self._asked:
             with suppress(HistoryNotLoaded):
@@ -408,11 +412,11 @@ class AgentRequest:
 
 
 Ask = Callable[[OnText], Awaitable[str]]
-"""Asks, and lets each piece be heard."""
+"""Asks the model, and passes on each piece."""
 
 
 class _Flow:
-    """What has come and was not read yet."""
+    """Pieces that have arrived but have not been read yet."""
 
     def __init__(self) -> None:
         self.pieces: deque[str] = deque()
@@ -436,9 +440,9 @@ class _Flow:
 
 
 class Stream:
-    """Asks when the first piece is wanted. Leaving it early stops the answer.
+    """Asks the model when the first piece is read. Leaving it early stops the answer.
 
-    `async with agent.stream(…) as pieces` waits, on leaving, until it has stopped.
+    `async with agent.stream(…) as pieces` waits on exit until the answer has stopped.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -448,7 +452,7 @@ class Stream:
 
     @property
     def text(self) -> str | None:
-        """The whole answer, once it has come to its end."""
+        """The whole answer, once it is complete."""
         return self._flow.text
 
     def __aiter__(self) -> Self:
@@ -482,7 +486,7 @@ class Stream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Stop the answer where it has not come to its end, and wait until it has stopped."""
+        """Stop the answer if it is still being written, and wait until it has stopped."""
         self._stop()
         if self._task is not None:
             with anyio.CancelScope(shield=True):
@@ -522,19 +526,19 @@ class _QuestionLock(Mutex):
 
 
 class Serial:
-    """A lock for each session that is in use, for all event loops and threads."""
+    """One lock per session in use, shared by all event loops and threads."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._locks: WeakKeyDictionary[Session, _QuestionLock] = WeakKeyDictionary()
 
     def lock_of(self, session: Session) -> Mutex:
-        """The lock that a question in this session is asked under."""
+        """The lock to hold while asking in this session."""
         with self._lock:
             return self._locks.setdefault(session, _QuestionLock())
 
     def check_may_block(self, session_id: str) -> None:
-        """Raise RuntimeError where waiting for this session would never end."""
+        """Raise RuntimeError if waiting for this session would never end."""
         with self._lock:
             locks = [lock for session, lock in self._locks.items() if session.id == session_id]
         for lock in locks:
@@ -547,7 +551,7 @@ _lock = Lock()
 
 
 def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What the function comes to. All share one event loop, so that connections last."""
+    """The function's result. All calls share one event loop, so connections stay open."""
     with _lock:
         portals, thread = _opened()
     if thread == get_ident():  # called from within that loop, which must not wait for itself
@@ -564,7 +568,7 @@ def from_sync(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @cache
 def _opened() -> tuple[BlockingPortalProvider, int]:
-    """The portal of this process, open until that ends, and the thread it runs in."""
+    """This process's portal and its thread; open until the process ends."""
     portals = BlockingPortalProvider()
     portal = portals.__enter__()
     # What is still going on then is cancelled.
@@ -575,7 +579,7 @@ def _opened() -> tuple[BlockingPortalProvider, int]:
 
 
 def _forget(portal: BlockingPortal) -> None:
-    """In a fork, which has no threads of its parent and would wait for them at its end."""
+    """After a fork: the child lacks its parent's threads, yet would wait for them at exit."""
     _opened.cache_clear()
     with suppress(StopIteration, RuntimeError):  # nothing in it waits; in dev mode its loop minds
         portal.stop().send(None)

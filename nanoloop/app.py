@@ -21,11 +21,12 @@ from nanoloop.events import (
     hearing,
 )
 from nanoloop.loop import AgentLoop
-from nanoloop.parts import make_loop, make_provider, make_store, with_pictures
+from nanoloop.parts import make_installation, make_loop, make_provider, make_store, with_pictures
 from nanoloop.protocols import Channel, Provider, Store
 from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
 from nanoloop.settings.vendors import suited
+from nanoloop.stores.installation import Installation
 from nanoloop.stores.store import sweep
 from nanoloop.telemetry import Telemetry
 
@@ -41,26 +42,33 @@ class App:
         provider: Provider,
         telemetry: Telemetry,
         chat: str | None = None,
+        installation: Installation | None = None,
     ) -> None:
+        """With an installation, it serves only that one's store; `run` raises `StoreNotOurs`."""
         self.loop = loop
         self.telemetry = telemetry
         self._store = store
         self.provider = provider
         self._chat = chat
+        self._installation = installation
         self._channels: list[Channel] = []
         self._begun: dict[str, str] = {}
-        """What ended each channel that was begun, a bug that is; "" where nothing did."""
+        """The bug that ended each started channel, or "" if none did."""
         self._held: set[str] = set()
-        """The channels whose account another process has."""
+        """The channels whose account another process holds."""
         self._channel_scope = anyio.CancelScope()
         self.stopped_by: signal.Signals | None = None
-        """The signal that ended it, if one did."""
+        """The signal that ended it, if any."""
         self.observers: list[Observer] = [telemetry]
-        """Who hears what happens, from before its store is opened until that is closed."""
+        if installation is not None:
+            self.observers.append(installation.hear)
+        """Observers of everything that happens, from before its store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """What else runs as long as the loop does."""
+        """Other tasks that run as long as the loop does."""
+        self.stopping: list[Callable[[], None]] = []
+        """Called as soon as it is told to stop."""
         self.on_hangup: Callable[[], None] | None = None
-        """What SIGHUP is for; without it, it ends the process at once."""
+        """Called on SIGHUP; without it, SIGHUP ends the process at once."""
 
     @classmethod
     def of(
@@ -73,8 +81,8 @@ class App:
     ) -> Self:
         """The app that these settings describe.
 
-        With `chat`, the key of one chat, it serves that one and ends when its channels do. Left
-        out, `telemetry` writes to standard error.
+        With `chat`, the key of one chat, it serves that chat and ends when its channels do. Without
+        `telemetry` it logs to standard error.
         """
         settings = suited(settings)
         log = settings.log
@@ -83,7 +91,14 @@ class App:
         models = provider or make_provider(settings)
         provider = with_pictures(settings, models)
         loop = make_loop(settings, provider, store)
-        app = cls(loop=loop, store=store, provider=provider, telemetry=telemetry, chat=chat)
+        app = cls(
+            loop=loop,
+            store=store,
+            provider=provider,
+            telemetry=telemetry,
+            chat=chat,
+            installation=make_installation(settings),
+        )
         if isinstance(models, Models):
             app.beside.append(models.load)  # while the rest starts
         return app
@@ -95,7 +110,7 @@ class App:
 
     @property
     def states(self) -> Mapping[str, tuple[str, str]]:
-        """How each channel stands that was begun, and why if it is not well."""
+        """The state of each started channel, with the reason if something is wrong."""
         return {
             channel.name: self._state_of(channel)
             for channel in self._channels
@@ -108,7 +123,7 @@ class App:
         return ("waiting", HELD) if channel.name in self._held else _state(channel)
 
     async def run(self) -> None:
-        """Serve until told to stop; what was durable stays so, however it ends."""
+        """Serve until told to stop; what was durable stays durable, however it ends."""
         with ExitStack() as stack:
             for observer in self.observers:
                 stack.enter_context(hearing(observer))
@@ -116,6 +131,8 @@ class App:
 
     async def _run(self) -> None:
         try:
+            if self._installation is not None:  # before anything is written to the wrong one
+                await self._installation.enter(self._store)
             # First of all: where the store can't be written to, nothing begins.
             expired = await self._store.delete_expired()
             async with anyio.create_task_group() as group:
@@ -128,13 +145,19 @@ class App:
                     group.start_soon(work, name="beside the loop")
         finally:
             with anyio.CancelScope(shield=True):
-                try:
-                    await self.provider.close()
-                finally:
-                    await self._store.close()
+                await self.close()
+
+    async def close(self) -> None:
+        """Close the provider and the store, for callers that never run it; safe to call twice."""
+        try:
+            await self.provider.close()
+        finally:
+            await self._store.close()
 
     def stop(self) -> None:
-        """Take nothing more in; what runs is finished, up to its deadlines."""
+        """Accept nothing more; running work is finished within its deadlines."""
+        for tell in self.stopping:
+            tell()
         for channel in self._channels:
             if hasattr(channel, "take_no_more"):
                 channel.take_no_more()
@@ -203,6 +226,6 @@ HELD = "another process serves its account: it opens here when that one ends"
 
 
 def _state(channel: Channel) -> tuple[str, str]:
-    """What it says of its connection, if it has one."""
+    """The state of its connection, if it has one."""
     state = getattr(channel, "state", "running")
     return str(state), getattr(state, "reason", "")

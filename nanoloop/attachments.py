@@ -1,4 +1,4 @@
-"""Files that people send: looked into, kept by owner, and forgotten with their conversation."""
+"""Files that people send: checked, kept by owner, and deleted with their conversation."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from nanoloop.session.head import WAITING
 from nanoloop.session.session import Session
 
 SCHEME = "attachment:"
-"""How a reference to one begins."""
+"""The prefix of a reference to a file."""
 TEXT_SHOWN = 20_000
-"""Characters of a text file that the model is shown."""
+"""How many characters of a text file the model sees."""
 _ID = re.compile(r"[0-9a-f]{40}")
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -45,11 +45,11 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """What is known of one file."""
+    """What is known about one file."""
 
     id: str
     owner: str
-    """How the sessions of who uploaded it begin."""
+    """The prefix of the sessions of the person who uploaded it."""
     kind: str
     name: str
     mime_type: str
@@ -57,7 +57,7 @@ class StoredFile:
 
 
 def mime_type_of(data: bytes) -> str | None:
-    """What these bytes are, by their own word; None where it is nothing we take."""
+    """The MIME type of these bytes, judged by their content; None if it isn't accepted."""
     for magic, mime_type in _MAGIC:
         if data.startswith(magic):
             return mime_type
@@ -73,7 +73,7 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps them in a folder, which is made with the first one; sealed where a seal is given."""
+    """Keeps files in a folder, created with the first one; encrypts them if it has a seal."""
 
     def __init__(self, folder: Path, *, limit_bytes: int, seal: Seal | None = None) -> None:
         self._folder = folder
@@ -84,9 +84,9 @@ class Attachments:
         self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
-        """Keep a file, durable when this returns; the same one twice is one.
+        """Store a file, durable when this returns; the same file is stored once.
 
-        A picture is checked, and kept as models and people are to see it. Raises
+        A picture is checked, and stored as models and people should see it. Raises
         `AttachmentsFull` and `PictureRefused`.
         """
         if mime_type in TYPES:
@@ -109,14 +109,14 @@ class Attachments:
         return kept
 
     async def about(self, attachment_id: str) -> StoredFile | None:
-        """What is known of it, or None where there is no such file."""
+        """What is known about it, or None if there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
         text = await self._read(attachment_id, ".json")
         return None if text is None else StoredFile(**json.loads(text))
 
     async def data(self, attachment_id: str) -> bytes | None:
-        """The file, or None where there is no such file."""
+        """The file, or None if there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
         return await self._read(attachment_id, ".data")
@@ -131,7 +131,7 @@ class Attachments:
         await put_file(self._folder / name, sealed, durable=True)
 
     def _take_room_for(self, kept: StoredFile) -> bool:
-        """Whether its data has to be written, and there is room; raises `AttachmentsFull`."""
+        """Reserve its room; returns whether its data must be written. Raises `AttachmentsFull`."""
         make_folder(self._folder)
         if (self._folder / f"{kept.id}.data").exists():
             return False
@@ -148,28 +148,28 @@ class Attachments:
 
 
 MOST_PIXELS = 50_000_000
-"""Pixels of a JPEG that is not progressive: it is decoded as small as it is wanted."""
+"""The pixel limit for a non-progressive JPEG, which is decoded directly to the smaller size."""
 _SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
-"""Others may have only such a part of these pixels: their decoders take more memory for each."""
+"""That limit is divided by this for other formats: their decoders take more memory."""
 MOST_SIDE = 65_535
-"""Pixels of one side: each line takes memory too."""
+"""The pixel limit for one side: each row takes memory too."""
 MOST_SCANS = 500_000_000
-"""Pixels of a JPEG times the passes over them that its decoder has to make."""
+"""The limit on a JPEG's pixels times the number of passes its decoder makes over them."""
 READ_SECONDS = 30.0
 SLOW = "it takes too long to read"
 _PARTS = 20_000
-"""Parts of a file that are walked through; one of more is decoded to see what it holds."""
+"""How many parts of a file are scanned; a file with more is decoded to see what it holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What the beginning of a picture says of it."""
+    """What a picture's header says."""
 
     mime_type: str
     width: int
     height: int
     is_bare: bool
-    """Whether it holds one picture and nothing else: no place, no camera, no second file."""
+    """Whether it holds one picture and nothing else: no location, no camera, no second file."""
     scans: int = 1
     is_progressive: bool = False
 
@@ -183,9 +183,9 @@ class Picture:
 
 
 async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) -> Picture:
-    """The picture upright, without what its camera wrote into it; raises `PictureRefused`.
+    """The picture, upright and without the camera's metadata; raises `PictureRefused`.
 
-    Without Pillow only its header is looked at, and it stays as it is.
+    Without Pillow only its header is checked, and it stays unchanged.
     """
     async with limiter:
         with anyio.move_on_after(READ_SECONDS):
@@ -205,12 +205,12 @@ def _checked(data: bytes) -> Picture:
 
 
 def is_pillow_here() -> bool:
-    """Whether pictures are decoded, or only their headers looked at."""
+    """Whether pictures can be decoded; if not, only their headers are checked."""
     return find_spec("PIL") is not None
 
 
 def header_of(data: bytes) -> Header:
-    """What it says of itself; raises `PictureRefused` for nonsense, and for what is too large."""
+    """A picture's header; raises `PictureRefused` if its size is nonsense or too large."""
     try:
         header = next(read(data) for magic, read in _HEADERS.items() if data.startswith(magic))
     except (CutOff, IndexError, StopIteration):
@@ -220,7 +220,7 @@ def header_of(data: bytes) -> Header:
 
 
 def bound(header: Header) -> None:
-    """Raise `PictureRefused` for one that takes more memory or time than a picture may."""
+    """Raise `PictureRefused` for a picture that would take too much memory or time."""
     pixels = header.width * header.height
     share = 2 if header.is_progressive else _SHARE.get(header.mime_type, 1)
     most = MOST_PIXELS // share
@@ -292,7 +292,7 @@ def _jpeg(data: bytes) -> Header:
 
 
 def _is_harmless(marker: int, segment: bytes) -> bool:
-    """JFIF without a thumbnail, Adobe's colour transform, or a colour profile."""
+    """Whether it is plain JFIF (no thumbnail), Adobe's colour transform or a colour profile."""
     name = segment[2:]
     return (
         (marker == 0xE0 and name.startswith(b"JFIF\0") and len(segment) == 16)  # noqa: PLR2004
@@ -319,7 +319,7 @@ def _gif(data: bytes) -> Header:
 
 
 def _table(flags: int) -> int:
-    """Bytes of the table of colours that follows."""
+    """The size in bytes of the colour table that follows."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
@@ -376,20 +376,20 @@ _HEADERS: Mapping[bytes, Callable[[bytes], Header]] = {
     b"RIFF": _webp,
 }
 TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
-"""What a model is shown as a picture."""
+"""The picture types that the model can see."""
 
 
 NOTE = ".forgetting"
-"""The file that names those which may have to go, beside them."""
+"""The file next to them that lists those that may need to be deleted."""
 READ_AT_ONCE = 500
-"""Entries that are looked through at a time."""
+"""How many entries are examined at a time."""
 _REFERENCE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
 
 
 class Forgetting:
-    """The store that it is given, which lets go of uploaded files too.
+    """Wraps a store so that it also deletes uploaded files.
 
-    A file stays as long as any session refers to it; one that can't be read refers to none.
+    A file stays as long as any session refers to it; an unreadable session refers to none.
     """
 
     def __init__(self, store: Any, folder: Path) -> None:
@@ -412,7 +412,7 @@ class Forgetting:
         await self._let_go(gone)
 
     async def delete_expired(self) -> int:
-        """As the store does; then what was noted and is there still, after a kill say."""
+        """Delete as the store does, then any noted files still there, for example after a kill."""
         removed = int(await self._store.delete_expired())
         await self._let_go(await self._noted(set()))
         return removed
@@ -422,7 +422,7 @@ class Forgetting:
         return self._folder.is_dir()
 
     async def _noted(self, gone: set[str]) -> set[str]:
-        """These and what was noted before, on the disk until it is settled."""
+        """These files and any noted earlier, recorded on disk until they are deleted."""
         return await run_sync(self._note, gone) if self._has_any() else gone
 
     def _note(self, gone: set[str]) -> set[str]:
@@ -449,7 +449,7 @@ class Forgetting:
         (self._folder / NOTE).unlink(missing_ok=True)
 
     async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
-        """The files that a session refers to, or these entries of it."""
+        """The files that a session, or only these entries of it, refers to."""
         found: set[str] = set()
         if not self._has_any():
             return found
@@ -462,7 +462,7 @@ class Forgetting:
         return found
 
     async def _files_ever_of(self, session_id: str) -> set[str]:
-        """The same with those of what was taken back, or stands before a reset."""
+        """The same, including the files of entries that were undone or precede a reset."""
         found: set[str] = set()
         if self._has_any():
             with suppress(SessionNotFound, SessionDamaged):

@@ -1,4 +1,4 @@
-"""The bus inside one process: bounded both ways, one slow chat holds up no other."""
+"""The in-process bus: bounded in both directions; a slow chat delays no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 import anyio
 
-from nanoloop.errors import BusFull, LaneFull, SendLater, reason_of
+from nanoloop.errors import BusClosed, BusFull, LaneFull, SendLater, reason_of
 from nanoloop.events import SendFailed, SendPostponed, TextStreamed, announce
 from nanoloop.fairness import Shares
 from nanoloop.lanes import Lanes
@@ -20,30 +20,30 @@ from nanoloop.protocols import Channel
 from nanoloop.sentences import ENGLISH
 
 SEND_TIMEOUT_SECONDS = 120
-"""How long a channel may take to send one message; it is then given up."""
+"""How long a channel may take to send one message before it is given up."""
 LONGEST_REST_SECONDS = 60.0
-"""How long a chat that can't be reached is left alone at most."""
+"""The longest time for which an unreachable chat is left alone."""
 SHORTEST_REST_SECONDS = 0.1
-"""How long it is left alone at least, whatever the channel says."""
+"""The shortest time for which it is left alone, whatever the channel says."""
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuedItem:
-    """Something on its way to a chat."""
+    """An item on its way to a chat."""
 
     says: Outbound | TextStreamed
     arrived: Callable[[], Awaitable[None]] | None = None
     may_go: Callable[[], Awaitable[bool]] | None = None
 
     def is_worth_a_try(self, error: Exception) -> bool:
-        """Whether to send it again; what nobody waits to hear of is not, if it took too long."""
+        """Whether to send it again; without a caller waiting for the outcome, it expires."""
         is_slow = isinstance(error, TimeoutError) and self.arrived is not None
         return (isinstance(error, SendLater) or is_slow) and isinstance(self.says, Outbound)
 
 
 @dataclass(slots=True)
 class _Settled:
-    """What came of a message that was handed in."""
+    """The outcome of a message that was handed in."""
 
     event: anyio.Event = field(default_factory=anyio.Event)
     outcome: Outcome = "kept"
@@ -57,7 +57,7 @@ class InProcessBus:
         *,
         inbound_limit: int = 1000,
         outbound_limit: int = 100,
-        busy: str = ENGLISH["full"],
+        busy: Callable[[Inbound], str] = lambda _: ENGLISH["full"],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         self._sleep = sleep
@@ -88,13 +88,13 @@ class InProcessBus:
     # In
 
     def put_nowait(self, message: Inbound) -> None:
-        """Take a message in; where there is no room its chat is told, and `BusFull` raised.
+        """Accept a message; if there is no room, its chat is told and `BusFull` is raised.
 
-        Some of the room is kept for owners that have nothing in the bus.
+        Some of the room is reserved for owners that have nothing in the bus.
         """
         if self._is_closed or not self._shares.has_room(message.owner):
             self._refuse(message)
-            raise BusFull(self._inbound_limit)
+            raise BusClosed if self._is_closed else BusFull(self._inbound_limit)
         self._count += 1
         self._shares.take(message.owner)
         self._unacknowledged[self._count] = message
@@ -102,9 +102,10 @@ class InProcessBus:
         self._arrived.set()
 
     async def hand_in(self, message: Inbound) -> Outcome:
-        """Take a message in, and return what became of it; as `put_nowait`.
+        """Accept a message like `put_nowait`, and return its outcome.
 
-        Left before that, the message stays in the bus, and is kept as soon as it can be.
+        If the caller is cancelled before that, the message stays in the bus and is stored as soon
+        as possible.
         """
         self.put_nowait(message)
         settled = self._settled[self._count] = _Settled()
@@ -115,7 +116,7 @@ class InProcessBus:
         busy = Outbound(
             channel=message.channel,
             chat=message.chat,
-            text=self._busy,
+            text=self._busy(message),
             kind="notice",
             reply_to=message.message_id,
         )
@@ -126,7 +127,7 @@ class InProcessBus:
             announce(SendFailed(channel=busy.channel, chat=busy.chat, error=error))
 
     async def put(self, message: Inbound) -> None:
-        """Take a message in as soon as there is room."""
+        """Accept a message as soon as there is room."""
         while not self._is_closed and not self._shares.has_room(message.owner):
             if self._room.is_set():  # one for all who wait, or all but the last were forgotten
                 self._room = anyio.Event()
@@ -134,7 +135,7 @@ class InProcessBus:
         self.put_nowait(message)
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Messages to answer; a new consumer is given what the last one did not acknowledge."""
+        """Messages to answer; a new consumer gets what the last one did not acknowledge."""
         self._untaken = deque(self._unacknowledged)
         while True:
             while not self._untaken:
@@ -156,7 +157,7 @@ class InProcessBus:
             settled.event.set()
 
     def close(self) -> None:
-        """Take nothing more in."""
+        """Accept nothing more."""
         self._is_closed = True
         self._arrived.set()
         self._room.set()
@@ -165,12 +166,12 @@ class InProcessBus:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The names of the channels that are attached."""
+        """The names of the attached channels."""
         return tuple(self._channels)
 
     @property
     def states(self) -> Mapping[str, str]:
-        """How each attached channel stands, of those that can tell by a `state`."""
+        """The state of each attached channel that has a `state`."""
         return {
             name: str(channel.state)
             for name, channel in self._channels.items()
@@ -178,15 +179,15 @@ class InProcessBus:
         }
 
     def attach(self, channel: Channel) -> None:
-        """From now on that channel's chats are served by it."""
+        """Have this channel serve its chats from now on."""
         self._channels[channel.name] = channel
 
     def streams(self, channel: str) -> bool:
-        """Whether that channel wants pieces."""
+        """Whether that channel wants pieces of answers."""
         return channel in self._channels and self._channels[channel].streams
 
     def confirms(self, channel: str) -> bool:
-        """Whether that channel knows what has arrived."""
+        """Whether that channel reports which messages have arrived."""
         return bool(getattr(self._channels.get(channel), "confirms", False))
 
     async def publish(
@@ -196,10 +197,10 @@ class InProcessBus:
         arrived: Callable[[], Awaitable[None]] | None = None,
         may_go: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Send a text to its chat; waits only while that same chat has too many unsent.
+        """Send a text to its chat; waits only while that chat has too many unsent texts.
 
-        `may_go` is asked right before each try; where it says no, it is dropped. `arrived` is
-        called once it is there, or can never be.
+        `may_go` is called right before each try; if it returns False, the text is dropped.
+        `arrived` is called once it has arrived, or never will.
         """
         chat = (message.channel, message.chat)
         if chat in self._held and self._held[chat].reply_to == message.reply_to:
@@ -207,9 +208,10 @@ class InProcessBus:
         await self._chats.put(chat, _QueuedItem(message, arrived, may_go))
 
     def publish_nowait(self, piece: TextStreamed) -> None:
-        """Send a piece of an answer; half of a chat's room is kept for whole texts.
+        """Send a piece of an answer; half of a chat's room is reserved for whole texts.
 
-        What has no room goes out with the next piece: a chat misses the end of them or nothing.
+        A piece that does not fit is sent with the next one: a chat misses the last pieces or
+        nothing.
         """
         chat = (piece.channel, piece.chat)
         held = self._held.pop(chat, None)
@@ -242,7 +244,7 @@ class InProcessBus:
             await item.arrived()
 
     async def _error_of(self, says: Outbound | TextStreamed) -> Exception | None:
-        """None once it is sent, else why it is not."""
+        """Return None once it is sent, or else the error that prevented it."""
         try:
             channel = self._channels[says.channel]
             with anyio.fail_after(SEND_TIMEOUT_SECONDS):

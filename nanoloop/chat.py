@@ -1,12 +1,12 @@
-"""The chats: one worker for each does what is owed there.
+"""Chats, each with one worker that does what is owed there.
 
-A worker remembers nothing: it asks its session what is next, does that, and asks again. A restart,
-an edit and an interruption are the same to it.
+A worker remembers nothing: it asks its session what is next, does that, and asks again. It need not
+know about restarts, edits and interruptions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +29,10 @@ from nanoloop.fairness import FairLimiter
 from nanoloop.intake import inbound_of
 from nanoloop.lanes import Lanes
 from nanoloop.protocols import OwedSession
-from nanoloop.sending import Notices, question_in, reply_to, send_owed
+from nanoloop.sending import question_in, reply_to, send_owed
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.queue import (
+    AGAIN,
     Ask,
     Next,
     PassOn,
@@ -50,7 +51,7 @@ from nanoloop.session.session import Session
 from nanoloop.writing import Claim, claiming, is_away, leave_alone
 
 AWAY = "away"
-"""How a session was looked at whose store was away."""
+"""The mark of a session whose store was unavailable."""
 if TYPE_CHECKING:
     from nanoloop.commands import Commands
     from nanoloop.turn import Answer
@@ -58,23 +59,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Running:
-    """A turn that is going on."""
+    """A turn in progress."""
 
     scope: anyio.CancelScope
     exchange: Exchange
     is_amended: bool = False
-    """Its question has changed, or is another process's: whatever comes of it is dropped."""
+    """Its question has changed, or belongs to another process: its result is dropped."""
 
 
 class Chats:
-    """Every chat's worker."""
+    """The workers of all chats."""
 
     def __init__(
         self,
         *,
         parts: ExchangeParts,
         commands: Commands,
-        notices: Notices,
         limiter: FairLimiter,
         waiting_limit: int,
         answer_unanswered: bool,
@@ -83,7 +83,7 @@ class Chats:
         self._sessions = parts.sessions
         self._bus = parts.bus
         self._commands = commands
-        self._notices = notices
+        self._notices = parts.notices
         self._limiter = limiter
         self._waiting_limit = waiting_limit
         self._answers_unanswered = answer_unanswered
@@ -93,12 +93,12 @@ class Chats:
         )
         self._turns: dict[str, _Running] = {}
         self._begun: dict[str, Begun] = {}
-        """The question that this process has begun last in a session, until it is answered."""
+        """The last question that this process has started in a session, until it is answered."""
         self._nodes = parts.nodes
         self._looked: dict[str, Hashable] = {}
-        """At which commit each session that owes something was looked at, and who lived then."""
-        self._holding: set[str] = set()
-        """The sessions in which something waits that this process has heard."""
+        """The commit at which each owing session was checked, and who was alive then."""
+        self._holding: dict[str, object] = {}
+        """The sessions with waiting messages that this process received; a new object each time."""
         self._watches: Callable[[str], bool] = _is_not_wanted
         self._stack = AsyncExitStack()
 
@@ -114,20 +114,24 @@ class Chats:
         return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
-        """How many chats are being answered or wait."""
+        """How many chats are being answered or waiting."""
         return len(self._workers)
 
     # What goes on
 
-    def stop(self, key: str) -> bool:
-        """Stop the turn that is going on in this chat; False where there is none."""
+    def stop(self, key: str, *, question: str | None = None) -> bool:
+        """Stop the turn in progress in this chat; False if there is none.
+
+        Given a message's id, stop only the turn that answers it.
+        """
         running = self._turns.get(key)
-        if running is not None:
-            running.scope.cancel()
-        return running is not None
+        if running is None or (question and running.exchange.message.message_id != question):
+            return False
+        running.scope.cancel()
+        return True
 
     async def stop_anywhere(self, key: str) -> bool:
-        """The same, also where it goes on in another process, which hears of it soon."""
+        """Like `stop`, but also in another process, which will notice soon."""
         if self.stop(key):
             return True
         with suppress(SessionNotFound):
@@ -142,19 +146,26 @@ class Chats:
         return goes_on
 
     def drop_turn(self, key: str) -> None:
-        """Stop the turn that is going on in this chat, if one is, and keep nothing of it."""
+        """Stop the turn in progress in this chat, if there is one, and store nothing of it."""
         running = self._turns.get(key)
         if running is not None:
             running.is_amended = True
             running.scope.cancel()
 
     def is_answering(self, key: str) -> bool:
-        """Whether a turn is going on in this chat."""
+        """Whether a turn is in progress in this chat."""
         return key in self._turns
 
     def is_busy(self, key: str) -> bool:
-        """Whether this chat's worker has something to do."""
-        return self._workers.is_busy(key)
+        """Whether this chat's worker, or that of another process, has something to do."""
+        return self._workers.is_busy(key) or self._is_busy_elsewhere(self._sessions.known(key))
+
+    def _is_busy_elsewhere(self, session: Session | None) -> bool:
+        """Whether another process has something to do there, as far as this one has read."""
+        if session is None:
+            return False
+        others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
+        return any(map(self._nodes.is_other, others))
 
     async def idle(self) -> None:
         """Wait until no worker has anything to do."""
@@ -163,23 +174,23 @@ class Chats:
     # What is owed
 
     def wake(self, key: str, session_id: str) -> None:
-        """Have the chat's worker look at this session."""
+        """Have the chat's worker check this session."""
         with suppress(RuntimeError):  # the loop has ended: its turn comes after the next start
             self._workers.put_nowait(key, session_id, bounded=False)
 
     async def work_here(self, key: str, session_id: str) -> None:
-        """The same, in this task where the worker has nothing to do."""
+        """Like `wake`, but in this task if the worker has nothing to do."""
         await self._workers.work_here(key, session_id)
 
     def note(self, session: Session, begun: Begun) -> None:
-        """Go on behind a question that this process has begun, durable by now."""
+        """Continue after a question that this process has started and that is now durable."""
         self._begun[session.id] = begun
         self._parts.begun(session, begun)
 
     # Other processes, and what earlier ones left
 
     async def _watch(self) -> None:
-        """See what other processes wrote, and take over what those left that are gone."""
+        """See what other processes wrote, and take over what dead ones left."""
         while True:
             others = self._nodes.living
             await anyio.sleep(self._nodes.look_seconds)
@@ -189,14 +200,15 @@ class Chats:
                     await self.take_up_summaries(left_by=dead)
 
     def watch_over(self, is_wanted: Callable[[str], bool]) -> None:
-        """Take over what is left in the sessions of whose ids this is true."""
+        """Take over what was left in the sessions whose ids this accepts."""
         self._watches = is_wanted
         self._looked = {}
 
     async def look(self) -> None:
-        """Look at each session that owes something to its chat, where anything is new there."""
+        """Check each session that owes its chat something, if there is anything new."""
         looked: dict[str, Hashable] = {}
         owing: list[Session] = []
+        holding = dict(self._holding)  # what comes while the store lists them is not among them
         for owed in [owed async for owed in self._sessions.store.owing()]:
             looked[owed.id] = mark = (owed.revision, self._nodes.living)
             if self._looked.get(owed.id) != mark and await self._is_of_interest(owed):
@@ -208,24 +220,29 @@ class Chats:
             if running.exchange.session.id not in looked:  # its question was taken back
                 await self._heed_now(running)
         self._looked = looked
-        await self._follow_holding(looked)
+        await self._follow_holding(holding, owing=looked)
         for session in sorted(owing, key=attrgetter("updated_at")):  # a chat's older one first
             key = session.key or session.id
             if session.id not in self._workers.items(key):
                 self.wake(key, session.id)
 
-    async def _follow_holding(self, owing: Container[str]) -> None:
-        """Look next time where another process has passed on what this one has heard."""
-        for session_id in [name for name in self._holding if name not in owing]:
+    async def _follow_holding(
+        self, holding: Mapping[str, object], *, owing: Container[str]
+    ) -> None:
+        """Check next time whether another process has passed on what this one received."""
+        for session_id, noted in holding.items():
+            if session_id in owing or self._holding.get(session_id) is not noted:
+                continue
             with suppress(SessionNotFound, StoreError):
                 read = self._sessions.fresh if self._nodes.living else self._sessions.open
-                moved = (await read(session_id)).moved
-                self._holding |= {moved} if moved else set()
-                self._looked.pop(moved, None)
-            self._holding.discard(session_id)
+                if moved := (await read(session_id)).moved:
+                    self._holding[moved] = object()
+                    self._looked.pop(moved, None)
+            if self._holding.get(session_id) is noted:
+                del self._holding[session_id]
 
     async def take_up_summaries(self, *, left_by: Container[str] | None = None) -> None:
-        """Have what waits for its summary folded in where nobody does it, or these left it."""
+        """Have pending entries summarised if no process is doing so, or if these left them."""
         for owed in [owed async for owed in self._sessions.store.owing(pending=True)]:
             await self._nodes.ask_after(owed.by)
             is_left = not self._nodes.is_other(owed.by) if left_by is None else owed.by in left_by
@@ -234,14 +251,14 @@ class Chats:
                     self._parts.summarizer.fire_and_forget(await self._sessions.open(owed.id))
 
     async def _is_of_interest(self, owed: OwedSession) -> bool:
-        """Whether it may be for this process to do anything there."""
+        """Whether this process may have something to do there."""
         if owed.id in self._holding or owed.by == self._nodes.me:
             return True
         await self._nodes.ask_after(owed.by)
         return not self._nodes.is_other(owed.by) and self._watches(owed.id)
 
     async def _looked_at(self, owed: OwedSession) -> Sequence[Session]:
-        """The session, where this process is to do something in it."""
+        """The session, if this process has something to do in it."""
         try:
             session = await self._sessions.seen_at(owed.id, owed.revision)
             await self._ask_after(session)
@@ -255,7 +272,7 @@ class Chats:
         return () if self.first(session) is None else (session,)
 
     def _told_of(self, owed: OwedSession, error: Exception) -> Hashable:
-        """Tell of one that can't be read, once; returns the mark that it was looked at."""
+        """Log an unreadable session once; returns the mark that it was checked."""
         if self._looked.get(owed.id) != AWAY:
             self._notices.apology(owed.id, error)
         return AWAY if is_away(error) else (owed.revision, self._nodes.living)
@@ -265,14 +282,16 @@ class Chats:
 
     def _note_holding(self, session: Session) -> None:
         if self._is_holding(session):
-            self._holding.add(session.id)
+            self._holding[session.id] = object()
         elif not session.moved:
-            self._holding.discard(session.id)
+            self._holding.pop(session.id, None)
 
     async def _ask_after(self, session: Session) -> None:
-        if session.by == self._nodes.me and not session.queue.waiting:
+        queue = session.queue
+        if session.by == self._nodes.me and not queue.waiting and not queue.senders:
             return
-        await self._nodes.ask_after(session.by, *map(hearer_of, session.waiting))
+        senders = queue.senders.values()
+        await self._nodes.ask_after(session.by, *senders, *map(hearer_of, session.waiting))
 
     async def _heed_now(self, running: _Running) -> None:
         with suppress(SessionNotFound):  # deleted: the turn finds that out
@@ -280,7 +299,7 @@ class Chats:
         self._heed(running)
 
     def _heed(self, running: _Running) -> None:
-        """Do to a turn of this process what another one wants of it."""
+        """Apply another process's requests to a turn of this process."""
         exchange = running.exchange
         session = exchange.session
         if (session.claims, session.awaiting) != (exchange.claim, exchange.seq):
@@ -300,8 +319,8 @@ class Chats:
                 self._notices.apology(session_id, error)
 
     async def _do_all(self, key: str, session_id: str) -> None:
-        """Do all that is owed, however long the store is away; the chat is told of that once."""
-        session, is_told = None, False
+        """Do everything that is owed, however long the store is down; the chat is told once."""
+        session = None
         while True:
             try:
                 if session is not None and session.has_expired():
@@ -311,8 +330,8 @@ class Chats:
                 session = await self._sessions.open(session_id)
                 await self._ask_after(session)
                 if not await self._do_next(key, session):
+                    self._notices.store_is_back(key)
                     return
-                is_told = False
             except SessionNotFound:
                 if session is None or not session.has_expired():
                     raise
@@ -320,13 +339,12 @@ class Chats:
                 if not is_away(error):
                     raise
                 said = session and question_in((*session.window, *session.waiting[:1]))
-                if said and not is_told:
-                    await self._notices.apologise(said, error)
-                is_told = True
+                if said:
+                    await self._notices.store_is_away(key, said, error)
                 await leave_alone()
 
     async def _do_next(self, key: str, session: Session) -> bool:
-        """Do what is owed first; False where nothing is, or nothing can be done about it."""
+        """Do what is owed first; False if nothing is, or nothing can be done about it."""
         # Not before what is being written is durable.
         todo = await self._sessions.writer.look(session, self.first)
         match todo:
@@ -347,6 +365,7 @@ class Chats:
                 await self._ask(session, entry)
             case None:
                 self._begun.pop(session.id, None)  # it was taken back
+                self._note_holding(session)  # durable by now, whatever a look saw before
                 return False
         return True
 
@@ -360,14 +379,13 @@ class Chats:
         self.wake(key, session_id)
 
     def first(self, session: Session) -> Next:
-        """What is owed first, and by this process.
+        """What is owed first, by this process.
 
-        What another one goes on with is its own as long as it lives, and so is what it has heard;
-        what came by a channel that is not there is passed over.
+        Another process keeps what it is working on and what it received for as long as it lives;
+        anything for a channel that is not here is skipped.
         """
         is_anothers = self._nodes.is_other(session.by)
-        sent = session.unsent if is_anothers else self._sessions.sent_of(session.id)
-        todo = session.next(sent)
+        todo = session.next((*self._sessions.sent_of(session.id), *self._sent_elsewhere(session)))
         match todo:
             case Think() if is_anothers:
                 return None
@@ -382,6 +400,15 @@ class Chats:
         is_elsewhere = bool(session.moved and session.waiting)
         return PassOn(session.moved) if is_elsewhere else self._first_of(session.waiting)
 
+    def _sent_elsewhere(self, session: Session) -> Sequence[int]:
+        """The answers that another living process is sending."""
+        return [seq for seq in session.unsent if self._nodes.is_other(self._sender(session, seq))]
+
+    def _sender(self, session: Session, seq: int) -> str:
+        made_by = session.queue.senders.get(seq, session.by)
+        lives = made_by == self._nodes.me or self._nodes.is_other(made_by)
+        return made_by if lives else session.by
+
     def _first_of(self, waiting: Sequence[Entry]) -> Run | Ask | None:
         for entry in waiting:
             if self._nodes.is_other(hearer_of(entry)):
@@ -392,13 +419,12 @@ class Chats:
 
     def is_free(self, session: Session) -> bool:
         """Whether a message may become a question here at once."""
-        others = (session.by if session.awaiting else "", *map(hearer_of, session.waiting))
-        return self.first(session) is None and not any(map(self._nodes.is_other, others))
+        return self.first(session) is None and not self._is_busy_elsewhere(session)
 
     def hold(self, session: Session, entry: Entry) -> None:
-        """Have a message wait in this session for this process to see to it."""
+        """Have a message wait in this session for this process."""
         session.hold(heard_by(entry, self._nodes.me))
-        self._holding.add(session.id)
+        self._holding[session.id] = object()
 
     def _is_here(self, entry: Entry | None) -> bool:
         return entry is not None and entry.metadata.get("channel") in self._bus.channels
@@ -413,7 +439,7 @@ class Chats:
             except TurnLost:
                 raise
             except Exception as error:  # noqa: BLE001 - as above
-                apology = self._notices.apology(session.id, error)
+                apology = self._notices.apology(session.id, error, to=message)
                 said = reply_to(message, apology.text, "error", incident=apology.incident)
             if not claim.is_let_go:
                 session = await self._sessions.open(session.id)  # erasing may have dropped it
@@ -423,11 +449,13 @@ class Chats:
             self.wake(key, session.moved)
 
     async def _ask(self, session: Session, entry: Entry) -> None:
-        """Make a message that waits the question that is answered next."""
+        """Make a waiting message the next question."""
 
         def act(now: Session) -> Begun | None:
             return self._parts.begin(now, entry) if self.first(now) == Ask(entry) else None
 
+        if AGAIN in entry.metadata:
+            await self._sessions.ready_to_undo(session)
         begun = await self._sessions.change(session, act)
         if begun is not None:
             self.note(session, begun)
@@ -445,7 +473,7 @@ class Chats:
             action = "answer" if self._answers_unanswered else "report"
             announce(UnansweredFound(action=action))
             if not self._answers_unanswered:
-                return await exchange.fail(self._notices.text("interrupted"))
+                return await exchange.fail(self._notices.text(message, "interrupted"))
             await exchange.pick_up()
         return await self._answer(key, exchange, is_resumed=is_resumed)
 
@@ -475,7 +503,7 @@ class Chats:
         session = exchange.session
         if answer is not None:
             try:
-                await exchange.deliver(answer, notices=self._notices)
+                await exchange.deliver(answer)
             except NanoloopError as error:
                 failure = error
             else:
@@ -484,7 +512,7 @@ class Chats:
             raise failure  # it is somebody else's, or still owed
         if failure is not None:
             said = self._notices.apology(
-                session.id, failure, turn_id=exchange.turn_id, is_kept=True
+                session.id, failure, to=exchange.message, turn_id=exchange.turn_id, is_kept=True
             )
             if isinstance(failure, SessionDamaged | NotReadable):  # nothing can be kept here
                 await exchange.say(said.text, kind="error", incident=said.incident)
@@ -494,7 +522,7 @@ class Chats:
             await exchange.stop(waiting=len(messages_among(session.waiting)))
 
     async def _with_burst(self, exchange: Exchange) -> Exchange:
-        """What is said within a short time is heard together; the last one is answered."""
+        """Read messages that arrive within a short time together, and answer the last one."""
         session, seconds = exchange.session, exchange.message.burst_seconds
         while seconds:
             count = len(session.waiting)
@@ -510,13 +538,13 @@ class Chats:
         return Exchange(session, message, seq=begun.seq, claim=begun.claim, parts=self._parts)
 
     def _join(self, session: Session) -> tuple[Entry, Begun] | None:
-        """Let all that waits before a command be asked together with the question."""
+        """Ask everything that waits before a command together with the question."""
         said = said_first(session.waiting)
         return (said[-1], self._parts.begin(session, *said)) if said else None
 
 
 def _is_not_wanted(_: str) -> bool:
-    """Nothing that is left is taken over: nobody has asked for it."""
+    """Take over nothing that was left, because nobody has asked for it."""
     return False
 
 

@@ -1,25 +1,39 @@
-"""Commands that a chat can give, /help among them: one table, and what each does."""
+"""Commands in a chat, such as /help: the table of commands, and what each one does."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from nanoloop.errors import IndexUnusable, NotPossible
+from nanoloop.errors import (
+    IndexUnusable,
+    InvalidSessionId,
+    NanoloopError,
+    NotPinnable,
+    PartOfSummary,
+    PinsFull,
+    SessionNotFound,
+    StillAnswering,
+)
 from nanoloop.events import RecallFailed, about, announce
-from nanoloop.memory.summarizer import WAITS, Summarizer, state_text
+from nanoloop.memory.summarizer import Summarizer, state_text
 from nanoloop.messages import Inbound
 from nanoloop.protocols import SessionInfo
+from nanoloop.sending import Notices
+from nanoloop.sentences import Say, role
+from nanoloop.session.digest import MOST_PINS
 from nanoloop.session.entry import ERASED, MESSAGE
 from nanoloop.session.log import message_count
 from nanoloop.session.queue import last_exchange, messages_among
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions, matching, mentions
-from nanoloop.words import did_you_mean
+from nanoloop.words import nearest
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agents
@@ -27,34 +41,34 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """What commands need of the loop."""
+    """What commands need from the loop."""
 
     is_serving: bool
-    """Whether it takes messages."""
+    """Whether it is accepting messages."""
 
     @property
     def channels(self) -> Mapping[str, str]:
-        """How each channel stands, of those that can tell."""
+        """The state of each channel that reports one."""
         ...
 
     def stop(self, key: str) -> bool:
-        """Stop the turn that is going on in this lane; False where there is none."""
+        """Stop the turn in progress in this lane; False if there is none."""
         ...
 
     async def stop_anywhere(self, key: str) -> bool:
-        """The same, also where it goes on in another process, which hears of it soon."""
+        """Like `stop`, but reaches a turn in another process too, after a short delay."""
         ...
 
     def waiting(self, key: str) -> int:
-        """Messages that wait in this lane."""
+        """How many messages are waiting in this lane."""
         ...
 
     def is_answering(self, key: str) -> bool:
-        """Whether a turn is going on in this lane."""
+        """Whether a turn is in progress in this lane."""
         ...
 
     def is_busy(self, key: str) -> bool:
-        """Whether this lane works on a message in any way, or one waits."""
+        """Whether a message is being processed or waiting in this lane."""
         ...
 
 
@@ -68,30 +82,24 @@ def _always(_: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command: its name, its line in /help, and what it does."""
+    """One command: its name, and what it does; `help_NAME` is its line in /help."""
 
     name: str
-    usage: str
-    run: Callable[[Inbound, str], Awaitable[str]]
+    run: Callable[[Inbound, str, Say], Awaitable[str]]
     writes: Callable[[str], bool] = _never
-    """Whether it changes anything with these words behind it: then it waits for its turn."""
-
-
-def messages(count: int) -> str:
-    """So many messages, as people say it."""
-    return "1 message" if count == 1 else f"{count} messages"
+    """Whether it changes anything when given these arguments; if so, it waits for its turn."""
 
 
 HISTORY_SHOWN = 10
-"""Messages that `/history` shows when no number is given."""
+"""How many messages `/history` shows by default."""
 HISTORY_LIMIT = 100
-"""Messages that it shows at most: the whole is `/export`'s."""
+"""The most messages it shows; `/export` shows all of them."""
 ENTRIES_A_MESSAGE = 4
-"""Entries read for each message that `/history` shows: tool calls and results lie between."""
+"""How many entries are read per message shown, to allow for tool calls and results."""
 
 
 class Commands:
-    """Answers commands, each for its chat."""
+    """Answers commands, each for the chat it came from."""
 
     def __init__(
         self,
@@ -101,9 +109,11 @@ class Commands:
         summarizer: Summarizer,
         recall: Recall | None = None,
         runner: Runner,
+        notices: Notices,
         buffer_limit: int,
         buffer_min: int,
     ) -> None:
+        self._notices = notices
         self._sessions = sessions
         self._agents = agents
         self._found_by = recall
@@ -123,23 +133,21 @@ class Commands:
         )
         shelf = SessionCommands(sessions=sessions, runner=runner)
         known = (
-            Command(name="help", usage="what there is to say", run=self._help),
+            Command(name="help", run=self._help),
             Command(
                 name="new",
-                usage="begin a new conversation; this one is kept",
                 run=self._new,
                 writes=_always,
             ),
-            Command(name="stop", usage="stop the answer that is going on", run=self._stop),
-            Command(name="status", usage="how this conversation stands", run=self._status),
+            Command(name="stop", run=self._stop),
+            Command(name="status", run=self._status),
             *self._memory.commands,
             *PinCommands(sessions=sessions).commands,
             *erasing.commands,
-            Command(name="history", usage="the last messages, /history 20", run=self._history),
-            Command(name="recall", usage="find what was said, /recall WORDS", run=self._recall),
+            Command(name="history", run=self._history),
+            Command(name="recall", run=self._recall),
             Command(
                 name="agent",
-                usage="who there is to talk to, /agent NAME",
                 run=self._agent,
                 writes=bool,
             ),
@@ -148,94 +156,103 @@ class Commands:
         self._commands = {command.name: command for command in known}
 
     def is_at_once(self, text: str) -> bool:
-        """Whether it changes nothing, and waits for nothing that was said before."""
+        """Whether the command changes nothing, and so need not wait for earlier messages."""
         name, rest = _parsed(text)
         return name not in self._commands or not self._commands[name].writes(rest)
 
     async def answer(self, message: Inbound) -> str:
-        """The answer to a command; an unknown one suggests the nearest."""
+        """The answer to a command; for an unknown one, it suggests the closest match."""
         name, rest = _parsed(message.text)
+        say = partial(self._notices.text, message)  # in the language of the agent by then
         if name not in self._commands:
-            return self._unknown(name)
-        return await self._commands[name].run(message, rest)
+            return self._unknown(name, say)
+        return await self._commands[name].run(message, rest, say)
 
-    def _unknown(self, name: str) -> str:
-        hint = did_you_mean(name, self._commands, "/help lists what there is.", shown="/{}".format)
-        return f"There is no /{name}: {hint}"
+    def _unknown(self, name: str, say: Say) -> str:
+        if near := nearest(name, self._commands):
+            return say("unknown_command_near", name=name, near=near)
+        return say("unknown_command", name=name)
 
-    async def _help(self, _: Inbound, __: str) -> str:
-        return "\n".join(f"/{c.name} - {c.usage}" for c in self._commands.values())
+    async def _help(self, message: Inbound, _: str, say: Say) -> str:
+        with suppress(NanoloopError):  # its agent's language is known then
+            await self._sessions.current(message.session_key, agent=message.agent)
+        return "\n".join(f"/{name} - {say(f'help_{name}')}" for name in self._commands)
 
-    async def _new(self, message: Inbound, _: str) -> str:
+    async def _new(self, message: Inbound, _: str, say: Say) -> str:
         key = message.session_key
         session = await self._sessions.start_new(key, agent=message.agent)
-        said = "A new conversation begins; the old one is kept."
         waiting = len(messages_among(session.waiting))
-        return f"{said} {messages(waiting)} waiting will be answered in it." if waiting else said
+        more = [say("new_waiting", count=waiting)] if waiting else []
+        return say("between").join([say("new_begun"), *more])
 
-    async def _stop(self, message: Inbound, _: str) -> str:
+    async def _stop(self, message: Inbound, _: str, say: Say) -> str:
         key = message.session_key
-        said = "Stopped." if await self._runner.stop_anywhere(key) else "Nothing is going on."
+        said = say("stopped" if await self._runner.stop_anywhere(key) else "nothing_to_stop")
         waiting = self._runner.waiting(key)
-        return f"{said} {messages(waiting)} waiting will be answered next." if waiting else said
+        more = [say("stop_waiting", count=waiting)] if waiting else []
+        return say("between").join([said, *more])
 
-    async def _status(self, message: Inbound, _: str) -> str:
+    async def _status(self, message: Inbound, _: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key)
         key = message.session_key
         rows = {
-            "session": session.id,
-            "agent": self._agents.of(session).name,
-            "messages": f"{message_count(session.window)} in the window (at most {self._limit}), "
-            f"{session.entry_count} entries in the log",
-            "tokens": f"about {session.context_size()} in the window",
-            **self._memory.rows(session),
-            "now": "answering" if self._runner.is_answering(key) else "idle",
-            "waiting": str(self._runner.waiting(key)),
+            say("status_session"): session.id,
+            say("status_agent"): self._agents.of(session).name,
+            say("status_messages"): self._window_text(session, say),
+            say("status_tokens"): say("window_tokens", count=session.context_size()),
+            **self._memory.rows(session, say),
+            say("status_now"): say("answering" if self._runner.is_answering(key) else "idle"),
+            say("status_waiting"): str(self._runner.waiting(key)),
             **self._runner.channels,
         }
-        return "\n".join(f"{name}: {value}" for name, value in rows.items())
+        return "\n".join(say("row", name=name, value=value) for name, value in rows.items())
 
-    async def _history(self, message: Inbound, rest: str) -> str:
+    def _window_text(self, session: Session, say: Say) -> str:
+        count = message_count(session.window)
+        return say("window_messages", count=count, limit=self._limit, entries=session.entry_count)
+
+    async def _history(self, message: Inbound, rest: str, say: Say) -> str:
         if rest and not (rest.isascii() and rest.isdigit()):
-            return f"/history takes a number, not {rest!r}: /history 20"
+            return say("history_number", given=rest)
         session = await self._sessions.current_fresh(message.session_key)
         shown = min(int(rest or HISTORY_SHOWN), HISTORY_LIMIT)
         after = max(0, session.last_seq - ENTRIES_A_MESSAGE * shown)
         entries = await self._sessions.store.entries(session.id, after=after)
         said = [e for e in entries if e.type == MESSAGE and e.content.get("text")]
-        lines = [f"#{e.seq} {e.role}: {e.content['text']}" for e in said[-shown:]] if shown else []
-        return "\n".join(lines) or "Nothing has been said yet."
+        said = said[-shown:] if shown else []
+        lines = [f"#{e.seq} {role(e.role, say)}: {e.content['text']}" for e in said]
+        return "\n".join(lines) or say("nothing_said")
 
-    async def _recall(self, message: Inbound, words: str) -> str:
+    async def _recall(self, message: Inbound, words: str, say: Say) -> str:
         if self._found_by is None:
-            return "Nothing can be looked up here: recall is switched off."
+            return say("recall_off")
         if not words:
-            return "/recall takes the words to look for: /recall birthday"
+            return say("recall_words")
         session = await self._sessions.current_fresh(message.session_key)
-        return await self._found_by.recall_text(session, words)
+        return await self._found_by.recall_text(session, words, say=say)
 
-    async def _agent(self, message: Inbound, name: str) -> str:
+    async def _agent(self, message: Inbound, name: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key, agent=message.agent)
         if not name:
             here = self._agents.of(session).name
-            marks = {agent: " (here)" if agent == here else "" for agent in self._agents}
+            marks = {agent: say("here") if agent == here else "" for agent in self._agents}
             return "\n".join(f"{agent}{mark}" for agent, mark in marks.items())
         if name not in self._agents:
-            hint = did_you_mean(name, self._agents, "/agent lists who there is.", shown=str)
-            return f"There is no agent {name!r}: {hint}"
+            if near := nearest(name, self._agents):
+                return say("unknown_agent_near", name=name, near=near)
+            return say("unknown_agent", name=name)
         await self._sessions.change(session, lambda now: setattr(now, "agent", name))
-        return f"From now on {name} answers here."
+        return say("agent_chosen", name=name)
 
 
 def _parsed(text: str) -> tuple[str, str]:
-    """A command's name, and what stands behind it."""
+    """A command's name, and the text after it."""
     word, _, rest = text[1:].strip().partition(" ")
     return word.partition("@")[0].lower(), rest.strip()  # chats write /help@bot
 
 
-USAGE = "/forget takes a number from /history, or two: /forget 12, /forget 12-15, /forget last"
 MOST = 1000
-"""Entries that go at once."""
+"""The most entries that can be erased at once."""
 _RANGE = re.compile(r"#?(\d{1,9})(?:\s*-\s*#?(\d{1,9}))?")
 
 
@@ -257,54 +274,52 @@ class ErasingCommands:
         self.commands = (
             Command(
                 name="forget",
-                usage="erase a message for good, /forget NUMBER; the last exchange, /forget last",
                 run=self._forget,
                 writes=_always,
             ),
         )
 
-    async def _forget(self, message: Inbound, rest: str) -> str:
+    async def _forget(self, message: Inbound, rest: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key)
         last = last_exchange(session.window) if rest == "last" else ()
         seqs = [entry.seq for entry in last] or numbers(rest)
         if not seqs:
-            return "Nothing has been said yet." if rest == "last" else USAGE
+            return say("nothing_said" if rest == "last" else "forget_usage")
         between = {"after": seqs[0] - 1, "upto": seqs[-1]}
         entries = await self._sessions.store.entries(session.id, **between)
         entries = [entry for entry in entries if entry.seq in seqs]
         # Those erased already are among them: what failed behind the store is done again so.
         said = [entry.seq for entry in entries]
         if not said:
-            return f"There is no message #{rest} here: /history shows the numbers."
+            return say("no_message", number=rest)
         new = sum(entry.type != ERASED for entry in entries)
-        told = (f"Erased for good: {_entries(new)}.", *await self._erase(session, said))
-        return " ".join(told)
+        told = (say("erased", count=new), *await self._erase(session, said, say))
+        return say("between").join(told)
 
-    async def _erase(self, session: Session, seqs: list[int]) -> list[str]:
-        """Erase them; returns what there is to say of it."""
+    async def _erase(self, session: Session, seqs: list[int], say: Say) -> list[str]:
+        """Erase these entries; returns what to tell the chat."""
         before = session.summary
         session = await self._sessions.erase(session.id, seqs)
         if session.summary == before:
-            return await self._leave_index(session, seqs)
+            return await self._leave_index(session, seqs, say)
         self._summarizer.fire_and_forget(session, force=True)
-        reach = f"all that is left up to #{session.pending_seq}"
-        told = f"The summary told of it: it is gone, and made anew from {reach}."
-        return [told, *await self._leave_index(session, seqs)]
+        told = say("summary_anew", seq=session.pending_seq)
+        return [told, *await self._leave_index(session, seqs, say)]
 
-    async def _leave_index(self, session: Session, seqs: list[int]) -> list[str]:
-        """What is to be said of the recall index, which may be out of order."""
+    async def _leave_index(self, session: Session, seqs: list[int], say: Say) -> list[str]:
+        """Remove them from the search index; returns what to say if that fails."""
         try:
             if self._found_by is not None:
                 await self._found_by.forget(session.id, seqs)
         except IndexUnusable as failure:
             with about(session_id=session.id):
                 announce(RecallFailed(reason=str(failure)))
-            return ["But /recall may still find it: say /forget once more later."]
+            return [say("index_behind")]
         return []
 
 
 def numbers(text: str) -> range:
-    """The numbers that a text names, such as 12 or 12-15; empty where it names none."""
+    """The numbers in a text, such as 12 or 12-15; empty if there are none."""
     found = _RANGE.fullmatch(text.strip())
     if found is None:
         return range(0)
@@ -312,12 +327,8 @@ def numbers(text: str) -> range:
     return range(first, last + 1) if 0 < first <= last < first + MOST else range(0)
 
 
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
-
-
 class MemoryCommands:
-    """Shows, corrects and hurries what stands for the messages that left the window."""
+    """Shows, corrects and speeds up the summary of the messages that left the window."""
 
     def __init__(
         self,
@@ -334,123 +345,121 @@ class MemoryCommands:
         self.commands = (
             Command(
                 name="summary",
-                usage="what stands for older messages, /summary edit TEXT sets it right",
                 run=self._summary,
                 writes=bool,
             ),
             Command(
                 name="compact",
-                usage="summarise older messages now, /compact WHAT TO KEEP IN MIND",
                 run=self._compact,
                 writes=_always,
             ),
         )
 
-    def rows(self, session: Session) -> dict[str, str]:
-        """How the summaries stand, for `/status`."""
+    def rows(self, session: Session, say: Say) -> dict[str, str]:
+        """The state of the summaries, for `/status`."""
         return {
-            "summary": self._summary_state(session),
-            "summaries": state_text(self._summarizer),
+            say("status_summary"): self._summary_state(session, say),
+            say("status_summaries"): state_text(self._summarizer, say),
         }
 
-    def _summary_state(self, session: Session) -> str:
-        reach = f"covers the first {session.covered_seq} entries" if session.summary else "none yet"
-        waiting = max(0, session.pending_seq - session.covered_seq)
+    def _summary_state(self, session: Session, say: Say) -> str:
+        covered = session.covered_seq
+        reach = say("summary_covers", count=covered) if session.summary else say("summary_none")
+        waiting = max(0, session.pending_seq - covered)
         if session.summary_in_progress:
-            return f"{reach}; {waiting} entries are being folded in"
+            return say("summary_running", reach=reach, count=waiting)
         if not waiting:
             return reach
-        why = self._summarizer.waits_for(session.id)
-        return f"{reach}; {waiting} entries wait {WAITS[why] if why else 'for the next try'}"
+        why = say(f"wait_{self._summarizer.waits_for(session.id) or 'next'}")
+        return say("summary_waits", reach=reach, count=waiting, why=why)
 
-    async def _summary(self, message: Inbound, rest: str) -> str:
+    async def _summary(self, message: Inbound, rest: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key)
         if not rest:
-            return session.summary or "There is no summary yet: nothing has left the window."
+            return session.summary or say("no_summary")
         word, *text = rest.split(maxsplit=1)
         if word != "edit" or not text:
-            return "/summary shows it; /summary edit TEXT puts TEXT in its place."
+            return say("summary_usage")
         await self._sessions.correct_summary(session, text[0])
-        return "This is the summary now."
+        return say("summary_corrected")
 
-    async def _compact(self, message: Inbound, focus: str) -> str:
+    async def _compact(self, message: Inbound, focus: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key)
         evicted = await self._summarizer.compact(session, keep=self._keep, focus=focus)
         if evicted is not None:
             if self._found_by is not None:
                 self._found_by.follow(session.id)
-            return f"{messages(evicted)} left the window and go into the summary."
+            return say("compacted", count=evicted)
         if session.summary_in_progress:
-            return "A summary is being written already."
-        return f"Nothing to do: the last {self._keep} messages always stay word for word."
+            return say("summary_under_way")
+        return say("nothing_to_compact", count=self._keep)
 
 
 SHOWN_CHARS = 60
-"""How much of a pinned message the list shows."""
+"""How many characters of a pinned message the list shows."""
 
 
 class PinCommands:
-    """Pins messages and unpins them; what is pinned goes with /forget like all the rest."""
+    """Pins and unpins messages; /forget erases pinned ones too."""
 
     def __init__(self, *, sessions: Sessions) -> None:
         self._sessions = sessions
         self.commands = (
-            Command(
-                name="pin", usage="keep a message in view, /pin NUMBER", run=self._pin, writes=bool
-            ),
+            Command(name="pin", run=self._pin, writes=bool),
             Command(
                 name="unpin",
-                usage="no longer, /unpin NUMBER; /unpin for all",
                 run=self._unpin,
                 writes=_always,
             ),
         )
 
-    async def _pin(self, message: Inbound, rest: str) -> str:
+    async def _pin(self, message: Inbound, rest: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key)
         if not rest:
-            return _listed(session) or "Nothing is pinned: /pin NUMBER, as /history shows them."
+            return _listed(session, say) or say("no_pins")
         seq = _number(rest)
         store = self._sessions.store
         entries = await store.entries(session.id, after=seq - 1, upto=seq) if seq else []
         if not entries:
-            return f"There is no message #{rest} here: /history shows the numbers."
+            return say("no_message", number=rest)
         try:
             await self._sessions.change(session, lambda now: now.pin(entries[0]))
-        except NotPossible as refused:
-            return f"Nothing was pinned: {refused}."
-        return f"#{seq} stays in view."
+        except NotPinnable:
+            return say("not_pinnable", seq=seq)
+        except PinsFull:
+            return say("pins_full", count=MOST_PINS)
+        return say("pinned", seq=seq)
 
-    async def _unpin(self, message: Inbound, rest: str) -> str:
+    async def _unpin(self, message: Inbound, rest: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key)
         seq = _number(rest) if rest else None
         count = await self._sessions.change(session, lambda now: now.unpin(seq))
         if not count:
-            return "That is not pinned: /pin lists what is." if rest else "Nothing is pinned."
-        return f"Unpinned {count}."
+            return say("pin_unknown" if rest else "nothing_pinned")
+        return say("unpinned", count=count)
 
 
 def _number(text: str) -> int:
-    """The number that a text names; 0 where it names none, or several."""
+    """The number in a text; 0 if there is none, or several."""
     named = numbers(text)
     return named[0] if len(named) == 1 else 0
 
 
-def _listed(session: Session) -> str:
+def _listed(session: Session, say: Say) -> str:
     rows = ((p["seq"], p.get("who", ""), " ".join(str(p["text"]).split())) for p in session.pins)
-    return "\n".join(f"#{seq} {who}: {text[:SHOWN_CHARS]}" for seq, who, text in rows)
+    return "\n".join(f"#{seq} {role(who, say)}: {text[:SHOWN_CHARS]}" for seq, who, text in rows)
 
 
 SHOWN = 20
-"""Conversations that `/sessions` lists, the newest ones."""
+"""How many of the newest conversations `/sessions` lists."""
 EXPORT_CHARS = 8000
-"""How much of an export fits into an answer."""
+"""How many characters of an export fit into an answer."""
 
 
 class SessionCommands:
-    """Lists, switches, renames, forks, takes back and exports a chat's conversations.
+    """Lists, switches, renames, forks, undoes and exports a chat's conversations.
 
-    They are numbered from the first one on, so that a number means the same one tomorrow.
+    They are numbered starting with the oldest, so that a number keeps its meaning.
     """
 
     def __init__(self, *, sessions: Sessions, runner: Runner) -> None:
@@ -458,87 +467,90 @@ class SessionCommands:
         self._runner = runner
         self.commands = (
             Command(
-                name="sessions", usage="this chat's conversations, /sessions WORDS", run=self._list
+                name="sessions",
+                run=self._list,
             ),
             Command(
                 name="switch",
-                usage="go on with another one, /switch NUMBER",
                 run=self._switch,
                 writes=_always,
             ),
             Command(
                 name="rename",
-                usage="give this one a title, /rename TITLE",
                 run=self._rename,
                 writes=_always,
             ),
-            Command(
-                name="undo", usage="take back the last exchange", run=self._undo, writes=_always
-            ),
+            Command(name="undo", run=self._undo, writes=_always),
             Command(
                 name="fork",
-                usage="go on in a copy; this one stays as it is",
                 run=self._fork,
                 writes=_always,
             ),
-            Command(name="export", usage="this one as text, /export md or json", run=self._export),
+            Command(name="export", run=self._export),
         )
 
-    async def _list(self, message: Inbound, words: str) -> str:
+    async def _list(self, message: Inbound, words: str, say: Say) -> str:
         infos = await self._sessions.of_key(message.session_key)
         here = await self._sessions.current_id(message.session_key)
         numbers = {info.id: number for number, info in enumerate(infos, 1)}
         if words:
             infos = matching(infos, words) or await self._saying(infos, words)
-        rows = [_row(numbers[info.id], info, here) for info in infos[-SHOWN:]]
+        rows = [_row(numbers[info.id], info, here, say) for info in infos[-SHOWN:]]
         if len(infos) > SHOWN:
-            rows.insert(0, f"... and {len(infos) - SHOWN} before these: /sessions WORDS finds them")
-        return "\n".join(rows) or "There is no such conversation here."
+            rows.insert(0, say("sessions_before", count=len(infos) - SHOWN))
+        return "\n".join(rows) or say("no_sessions")
 
     async def _saying(self, infos: list[SessionInfo], words: str) -> list[SessionInfo]:
         return [info for info in infos if await mentions(self._sessions.store, info.id, words)]
 
-    async def _switch(self, message: Inbound, wanted: str) -> str:
+    async def _switch(self, message: Inbound, wanted: str, say: Say) -> str:
         key = message.session_key
         infos = await self._sessions.of_key(key)
         known = {info.id: info for info in infos} | {str(n): i for n, i in enumerate(infos, 1)}
-        if wanted not in known:
-            said = f"There is no conversation {wanted!r} here" if wanted else "Which one"
-            return f"{said}: /sessions lists them, /switch NUMBER goes to one."
-        session = await self._sessions.switch(key, known[wanted].id)
-        return f"Here goes on: {session.title or session.id}"
+        session_id = known[wanted].id if wanted in known else await self._put_away(key, wanted)
+        if session_id is None:
+            return say("switch_unknown", wanted=wanted) if wanted else say("switch_which")
+        session = await self._sessions.switch(key, session_id)
+        return say("switched", title=session.title or session.id)
 
-    async def _rename(self, message: Inbound, title: str) -> str:
+    async def _put_away(self, key: str, session_id: str) -> str | None:
+        """The id, if it belongs to an unlisted conversation of this chat."""
+        with suppress(SessionNotFound, InvalidSessionId):
+            session = await self._sessions.open(session_id)
+            return session.id if session.key == key else None
+        return None
+
+    async def _rename(self, message: Inbound, title: str, say: Say) -> str:
         if not title:
-            return "/rename takes the new title: /rename Our trip to Rome"
+            return say("rename_usage")
         session = await self._sessions.current_fresh(message.session_key)
         await self._sessions.rename(session, title)
-        return f"This conversation is called {session.title} now."
+        return say("renamed", title=session.title)
 
-    async def _undo(self, message: Inbound, _: str) -> str:
+    async def _undo(self, message: Inbound, _: str, say: Say) -> str:
         key = message.session_key
         session = await self._sessions.current_fresh(key)
         try:
             taken = await self._sessions.undo(session)
-        except NotPossible as refused:
-            return f"Nothing was taken back: {refused}."
-        said = " ".join(str(taken[0].content.get("text") or "").split()) if taken else ""
-        return (
-            f"Taken back, with its answer: {said[:60]}"
-            if taken
-            else "There is nothing to take back."
-        )
+        except StillAnswering:
+            return say("still_answering")
+        except PartOfSummary:
+            return say("in_summary")
+        if not taken:
+            return say("nothing_to_undo")
+        said = " ".join(str(taken[0].content.get("text") or "").split())
+        return say("undone", said=said[:SHOWN_CHARS])
 
-    async def _fork(self, message: Inbound, _: str) -> str:
+    async def _fork(self, message: Inbound, _: str, say: Say) -> str:
         key = message.session_key
         session = await self._sessions.current_fresh(key)
         fork = await self._sessions.fork(session.id, key=key)
         await self._sessions.switch(key, fork.id)
-        return "Here goes on a copy; /sessions lists both."
+        return say("forked")
 
-    async def _export(self, message: Inbound, form: str) -> str:
+    async def _export(self, message: Inbound, form: str, say: Say) -> str:
         if form not in {"", "md", "json"}:
-            return f"/export knows md and json, not {form!r}."
+            return say("export_form", form=form)
         session = await self._sessions.current_fresh(message.session_key)
         whole = await self._sessions.store.get(session.id)
         work = whole.dump_json if form == "json" else whole.to_markdown
@@ -546,10 +558,15 @@ class SessionCommands:
         if len(text) <= EXPORT_CHARS:
             return text
         command = f"nanoloop sessions export {session.id} --format {form or 'md'}"
-        return f"{text[:EXPORT_CHARS]}\n... cut here; the whole comes from `{command}`"
+        return f"{text[:EXPORT_CHARS]}\n{say('export_cut', command=command)}"
 
 
-def _row(number: int, info: SessionInfo, here: str) -> str:
-    mark = " (here)" if info.id == here else ""
-    about = f"{info.entries} entries, {info.updated_at:%Y-%m-%d}"
-    return f"{number}. {info.title or info.id}{mark} - {about}"
+def _row(number: int, info: SessionInfo, here: str, say: Say) -> str:
+    return say(
+        "session_row",
+        number=number,
+        title=info.title or info.id,
+        here=say("here") if info.id == here else "",
+        entries=info.entries,
+        date=f"{info.updated_at:%Y-%m-%d}",
+    )

@@ -1,4 +1,4 @@
-"""What the model sees: system text and window, with what was cut, fitted to its room."""
+"""What the model sees: system text and window, with what was cut, fitted to its limit."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from nanoloop.session.session import Session
 from nanoloop.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
 
 ARGUMENTS = 2000
-"""About so many characters of a call's arguments are shown with a late result."""
+"""How many characters of a call's arguments are shown with a late result."""
 MEMO_LIMIT = 8000
-"""Characters of the memo that the model is shown."""
+"""How many characters of the memo the model sees."""
 
 _SUMMARY_HEADING = """\
 ## Conversation Summary
@@ -82,7 +82,7 @@ CallOf = Callable[[Entry], Entry | None]
 
 
 def call_nowhere(_: Entry) -> None:
-    """Find none."""
+    """Find no call."""
 
 
 def build_messages(
@@ -100,10 +100,10 @@ def build_messages(
 ) -> list[dict[str, Any]]:
     """The request: one system message, then the window.
 
-    Nothing in it depends on the clock: `with_time` shows each user's message with the time it
-    came at, so that the newest carries it and the older ones keep their bytes. A `vendor` gets
-    back what its own models thought before they called a tool. A tool's result that came late is
-    told where it came; `call_of` finds its call where the window has it no more.
+    Nothing in it depends on the clock: `with_time` shows each user's message with its own time, so
+    that older messages keep their bytes. A `vendor` gets back what its own models thought before
+    they called a tool. A tool result that came late is shown where it came; `call_of` finds its
+    call if the window no longer has it.
     """
     text = system_text(
         system, summary=summary, memo=memo, pins=pins, ledger=ledger, extract=extract
@@ -121,7 +121,7 @@ def _with_late_told(entries: list[Entry], call_of: CallOf) -> list[Entry]:
 
 
 def _late_text(result: Entry, call: Entry | None) -> str:
-    """A result in words, since no server takes one that doesn't follow its call."""
+    """A result in words, because no server accepts one that doesn't follow its call."""
     asked = str(result.content.get("tool") or "a tool")
     if call is not None:
         given = openai_call(call)["function"]
@@ -135,7 +135,7 @@ def _late_text(result: Entry, call: Entry | None) -> str:
 
 
 def _entries(window: Sequence[Entry | Mapping[str, Any]]) -> Iterator[Entry]:
-    """The window's entries; chat messages that someone keeps by hand are welcome too."""
+    """The window's entries; chat messages that the user keeps by hand are fine too."""
     for item in window:
         if isinstance(item, Entry):
             yield item
@@ -152,9 +152,9 @@ def system_text(
     ledger: Sequence[Mapping[str, Any]] = (),
     extract: Sequence[str] = (),
 ) -> str:
-    """The system prompt, then the blocks of memo, pins and ledger, at the very end the summary's.
+    """The system prompt, then the blocks of memo, pins and ledger, and at the very end the summary.
 
-    Where there is an `extract` of what waits to be summarised, it comes behind that.
+    An `extract` of what is not yet summarised comes after that.
     """
     blocks = [system.strip()] if system.strip() else []
     if notes := _memo_text(memo):
@@ -171,7 +171,7 @@ def system_text(
 
 
 def as_data(text: str) -> str:
-    """Text that can't pass for a heading, a tag or a role, whatever stands in it."""
+    """Text that can't pass for a heading, a tag or a role, whatever it contains."""
     text = _MARKUP.sub(r"\g<before>\\\g<sign>", _LINE_BREAKS.sub("\n", text))
     return _TAG.sub(_as_entity, text)
 
@@ -202,7 +202,7 @@ def _memo_text(memo: Any) -> str:
 
 
 def _as_shown(entry: Entry, with_time: bool) -> Entry:
-    """A user's message with what must be said of it: who spoke, when."""
+    """A user's message with what the model must know about it: who spoke, and when."""
     if not (with_time or entry.metadata) or entry.role != "user":
         return entry
     marks = []
@@ -221,33 +221,33 @@ def _prefixed(entry: Entry, prefix: str) -> Entry:
 
 
 SHORT = (1500, 400)
-"""Characters of a tool's result that stay, where older ones are shortened; the first that does."""
+"""How many characters of an older tool result stay; the first value that fits is used."""
 SHORTER = (8000, 2000, 400)
-"""The same for the newest ones, where they alone are too much; the first that fits."""
+"""The same for the newest results, if they alone are too long."""
 
 
 CALL_WITHIN = 1000
-"""So many entries before a late result its call is looked for in the store."""
+"""How many entries before a late result are searched for its call in the store."""
 NEAR = 0.8
-"""The part of what the model can read from which on that is nearly full."""
+"""The share of the model's limit above which a conversation is nearly full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a view keeps to."""
+    """The limits of a view."""
 
     context_tokens: int | None = None
     """Tokens of a whole request; None for any number."""
     context_limit: int | None = None
-    """Tokens that the model can read; a request that takes most of them is told of."""
+    """Tokens that the model can read; a request that uses most of them is logged."""
     handover: int = 0
-    """Pending entries shown word for word until their summary is there; 0 is no handover."""
+    """How many pending entries are shown word for word until their summary exists; 0 for none."""
     with_time: bool = False
-    """Whether each user's message is shown with the time it came at."""
+    """Whether each user's message is shown with its time."""
 
 
 class Views:
-    """The views of all sessions, and what was learnt of the models."""
+    """The views of all sessions, and what was learnt about the models."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.bounds = bounds or Bounds()
@@ -273,7 +273,7 @@ class Views:
 
 
 class View:
-    """What one turn asks with."""
+    """The requests of one turn."""
 
     def __init__(
         self,
@@ -287,9 +287,9 @@ class View:
         vendor: str,
     ) -> None:
         self.instead: dict[int, Entry] = {}
-        """What is shown in place of entries of the window, by their numbers."""
+        """What replaces entries of the window, by their numbers."""
         self.beside: list[Entry] = []
-        """What is shown behind the window and stands in no log."""
+        """What is shown after the window and is in no log."""
         self._session = session
         self._bounds = views.bounds
         self._abridged = abridged
@@ -301,7 +301,7 @@ class View:
         self._asked = self._asked_last = 0
 
     async def fill(self, store: Store) -> None:
-        """Read what is pending and to be shown, where it is in the store only."""
+        """Read pending entries that are to be shown and are only in the store."""
         missing = self._session.missing_pending()
         if missing is not None:
             after, upto = missing
@@ -310,7 +310,7 @@ class View:
         await self._find_calls(store)
 
     async def _find_calls(self, store: Store) -> None:
-        """Look for the calls of late results that only the store has."""
+        """Find the calls of late results that are only in the store."""
         window, calls = self._session.window, self._abridged.calls
         for index, call in late_results(window).items():
             result = window[index]
@@ -320,7 +320,7 @@ class View:
                 calls[result.seq] = call_before(read, result)
 
     def _call_of(self, result: Entry) -> Entry | None:
-        """The call of a late result; what is told of it once stays so, unless it was erased."""
+        """The call of a late result; its text never changes afterwards, unless it is erased."""
         calls = self._abridged.calls
         if not result.seq:
             return None
@@ -332,7 +332,7 @@ class View:
         return calls[result.seq]
 
     def request(self) -> list[dict[str, Any]]:
-        """The messages for the model, as of now; it may cut the session's window to make them."""
+        """The messages for the model as of now; building them may cut the session's window."""
         self._bound_pending()
         if self._bounds.context_tokens is not None:
             self._fit(self._bounds.context_tokens / self._ratios.of(self._model))
@@ -349,7 +349,7 @@ class View:
         )
 
     def shrink(self) -> bool:
-        """Show much less, since it was too long; False where nothing more can be left out."""
+        """Show much less, because it was too long; False if nothing more can be left out."""
         before = self._abridged.sizes([*self._pending, *self._session.window])
         self._asked -= self._asked_last
         did_cut = self._session.shrink()
@@ -362,12 +362,12 @@ class View:
         return self._abridged.sizes(self._session.window) < before
 
     def learn(self, counted: int, *, steps: int = 1) -> None:
-        """Hear what the provider counted for all requests of this turn; 0 where it doesn't."""
+        """Learn what the provider counted for all requests of this turn; 0 if it doesn't say."""
         self._ratios.learn(self._model, estimated=self._asked, counted=counted)
         self._watch(counted // steps)
 
     def _watch(self, tokens: int) -> None:
-        """Tell of a session that comes near what the model can read, each time it does."""
+        """Log a session that comes near the model's limit, each time it does."""
         limit = self._bounds.context_limit
         if limit is None:
             return
@@ -380,7 +380,7 @@ class View:
 
     @property
     def _pending(self) -> list[Entry]:
-        """What left the window and is shown all the same."""
+        """What left the window and is still shown."""
         if not self._bounds.handover:
             return []
         return [e for e in self._session.pending if e.seq > self._abridged.extract_upto]
@@ -403,7 +403,7 @@ class View:
             self._abridged.give_up(pending, len(pending) - self._bounds.handover // 2)
 
     def _fit(self, limit: float) -> None:
-        """Leave out what must be: old results first, then of the window, then of all results."""
+        """Leave out what is necessary: old results first, then part of the window, then all."""
         # With handover what leaves is shown on for a while, and needs room for that.
         trigger = limit * 0.75 if self._bounds.handover else limit
         tokens = self._tokens()
@@ -436,7 +436,7 @@ class View:
         self._abridged.give_up(pending, count)
 
     def _shorten_old(self, target: float, chars: int) -> None:
-        """Shorten the oldest results until so much is left, none of the step that is going on."""
+        """Shorten the oldest results until this much is left, but none of the current step."""
         tokens, last = self._window_tokens(), self._old_upto()
         rule = Shortening(upto=self._session.last_seq, chars=chars)
         upto = 0
@@ -460,7 +460,7 @@ class View:
         return self._window_tokens() + self._abridged.sizes(self._pending)
 
     def _window_tokens(self) -> int:
-        """All that is there without handover too."""
+        """Everything that is shown without handover."""
         return self._fixed_tokens() + self._abridged.sizes(self._session.window)
 
     def _fixed_tokens(self) -> int:
@@ -468,33 +468,33 @@ class View:
 
 
 EXTRACT_LINES = 40
-"""Messages whose first words stand for the oldest pending ones."""
+"""How many messages' first words stand for the oldest pending ones."""
 _OLDER = "(earlier ones are left out)"
 
 
 @dataclass(slots=True, kw_only=True)
 class Abridged:
-    """The decisions for one session, as long as it is in memory."""
+    """The decisions for one session, kept while it is in memory."""
 
     epoch: int
     extract_upto: int = 0
     """Pending entries up to here are shown by their first words."""
     is_near: bool = False
-    """Whether the last request came near what the model can read."""
+    """Whether the last request came near the model's limit."""
     calls: dict[int, Entry | None] = field(default_factory=dict)
-    """By the numbers of late results their calls, as far as they were found."""
+    """The calls of late results by their numbers, as far as they were found."""
     _shortenings: list[Shortening] = field(default_factory=list)
     _extract: list[tuple[int, str]] = field(default_factory=list)
 
     def shorten(self, upto: int, chars: int) -> None:
-        """From now on show tool results up to this number with so many characters, or fewer."""
+        """From now on show tool results up to this number with at most this many characters."""
         new = Shortening(upto=upto, chars=chars)
         if not any(new.is_within(rule) for rule in self._shortenings):
             left = [rule for rule in self._shortenings if not rule.is_within(new)]
             self._shortenings = [*left, new]
 
     def give_up(self, pending: Sequence[Entry], count: int) -> None:
-        """Show the first so many pending ones, up to a user's message, by their first words."""
+        """Show this many pending entries, up to a user's message, by their first words."""
         while 0 < count < len(pending) and pending[count].role != "user":
             count += 1
         if count > 0:
@@ -519,33 +519,33 @@ class Abridged:
         return sum(map(self.size, entries))
 
     def extract(self, session: Session) -> list[str]:
-        """The first words that stand for what still waits."""
+        """The first words that stand for what is still pending."""
         waiting = (pair for pair in self._extract if pair[0] > session.covered_seq)
         lines = [text for seq, text in waiting if session.has_entry(seq)]
         return [_OLDER, *lines] if len(lines) == EXTRACT_LINES else lines
 
 
 WORDS_LIMIT = 80
-"""Characters of a message that its first words are."""
+"""How many characters count as the first words of a message."""
 _HEAD_SHARE = 2 / 3
 _MARK_ROOM = 60
-"""Characters that the mark in the middle may take."""
+"""How many characters the mark in the middle may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortening:
-    """Results up to this number in the log are shown with about so many characters."""
+    """Results up to this number in the log are shown with about this many characters."""
 
     upto: int
     chars: int
 
     def is_within(self, other: Shortening) -> bool:
-        """Whether the other one shortens all that this one does, as much at least."""
+        """Whether the other rule shortens everything that this one does, at least as much."""
         return self.upto <= other.upto and self.chars >= other.chars
 
 
 def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
-    """The entry, its tool result shortened where a rule says so; the log keeps it whole."""
+    """The entry, its tool result shortened if a rule says so; the log keeps all of it."""
     if entry.type != TOOL_RESULT or not rules:
         return entry
     chars = min((rule.chars for rule in rules if entry.seq <= rule.upto), default=None)
@@ -557,7 +557,7 @@ def with_short_result(entry: Entry, rules: Sequence[Shortening]) -> Entry:
 
 
 def shortened(text: str, chars: int) -> str:
-    """Head and tail of a text, and between them how much is left out."""
+    """The head and tail of a text, with a note between them of how much is left out."""
     head = int(chars * _HEAD_SHARE)
     tail = chars - head
     left_out = len(text) - head - tail

@@ -1,4 +1,4 @@
-"""What holds where nobody says otherwise, in the settings and in code alike."""
+"""Defaults shared by the settings and the code."""
 
 MESSAGE_BUFFER_LIMIT = 50
 MESSAGE_BUFFER_MIN = 10
@@ -8,16 +8,17 @@ MAX_STEPS = 20
 TOOL_TIMEOUT_SECONDS = 60
 STORE_TIMEOUT_SECONDS = 10
 UPLOADS_BYTES = 1_000_000_000
+STALL_SECONDS = 5
 SUMMARY_TIMEOUT_SECONDS = 60
 NODE_SECONDS = 6.0
-"""So long a process lives that has not been heard of: three beats."""
+"""How long a silent process counts as alive: three heartbeats."""
 
 FIRST_TOKEN_TIMEOUT_SECONDS = 60
 CALL_TIMEOUT_SECONDS = 300
 MAX_RETRIES = 2
 
 LOCAL_CALL_TIMEOUT_SECONDS = 900
-"""An answer may have to wait for others first."""
+"""Long, because an answer may have to wait for others first."""
 LOCAL_CONTEXT_TOKENS = 8192
-"""What a conversation with a file gets that the catalogue does not know."""
+"""For a model file that is not in the catalogue."""
 LOCAL_ANSWER_TOKENS = 1024

@@ -26,13 +26,13 @@ from nanoloop.session.session import Session
 TIMESTAMP = "%Y-%m-%dT%H:%M:%S%z"
 SUFFIX = ".json"
 FORMAT = 1
-"""Of the files; those without a number are older, and are read too."""
+"""The format of the files; those without a number are older, and can be read too."""
 FOLDER = "directory"
-"""In the data folder, where no other folder is named."""
+"""The folder's name in the data folder, if no other folder is given."""
 
 
 class SessionDirectory:
-    """A folder of saved sessions. Nothing is read or written before it is asked for."""
+    """A folder of saved sessions; nothing is read or written until asked for."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class SessionDirectory:
         new_id: Callable[[], str] = timestamp_id,
         autosave: bool = False,
     ) -> None:
-        """Without a folder it is `directory` in the data folder; each scope has its own in that.
+        """By default, the folder is `directory` in the data folder; each scope has a subfolder.
 
         A scope is any text: a project's path, a buffer's name. `new_id` makes the ids; one that is
-        taken gets -01, -02 … behind it. With `autosave` the sessions that it makes and loads are
-        saved behind each answer, and behind each new summary and memo.
+        taken gets the suffix -01, -02 …. With `autosave`, the sessions that it makes and loads are
+        saved after each answer, and after each new summary and memo.
         """
         whole = data_folder(os.environ) / FOLDER if folder is None else Path(folder).expanduser()
         self.folder = whole / file_name(scope) if scope else whole
         self.max_history = max_history
-        """What new sessions have, unless they are given their own."""
+        """The `max_history` of new sessions, unless they are given their own."""
         self._agents = agents
         self._new_id = new_id
         self._autosave = autosave
@@ -67,7 +67,7 @@ class SessionDirectory:
         return self._current
 
     def reset(self) -> None:
-        """Let go of the current session; the next `current()` is a new, empty one."""
+        """Drop the current session; the next `current()` is a new, empty one."""
         self._current = None
 
     def switch(self, session: Session) -> Session:
@@ -82,7 +82,7 @@ class SessionDirectory:
         agent: str | None = None,
         max_history: int | None = None,
     ) -> Session:
-        """A new session, not the current one and not saved; its id is new where none is given."""
+        """A new session, neither current nor saved; its id is new unless one is given."""
         names = numbered(self._new_id() if id is None else id)
         session_id = next(name for name in names if id is not None or not self._is_taken(name))
         self._given.add(session_id)
@@ -90,7 +90,7 @@ class SessionDirectory:
         return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
 
     def _kept(self, session: Session) -> Session:
-        """The same, as one that is saved by itself where that is wanted."""
+        """The same session, saving itself if that is wanted."""
         if not self._autosave:
             return session
         saved = AutosavedSession().load_dict(session.to_dict())
@@ -98,7 +98,7 @@ class SessionDirectory:
         return saved
 
     def _try_to_save(self, session: Session) -> None:
-        """Save it; what goes wrong is told, and costs no answer: the next save has all of it."""
+        """Save it; a failure only warns and loses no answer: the next save has everything."""
         try:
             self.save(session)
         except (OSError, StoreError) as error:
@@ -112,7 +112,7 @@ class SessionDirectory:
         return self.folder / (file_name(checked_id(session_id)) + SUFFIX)
 
     def _saved(self, session_id: str) -> Path:
-        """Where it is saved now: earlier versions gave some files another name."""
+        """Where it is saved now: earlier versions gave some files a different name."""
         path = self.path(session_id)
         former = self.folder / (former_file_name(session_id) + SUFFIX)
         if former == path or path.exists():
@@ -121,9 +121,9 @@ class SessionDirectory:
         return former if former in self.list_saved() else path
 
     def save(self, session: Session | None = None, path: str | Path | None = None) -> Path:
-        """Write a session, the current one by default, and return its file; whole or not at all.
+        """Write a session, by default the current one, whole or not at all; returns its file.
 
-        Raises `StoreError` where that would replace a file of a newer format.
+        Raises `StoreError` if that would replace a file of a newer format.
         """
         session = self.current() if session is None else session
         target = self.path(session.id) if path is None else Path(path).expanduser()
@@ -138,10 +138,10 @@ class SessionDirectory:
         return target
 
     def load(self, path: str | Path) -> Session:
-        """The session in a file, or with this id in the folder; made no current one.
+        """The session in a file, or with this id in the folder; it doesn't become current.
 
-        Raises FileNotFoundError, ValueError for broken JSON, TypeError for no session and
-        `StoreError` for a newer format. An agent that isn't known is left out, with a warning.
+        Raises FileNotFoundError, ValueError for broken JSON, TypeError if it isn't a session,
+        and `StoreError` for a newer format. An agent that isn't known is left out, with a warning.
         """
         file = self._file(path)
         data = json.loads(_text(file))
@@ -157,7 +157,7 @@ class SessionDirectory:
         return file
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
-        """With all that the messages don't say, unless someone changed the messages since."""
+        """Add all that the messages don't contain, unless they were changed since."""
         rest = data.get("session")
         if not isinstance(rest, dict):
             return session
@@ -168,13 +168,13 @@ class SessionDirectory:
         return whole
 
     def list_saved(self) -> list[Path]:
-        """The saved sessions' files by name; none where there is no folder."""
+        """The saved sessions' files, sorted by name; none if there is no folder."""
         return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
-        """Remove all but the newest `keep` files; returns those that go.
+        """Remove all but the newest `keep` files; returns those to go.
 
-        What a later version made stays.
+        Files made by a later version stay.
         """
         by_age = sorted(self.list_saved(), key=lambda file: file.stat().st_mtime, reverse=True)
         gone = [file for file in by_age[max(0, keep) :] if _format_of(_data(file)) <= FORMAT]
@@ -184,7 +184,7 @@ class SessionDirectory:
 
 
 class AutosavedSession(Session):
-    """A session that is saved behind each answer, and behind each new summary and memo."""
+    """A session that is saved after each answer, and after each new summary and memo."""
 
     autosave: Callable[[Session], object] | None = None
 
@@ -195,7 +195,7 @@ class AutosavedSession(Session):
         return entry
 
     def touch(self, *parts: str, by_user: bool = False) -> None:
-        """Note that these parts have changed, and where things stand."""
+        """Note that these parts have changed; a new summary or memo is saved."""
         super().touch(*parts, by_user=by_user)
         if self.autosave is not None and not {SUMMARY, MEMO}.isdisjoint(parts):
             self.autosave(self)
@@ -226,13 +226,13 @@ def _check_format(file: Path, data: Any = None) -> None:
 
 
 def _format_of(data: Any) -> int:
-    """The format of a file; 0 where it says none."""
+    """The format of a file; 0 if it names none."""
     found = data.get("format") if isinstance(data, dict) else None
     return found if isinstance(found, int) else 0
 
 
 def _data(file: Path) -> Any:
-    """What is in a file; None where there is none, or no JSON."""
+    """What a file contains; None if it is missing or not JSON."""
     try:
         return json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):

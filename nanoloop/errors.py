@@ -2,77 +2,120 @@
 
 NanoloopError
 ├── SettingsError            a setting is unknown, malformed or contradicts another
-│   └── Refused              (settings/problems.py) all that is wrong with them, a line each
+│   ├── StoreNotOurs         the store has none of this data folder's conversations
+│   └── Refused              (settings/problems.py) everything wrong with them, one per line
+├── NothingToServe           no channel is set up, and there is no usable standard input
 ├── SessionError
 │   ├── SessionNotFound      (also a KeyError)
 │   ├── SessionExists
 │   ├── InvalidSessionId     (also a ValueError)
-│   ├── NotPossible          what a person asked of a session; the text is for them
-│   ├── TurnLost             another one has answered the question
-│   ├── StepRefused          a change would leave out what a chat owes first
-│   └── HistoryNotLoaded     only the window is in memory, the whole history was asked for
+│   ├── NotPossible          a person's request can't be done; the text is for them
+│   │   ├── StillAnswering   the exchange to undo has no answer yet
+│   │   ├── PartOfSummary    the exchange to undo is covered by a summary
+│   │   ├── NotPinnable      a message without words
+│   │   └── PinsFull         no more messages can be pinned
+│   ├── TurnLost             another process has answered the question
+│   ├── StepRefused          a change would skip what the chat owes first
+│   └── HistoryNotLoaded     the whole history was requested, only the window is loaded
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          an earlier version owns the folder
+│   ├── DiskRefused          a file of the store could not be read or written
 │   ├── StoreConflict        another writer committed first
-│   ├── SessionDamaged       what is stored of it is not what was written
-│   ├── NotReadable          a key is missing, or a newer version wrote it
-│   └── SessionDiffers       a copy would replace another session of that name
-├── AlreadyHeard             the message was taken before; nothing was written
-├── IndexUnusable            nothing can be recalled; all else goes on
-├── AttachmentsFull          a file was not kept: all together take as much as they may
-├── PictureRefused           a picture was not kept: it is damaged, or larger than it may be
-├── BusFull                  the sender has to try again
+│   ├── SessionDamaged       the stored data is not what was written
+│   ├── NotReadable          a key is missing, or it was written by a newer version
+│   └── SessionDiffers       a copy would replace a different session with that name
+├── AlreadyHeard             the message was accepted before; nothing was written
+├── IndexUnusable            recall is unavailable; everything else still works
+├── AttachmentsFull          a file was not stored: together they would exceed the limit
+├── PictureRefused           a picture was not stored: it is damaged or too large
+├── BusFull                  the sender must try again
+│   └── BusClosed            it no longer accepts messages
+├── NotRunning               (also a RuntimeError) the loop is not running
+├── TurnFailed               a message has no answer; raised to the code that asked
 ├── LaneFull                 this chat has too many messages waiting
-├── SendLater                the chat can't be reached now; the same is sent again
-├── Declined                 a platform will never do it, and gives a reason that may be logged
+├── SendLater                the chat can't be reached now; the message is sent again later
+├── Declined                 a platform will never do it, for a reason that may be logged
 ├── Refused, FormatRefused, TooLong, MessageGone
-│                            (channels/kit/platform.py) what a platform says went wrong
-├── ModelError               a model file can't be had
+│                            (channels/kit/platform.py) what went wrong, according to the platform
+├── ModelError               a model file is not available
 │   ├── NoSuchModel
-│   ├── NotFetched           no source could give it
-│   ├── NoRoom               the disk has less room than it needs
-│   └── SourceFailed         one source could not give it
-├── ToolError                (data for the model, never an end of the turn)
+│   ├── NotFetched           no source could provide it
+│   ├── NoRoom               there is not enough room on the disk
+│   └── SourceFailed         one source could not provide it
+├── ToolError                (data for the model; never ends the turn)
 │   ├── UnknownTool
 │   ├── BadArguments
 │   └── ToolTimeout
-└── ProviderError            (one human sentence and the next step)
+└── ProviderError            (one plain sentence and the next step)
     ├── WrongKey
     ├── UnknownModel
     ├── NoConnection
     ├── ProviderTimeout
     ├── OverQuota
-    ├── ContextTooLong       the turn trims harder, once
+    ├── ContextTooLong       the turn retries once with a shorter request
     ├── AnswerRefused        a content filter stopped it
     ├── ServerFailed         the model's server failed on its side
-    ├── ImagesRefused        the model takes no images, or not so many
+    ├── ImagesRefused        the model accepts no images, or not this many
     ├── BadImage             the model can't read one of the images
-    ├── ModelResting         it failed too often in a row and is left alone for now
-    └── BadAnswer            the server said something that is no answer
-        ├── BrokenOff        it ended in the middle
-        └── EmptyAnswer      the model said nothing
+    ├── ModelResting         it failed too often in a row and is paused for now
+    └── BadAnswer            the server's response is not an answer
+        ├── BrokenOff        it stopped partway through
+        └── EmptyAnswer      the answer has no content
 """
 
 from __future__ import annotations
 
-from traceback import walk_tb
+import sys
+from importlib.util import find_spec
+from shlex import quote
+from traceback import walk_stack, walk_tb
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+    from types import FrameType
+
+DISTRIBUTION = "nanoloop-agent"
+"""The distribution's name; on the package index, "nanoloop" belongs to another project."""
 
 
 class NanoloopError(Exception):
-    """What every error of this package is."""
+    """The base class of all errors in this package."""
 
 
 class SettingsError(NanoloopError):
     """A setting is unknown, malformed or contradicts another."""
 
 
+class StoreNotOurs(SettingsError):
+    """The conversations of this data folder were in another store, or are gone from this one."""
+
+    def __init__(self, place: str, *, used: str, is_empty: bool) -> None:
+        ours = f"those of this data folder were in {used}"
+        if is_empty:
+            found = f"no conversations, but {'there were some' if used == place else ours}"
+        else:
+            ours = "none of this data folder's" if used == place else ours
+            found = f"conversations of another installation, and {ours}"
+        super().__init__(
+            f"{place} has {found}: correct store.url, restore a backup, or copy them there with "
+            "`nanoloop store copy FROM TO`; `nanoloop store adopt` uses this store as it is"
+        )
+
+
+class NothingToServe(NanoloopError):
+    """No channel is set up, and standard input is neither a terminal nor a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "there is nothing to serve: set up a channel, such as [channels.telegram] or "
+            "[channels.web], or talk here with `nanoloop chat`"
+        )
+
+
 class SessionError(NanoloopError):
-    """A session can't be had or used that way."""
+    """A session can't be used in this way."""
 
 
 class SessionNotFound(SessionError, KeyError):
@@ -87,7 +130,7 @@ class SessionNotFound(SessionError, KeyError):
 
 
 class SessionExists(SessionError):
-    """A session with this id is there already."""
+    """A session with this id already exists."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -97,7 +140,7 @@ class SessionExists(SessionError):
 
 
 class InvalidSessionId(SessionError, ValueError):
-    """The id could not name a session safely."""
+    """The id is not safe to use as a session's name."""
 
     def __init__(self, session_id: object) -> None:
         super().__init__(
@@ -107,7 +150,38 @@ class InvalidSessionId(SessionError, ValueError):
 
 
 class NotPossible(SessionError):
-    """What a person asked of a session can't be done; the text says why, and may be shown."""
+    """A person's request about a session can't be done; the text says why, and may be shown."""
+
+
+class StillAnswering(NotPossible):
+    """The last exchange has no answer yet."""
+
+    def __init__(self) -> None:
+        super().__init__("its answer is still going on: wait for it, or stop it first")
+
+
+class PartOfSummary(NotPossible):
+    """A summary covers the last exchange."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the last exchange is part of the summary already and can't be taken back: "
+            "begin a new conversation, or fork this one from an earlier message"
+        )
+
+
+class NotPinnable(NotPossible):
+    """The message has no words."""
+
+    def __init__(self, seq: int) -> None:
+        super().__init__(f"#{seq} says nothing that could be pinned")
+
+
+class PinsFull(NotPossible):
+    """No more messages can be pinned."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} messages are pinned already: /unpin one first")
 
 
 class HistoryNotLoaded(SessionError):
@@ -121,14 +195,14 @@ class HistoryNotLoaded(SessionError):
 
 
 class TurnLost(SessionError):
-    """The question that a turn answers is answered, changed or gone: somebody else was first."""
+    """A turn's question was already answered, changed or removed by another process."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f"another one has answered in {session_id!r}: this answer is dropped")
 
 
 class StepRefused(SessionError):
-    """A change would bring a chat where it can't come from where it stands; nothing was written."""
+    """A chat can't take this step from its current state; nothing was written."""
 
     def __init__(self, session_id: str, before: str, after: str) -> None:
         super().__init__(
@@ -138,16 +212,23 @@ class StepRefused(SessionError):
 
 
 class StoreError(NanoloopError):
-    """The store can't do it; what was durable before still is."""
+    """The store can't do this; everything already durable still is."""
 
 
 class StoreLocked(StoreError):
-    """A process of an earlier version, which shares nothing, owns this data folder."""
+    """This data folder is held by a process of an earlier version, which can't share it."""
 
     def __init__(self, where: str, owner: str) -> None:
         super().__init__(
             f"{where} is in use by {owner}: stop that process, or choose another folder with --data"
         )
+
+
+class DiskRefused(StoreError):
+    """A file of the store could not be read or written; everything already saved still is."""
+
+    def __init__(self, where: object, what: str) -> None:
+        super().__init__(f"the store in {where} failed: {what}; what was saved before still is")
 
 
 class StoreConflict(StoreError):
@@ -162,7 +243,7 @@ class StoreConflict(StoreError):
 
 
 class AlreadyHeard(NanoloopError):
-    """A message that a commit takes was taken before: nothing of the commit was written."""
+    """A message in this commit was already accepted; none of the commit was written."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -173,7 +254,7 @@ class AlreadyHeard(NanoloopError):
 
 
 class SessionDamaged(StoreError):
-    """What is stored of a session is not what was written."""
+    """The stored data of a session is not what was written."""
 
     def __init__(self, session_id: str, what: str) -> None:
         super().__init__(
@@ -185,11 +266,11 @@ class SessionDamaged(StoreError):
 
 
 class NotReadable(StoreError):
-    """What is stored of a session is whole, but can't be read: a key or a version is missing."""
+    """A stored session is intact, but can't be read: a key or a version is missing."""
 
 
 class SessionDiffers(StoreError):
-    """A session of that name is there already, and is another one."""
+    """A different session with that name already exists."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -199,11 +280,11 @@ class SessionDiffers(StoreError):
 
 
 class IndexUnusable(NanoloopError):
-    """The index of what was said can't be used; nothing but recall depends on it."""
+    """The search index can't be used; only recall depends on it."""
 
 
 class AttachmentsFull(NanoloopError):
-    """A file was not kept: all together would take more than they may."""
+    """A file was not stored: all files together would exceed their limit."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
@@ -213,7 +294,7 @@ class AttachmentsFull(NanoloopError):
 
 
 class PictureRefused(NanoloopError):
-    """A picture was not kept; `reason` is a known phrase, and nobody's words."""
+    """A picture was not stored; `reason` is a known phrase, never user text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"this picture can't be used: {reason}")
@@ -221,30 +302,56 @@ class PictureRefused(NanoloopError):
 
 
 class BusFull(NanoloopError):
-    """No room on the bus: the message was not taken."""
+    """The bus is full; the message was not accepted."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} messages are waiting already: try again in a moment")
 
 
+class BusClosed(BusFull):
+    """The bus is closed; the message was not accepted."""
+
+    def __init__(self) -> None:
+        NanoloopError.__init__(self, "nothing is taken in any more: the loop has been stopped")
+
+
+class NotRunning(NanoloopError, RuntimeError):
+    """The loop is not running, or is no longer running."""
+
+
+class TurnFailed(NanoloopError):
+    """A message has no answer; the text says why, for the operator."""
+
+    def __init__(
+        self, told: str, *, incident: str | None = None, error: str = "", why: str = ""
+    ) -> None:
+        super().__init__(f"{error}: {why} (incident {incident})" if incident else told)
+        self.told = told
+        """What may be told to a person in that chat."""
+        self.incident = incident
+        """Its id in the log."""
+        self.error = error
+        """The class of the error, such as "WrongKey"; empty if it was stopped or refused."""
+
+
 class LaneFull(NanoloopError):
-    """No room in this lane: the item was not taken."""
+    """The lane is full; the item was not accepted."""
 
     def __init__(self, key: str, limit: int) -> None:
         super().__init__(f"{key!r} has {limit} waiting already: try again in a moment")
 
 
 class SendLater(NanoloopError):
-    """A channel can't send this now: the same is tried again, after `seconds` if it knows."""
+    """A channel can't send this now; it is retried, after `seconds` if given."""
 
     def __init__(self, reason: str, *, seconds: float | None = None) -> None:
-        super().__init__(f"not sent for now ({reason}): it is tried again")
+        super().__init__(f"not sent yet ({reason}): it will be retried")
         self.reason = reason
         self.seconds = seconds
 
 
 class Declined(NanoloopError):
-    """A platform will never do that; `reason` is a code or a known phrase, and nobody's words."""
+    """A platform will never do that; `reason` is a code or a known phrase, never user text."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -252,11 +359,11 @@ class Declined(NanoloopError):
 
 
 class ModelError(NanoloopError):
-    """A model file can't be had."""
+    """A model file is not available."""
 
 
 class NoSuchModel(ModelError):
-    """Neither the catalogue nor the folder has a model of that name."""
+    """Neither the catalogue nor the folder has a model with that name."""
 
     def __init__(self, name: str, advice: str = "") -> None:
         advice = advice or "`nanoloop model list` shows what there is"
@@ -264,16 +371,16 @@ class NoSuchModel(ModelError):
 
 
 class NotFetched(ModelError):
-    """No source could give the file; has a line for each."""
+    """No source could provide the file; the text has one line per source."""
 
     def __init__(self, name: str, reasons: Sequence[str], *, typed: str = "") -> None:
-        """`typed` is what to get it by, where that is not its name."""
+        """`typed` is the argument that fetches it, if different from its name."""
         advice = f"`nanoloop model get {typed or name}` resumes it"
         super().__init__("\n".join((f"model {name} can't be fetched; {advice}", *reasons)))
 
 
 class NoRoom(ModelError):
-    """The disk has less room than the file needs."""
+    """There is not enough room on the disk for the file."""
 
     def __init__(self, folder: Path, *, needed: int, free: int) -> None:
         super().__init__(
@@ -283,7 +390,7 @@ class NoRoom(ModelError):
 
 
 class SourceFailed(ModelError):
-    """One source could not give the file."""
+    """One source could not provide the file."""
 
 
 class ToolError(NanoloopError):
@@ -291,7 +398,7 @@ class ToolError(NanoloopError):
 
 
 class UnknownTool(ToolError):
-    """The model asked for a tool that isn't there."""
+    """The model called a tool that does not exist."""
 
 
 class BadArguments(ToolError):
@@ -299,11 +406,11 @@ class BadArguments(ToolError):
 
 
 class ToolTimeout(ToolError):
-    """The tool took longer than it may."""
+    """The tool exceeded its time limit."""
 
 
 class ProviderError(NanoloopError):
-    """The model could not answer; the text is a sentence with the next step."""
+    """The model could not answer; the text is one sentence that includes the next step."""
 
 
 class WrongKey(ProviderError):
@@ -311,7 +418,7 @@ class WrongKey(ProviderError):
 
 
 class UnknownModel(ProviderError):
-    """The server has no model of that name."""
+    """The server has no model with that name."""
 
 
 class NoConnection(ProviderError):
@@ -319,7 +426,7 @@ class NoConnection(ProviderError):
 
 
 class ProviderTimeout(ProviderError):
-    """The model took longer than it may."""
+    """The model exceeded its time limit."""
 
 
 class OverQuota(ProviderError):
@@ -335,11 +442,11 @@ class AnswerRefused(ProviderError):
 
 
 class ServerFailed(ProviderError):
-    """The model's server failed on its side; it may do better in a moment."""
+    """The model's server failed; it may recover in a moment."""
 
 
 class ImagesRefused(ProviderError):
-    """The model takes no images, or at most so many; None if it didn't say how many."""
+    """The model accepts no images, or at most `most`; None if it didn't say how many."""
 
     def __init__(self, sentence: str, *, most: int | None = 0) -> None:
         super().__init__(sentence)
@@ -347,11 +454,11 @@ class ImagesRefused(ProviderError):
 
 
 class BadImage(ProviderError):
-    """The model can't read one of the images; which one is not said."""
+    """The model can't read one of the images; it does not say which."""
 
 
 class ModelResting(ProviderError):
-    """It failed too often in a row, and is left alone for a while."""
+    """The model failed too often in a row, and is paused for a while."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -361,42 +468,55 @@ class ModelResting(ProviderError):
 
 
 class BadAnswer(ProviderError):
-    """The server said something that is no answer."""
+    """The server's response is not an answer."""
 
 
 class BrokenOff(BadAnswer):
-    """The answer ended in the middle."""
+    """The answer stopped partway through."""
 
 
 class EmptyAnswer(BadAnswer):
-    """The model said nothing."""
+    """The model's answer is empty."""
 
 
 def how_to_install(extra: str) -> str:
-    """How to get the packages of an extra, for a message that says what is missing.
+    """How to install an extra's packages, for a message that says what is missing."""
+    return f"it comes with the extra \"{extra}\": {installer()} '{DISTRIBUTION}[{extra}]'"
 
-    From its folder, never by name: on the package index that name is another project's.
-    """
-    return f"it comes with the extra \"{extra}\": in nanoloop's folder, pip install '.[{extra}]'"
+
+def installer() -> str:
+    """The command that installs packages into this environment, from any folder."""
+    python = quote(sys.executable or "python")
+    has_pip = find_spec("pip") is not None
+    return f"{python} -m pip install" if has_pip else f"uv pip install --python {python}"
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in words that a log may show: any other error's may hold a secret."""
+    """Why something failed, in words safe to log; other errors' text may contain secrets."""
     known = (Declined, PictureRefused, SendLater)
     return error.reason if isinstance(error, known) else type(error).__name__
 
 
 FRAMES = 12
-"""Frames that are told of a crash, the innermost ones."""
+"""How many of a crash's innermost frames are logged."""
 
 
 def place_of(error: BaseException) -> str:
-    """The frames it came through, the innermost first: what a log may say of a crash.
+    """The frames an error came through, innermost first: what may be logged about a crash.
 
-    `turn.py:88 ask < loop.py:20 answer`, without the error's words or anyone's values.
+    Like `turn.py:88 ask < loop.py:20 answer`, without the error's text or any values.
     """
-    frames = [
+    return _in_a_line([*walk_tb(error.__traceback__)][::-1])
+
+
+def place_in(thread: FrameType | None) -> str:
+    """The same for a thread's current frames, starting with its innermost one."""
+    return _in_a_line([] if thread is None else walk_stack(thread))
+
+
+def _in_a_line(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Join names and line numbers only; code and values may contain private text."""
+    return " < ".join(
         f"{frame.f_code.co_filename.rpartition('/')[2]}:{line} {frame.f_code.co_name}"
-        for frame, line in walk_tb(error.__traceback__)
-    ]
-    return " < ".join(frames[::-1][:FRAMES])
+        for frame, line in [*frames][:FRAMES]
+    )

@@ -1,7 +1,8 @@
-"""What happened: a closed set of facts, each one log line and one metric.
+"""What happened: a closed set of events, each one log line and one metric.
 
-A fact carries ids and numbers, never message text; the one that carries text is not logged. Which
-session and turn it is of, the context says (`about`); it names a session itself if it is another.
+Events carry ids and numbers, never message text, except for one that is not logged. The context
+(`about`) says which session and turn an event belongs to; an event names a session only if it is a
+different one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Level = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A fact. Its log name is its class name in snake case."""
+    """Something that happened. Its log name is its class name in snake case."""
 
     level: ClassVar[Level] = "info"
     logged: ClassVar[bool] = True
@@ -33,15 +34,15 @@ class Event:
 
 
 Observer = Callable[[Event], None]
-"""Who hears of facts; it must not wait. What it raises costs nothing but its own hearing."""
+"""Called with each event; it must not block. If it raises, nothing else is affected."""
 
 _OBSERVERS: ContextVar[tuple[Observer, ...]] = ContextVar("observers", default=())
 
 
 def announce(event: Event) -> None:
-    """Tell everyone who hears in this context, tasks and threads begun there among it.
+    """Tell all observers of this context, which includes tasks and threads started in it.
 
-    It never waits and never raises: whoever watches must not break what is watched.
+    It never waits and never raises: an observer must not break what it observes.
     """
     for hear in _OBSERVERS.get():
         try:
@@ -54,7 +55,7 @@ def announce(event: Event) -> None:
 
 @contextmanager
 def hearing(observer: Observer) -> Iterator[None]:
-    """Let it hear what is told meanwhile, here and in tasks begun here; those hear on behind it."""
+    """Call the observer with events from this block and from tasks started in it, which keep it."""
     before = _OBSERVERS.set((*_OBSERVERS.get(), observer))
     try:
         yield
@@ -69,9 +70,9 @@ _TURN: ContextVar[str | EllipsisType] = ContextVar("structlog_turn_id")
 
 
 class about:  # noqa: N801 - it reads as `with about(...)`; a generator costs twice the calls
-    """What is told meanwhile, here and in tasks begun here, is of this session and this turn.
+    """Events from here and from tasks started here belong to this session and this turn.
 
-    None is none, also where there was one before.
+    None means none, even if one was set before.
     """
 
     __slots__ = ("_before", "_session", "_turn")
@@ -90,13 +91,13 @@ class about:  # noqa: N801 - it reads as `with about(...)`; a generator costs tw
 
 
 def current_session() -> str:
-    """The id of the session that the event which is heard now is of; "" where it is of none."""
+    """The session of the event that is being observed; "" if it has none."""
     found = _SESSION.get("")
     return found if isinstance(found, str) else ""
 
 
 def current_turn() -> str:
-    """The same for its turn."""
+    """The turn of the event that is being observed; "" if it has none."""
     found = _TURN.get("")
     return found if isinstance(found, str) else ""
 
@@ -111,6 +112,15 @@ class LoopStarted(Event):
 class LoopStopped(Event):
     unfinished_turns: int
     unfinished_summaries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopStalled(Event):
+    """The event loop has been blocked for this long at this place: nobody is answered meanwhile."""
+
+    level: ClassVar[Level] = "error"
+    seconds: float
+    where: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +153,7 @@ class TurnStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStreamed(Event):
-    """A piece of an answer on its way; may be dropped, the whole text follows as `Outbound`."""
+    """A piece of an answer; it may be dropped, the whole text follows as `Outbound`."""
 
     level: ClassVar[Level] = "debug"
     logged: ClassVar[bool] = False
@@ -176,14 +186,14 @@ class ModelAnswered(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCut(Event):
-    """The model had more to say than it was allowed tokens for; the chat got what there is."""
+    """The answer reached its token limit; the chat got the incomplete text."""
 
     level: ClassVar[Level] = "warning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded(Event):
-    """A model on this machine can be asked from now on."""
+    """A model on this machine is ready."""
 
     model: str
     context_tokens: int
@@ -192,7 +202,7 @@ class ModelLoaded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLost(Event):
-    """Its process ended by itself; it is started anew when it is asked again."""
+    """The model's process ended unexpectedly; the next request restarts it."""
 
     level: ClassVar[Level] = "warning"
     model: str
@@ -216,7 +226,7 @@ class ToolFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolNotRepeated(Event):
-    """The model asked again for what had been done in this turn; it was not run again."""
+    """The model repeated a call that had succeeded in this turn; it was not run again."""
 
     tool: str
     call_id: str
@@ -224,7 +234,7 @@ class ToolNotRepeated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShrunk(Event):
-    """The model said the request was too long; the window was cut harder, once."""
+    """The model said the request was too long; the window was cut further, once."""
 
     level: ClassVar[Level] = "warning"
     kept: int
@@ -240,10 +250,10 @@ class TurnFinished(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnFailed(Event):
+class FailureTold(Event):
     """The chat was told a sentence and the incident's id. `error` is a class name.
 
-    `said` is what the operator may read: our own error's text, of any other only class and place.
+    `said` is what the operator may read: the text of our own errors, class and place of any other.
     """
 
     level: ClassVar[Level] = "error"
@@ -251,6 +261,11 @@ class TurnFailed(Event):
     error: str
     where: str
     said: str
+
+    @classmethod
+    def name(cls) -> str:
+        """The name that logs have always used; in code, an error has that name."""
+        return "turn_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +294,7 @@ class SummaryStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryCommitted(Event):
-    """The receipt of one folded batch."""
+    """The receipt of one summarised batch."""
 
     first_seq: int
     last_seq: int
@@ -290,12 +305,12 @@ class SummaryCommitted(Event):
     tokens_cached: int
     seconds: float
     tries: int = 1
-    """Calls it took: parts of a long message, a second model, and those that came to nothing."""
+    """How many calls it took: parts of a long message, a second model, and failed ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPostponed(Event):
-    """What is pending stays so for now; `reason` is breaker, budget or small."""
+    """Pending entries wait for now; `reason` is breaker, budget or small."""
 
     reason: str
     seconds: float
@@ -303,7 +318,7 @@ class SummaryPostponed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOpened(Event):
-    """The model failed so often in a row that it is left alone; then one call is let through."""
+    """The model failed so often in a row that it is left alone for now; later one call is tried."""
 
     level: ClassVar[Level] = "error"
     model: str
@@ -320,7 +335,7 @@ class BreakerClosed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryFailed(Event):
-    """The old summary stays, the batch stays pending."""
+    """The summary call failed. The old summary stays, and the batch stays pending."""
 
     level: ClassVar[Level] = "warning"
     reason: str
@@ -329,14 +344,14 @@ class SummaryFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryDropped(Event):
-    """It came back after a reset or a delete, and was thrown away."""
+    """A summary arrived after a reset or a delete, and was discarded."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallFailed(Event):
-    """What was said is not findable for now; nothing else depends on it."""
+    """Messages can't be searched for now; nothing else depends on it."""
 
     level: ClassVar[Level] = "warning"
     reason: str
@@ -344,7 +359,7 @@ class RecallFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSetAside(Event):
-    """A damaged index was put beside its place, and is made anew from the store."""
+    """A damaged search index was set aside, and is rebuilt from the store."""
 
     level: ClassVar[Level] = "warning"
     file: str
@@ -358,7 +373,7 @@ class SessionStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReset(Event):
-    """`/new`: the key has a fresh session, the old one stays stored."""
+    """`/new`: the chat has a fresh session; the old one stays stored."""
 
     key: str
     old_session_id: str
@@ -367,7 +382,7 @@ class SessionReset(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionsCounted(Event):
-    """What the store holds now, and how many sessions the sweep before removed as expired."""
+    """What the store holds now, and how many expired sessions the last sweep removed."""
 
     level: ClassVar[Level] = "debug"
     sessions: int
@@ -378,7 +393,7 @@ class SessionsCounted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextNearLimit(Event):
-    """A conversation takes most of what the model can read; told once for each crossing."""
+    """A conversation uses most of what the model can read; logged once per crossing."""
 
     level: ClassVar[Level] = "warning"
     tokens: int
@@ -387,7 +402,7 @@ class ContextNearLimit(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentUnknown(Event):
-    """A session names an agent that there is not; another one answers."""
+    """A session names an unknown agent; another one answers."""
 
     level: ClassVar[Level] = "warning"
     agent: str
@@ -395,7 +410,7 @@ class AgentUnknown(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookFailed(Event):
-    """The answer was given all the same. `error` is a class name."""
+    """A hook raised; the answer was given anyway. `error` is a class name."""
 
     level: ClassVar[Level] = "error"
     error: str
@@ -404,7 +419,7 @@ class HookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(Event):
-    """The memo stays as it was; a window that a handler of the user's was to cut too.
+    """The memo stays as it was, and so does a window that the user's handler was to cut.
 
     `error` is a class name.
     """
@@ -415,7 +430,7 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRepaired(Event):
-    """A torn last line was set aside, and cut off before the next append."""
+    """A torn last line was set aside, and removed before the next append."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
@@ -426,7 +441,7 @@ class LogRepaired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineSetAside(Event):
-    """An unreadable line was copied to a file beside the log, which keeps it as it is."""
+    """An unreadable line was copied to a file beside the log, which keeps it unchanged."""
 
     level: ClassVar[Level] = "error"
     session_id: str
@@ -436,27 +451,34 @@ class LineSetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberMended(Event):
-    """A place or a count that was stored or imported made no sense; the conversation is kept."""
+    """A stored or imported place or count made no sense; the conversation is kept."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
     number: str
-    """What of the session it is."""
+    """Which value of the session it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionUnreadable(Event):
-    """A stored session makes no sense and was passed over; `nanoloop store check` says what."""
+    """A stored session is damaged and was skipped; `nanoloop store check` says how."""
 
     level: ClassVar[Level] = "error"
     session_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseSetAside(Event):
-    """A damaged file of sessions was kept under this name, and a new, empty one was begun.
+class StoreJoined(Event):
+    """This data folder uses, for the first time, a store that another one uses too."""
 
-    `sqlite3 FILE .recover` may get sessions out of it.
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseSetAside(Event):
+    """A damaged database file was renamed to this name, and a new, empty one was started.
+
+    `sqlite3 FILE .recover` may recover sessions from it.
     """
 
     level: ClassVar[Level] = "error"
@@ -467,7 +489,7 @@ class DatabaseSetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileUnreadable(Event):
-    """A file among the sessions could not be looked at, and was passed over."""
+    """A file among the sessions could not be read, and was skipped."""
 
     level: ClassVar[Level] = "error"
     file: str
@@ -488,7 +510,7 @@ class ChannelFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelHeld(Event):
-    """Another process that lives has the channel's account; it opens here when that one ends."""
+    """Another running process has the channel's account; it opens here when that one ends."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -496,7 +518,7 @@ class ChannelHeld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverFailed(Event):
-    """What hears of events raised at one; all went on without it."""
+    """An observer raised; everything else continued."""
 
     level: ClassVar[Level] = "error"
     heard: str
@@ -517,7 +539,7 @@ class ChannelConnected(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelLost(Event):
-    """The connection is gone, or did not come about; it is tried again in so many seconds."""
+    """The connection is lost, or could not be made; it is retried in this many seconds."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -528,7 +550,7 @@ class ChannelLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelRefused(Event):
-    """The platform doesn't let this bot in; `reason` says what to do. The others go on."""
+    """The platform rejects this bot; `reason` says what to do. Other channels continue."""
 
     level: ClassVar[Level] = "error"
     channel: str
@@ -546,7 +568,7 @@ class NobodyMayTalk(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderRefused(Event):
-    """A message was not taken: of someone who may not talk, or who talks too much."""
+    """A message was refused: its sender may not talk, or talks too much."""
 
     channel: str
     chat: str
@@ -556,7 +578,7 @@ class SenderRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingAsked(Event):
-    """An unknown person got a code; the operator may approve it."""
+    """A stranger got a code; the operator may approve it."""
 
     channel: str
     sender: str
@@ -570,7 +592,7 @@ class PairingApproved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingFailed(Event):
-    """A bug in taking a message in: it is not answered, the others are."""
+    """A bug occurred while taking in a message: only that message goes unanswered."""
 
     level: ClassVar[Level] = "error"
     channel: str
@@ -580,7 +602,7 @@ class HearingFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileLeftOut(Event):
-    """A file that came with a message was not kept; the model is told that there was one."""
+    """A file that came with a message was not stored; the model is told that there was one."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -589,7 +611,7 @@ class FileLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLeftOut(Event):
-    """A model was asked without pictures: it refused so many, or could not read one."""
+    """A model was called without pictures: it refused that many, or could not read one."""
 
     level: ClassVar[Level] = "warning"
     model: str
@@ -599,15 +621,15 @@ class PictureLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsReloaded(Event):
-    """The settings were read again; what is `left` needs a restart."""
+    """The settings were read again: what was applied now, and what waits for a restart."""
 
-    taken: tuple[str, ...]
-    left: tuple[str, ...]
+    applied: tuple[str, ...]
+    needs_restart: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsRefused(Event):
-    """The settings were read again and are wrong; those of before stay."""
+    """The reloaded settings are wrong; the previous ones stay in force."""
 
     level: ClassVar[Level] = "error"
     reason: str
@@ -615,7 +637,7 @@ class SettingsRefused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestServed(Event):
-    """One request to the web; `path` is the operation's, without what stood in it."""
+    """One request to the web; `path` is the operation's, without its values."""
 
     method: str
     path: str
@@ -625,7 +647,7 @@ class RequestServed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Event):
-    """A request failed on our side; the client was told as a chat is. The rest as `TurnFailed`."""
+    """A request failed here; the client is told like a chat. The rest is as in `turn_failed`."""
 
     level: ClassVar[Level] = "error"
     path: str
@@ -645,7 +667,7 @@ class SendFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendPostponed(Event):
-    """It is tried again; what follows for that chat waits, other chats don't."""
+    """Sending is postponed and retried; later texts of that chat wait, other chats don't."""
 
     level: ClassVar[Level] = "warning"
     channel: str

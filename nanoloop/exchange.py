@@ -35,14 +35,12 @@ from nanoloop.session.entry import Entry
 from nanoloop.session.options import UNLIMITED
 from nanoloop.session.queue import STEERS, heard_by, said_first
 from nanoloop.session.session import Session
-from nanoloop.sessions import Sessions
+from nanoloop.sessions import Sessions, give_way
 from nanoloop.turn import Act, Answer, Cutting, Keeping, RequestOutcome, Turn, trimmed
 from nanoloop.writing import is_away, leave_alone
 
 if TYPE_CHECKING:
     from nanoloop.agents import Agent, Agents
-
-STOPPED = "Stopped."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,32 +48,33 @@ class ExchangeParts:
     """What all exchanges of a loop share."""
 
     provider: Provider
-    """Who is asked where the agent has none of its own."""
+    """The provider for agents that have none of their own."""
     agents: Agents
     sessions: Sessions
     bus: Bus
     summarizer: Summarizer
     views: Views
     buffer_limit: int
-    """With more messages a window is cut, unless the agent says otherwise."""
+    """A window with more messages than this is cut, unless the agent says otherwise."""
     buffer_min: int
     follow: Callable[[str], object]
-    """Told of each session whose window was cut."""
+    """Called with each session whose window was cut."""
     nodes: Nodes
-    """This process among its likes."""
+    """This process among the others."""
+    notices: Notices
 
     def begin(self, session: Session, *questions: Entry) -> Begun:
-        """Make these the question that is answered next, and cut the window if it is full."""
+        """Make these the next question, and cut the window if it is full."""
         agent = self.agents.choose(session, channel=str(questions[-1].metadata.get("channel", "")))
         for question in questions:
-            session.awaiting = session.add_entry(heard_by(question, "")).seq
+            session.awaiting = session.add_entry(give_way(session, heard_by(question, ""))).seq
         limit, keep = self._buffer_of(agent)
         evicted = trimmed(session, limit, keep)
         claim = session.claim(self.nodes.me)
         return Begun(seq=session.awaiting, claim=claim, evicted=evicted)
 
     def begun(self, session: Session, begun: Begun) -> None:
-        """Go on behind a beginning that is durable: what left the window is folded in."""
+        """Continue after a durable beginning: summarise what left the window."""
         if begun.evicted:
             with about(session_id=session.id):
                 announce(WindowTrimmed(evicted=begun.evicted, kept=len(session.window)))
@@ -97,26 +96,27 @@ class ExchangeParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A question that is answered next."""
+    """The next question."""
 
     seq: int
     claim: int
-    """The number of the claim that its turn is."""
+    """The number of its turn's claim."""
     evicted: int
-    """Messages that left the window for it."""
+    """How many messages left the window to make room for it."""
 
 
 class Exchange:
-    """A question of a chat, on its way to an answer that is sent."""
+    """A question of a chat, until its answer is sent."""
 
     def __init__(
         self, session: Session, message: Inbound, *, seq: int, claim: int, parts: ExchangeParts
     ) -> None:
-        """`seq` is the question's number, `claim` that of its turn."""
+        """`seq` is the question's number, and `claim` the number of its turn's claim."""
         self.session = session
         self.message = message
         self._fence = _TurnFence(seq, claim)
         self._nodes = parts.nodes
+        self._notices = parts.notices
         self._agent = agent = parts.agents.of(session)
         self._sessions = parts.sessions
         self._store = parts.sessions.store
@@ -144,6 +144,7 @@ class Exchange:
             ),
             cutting=parts.cutting(session, agent),
             on_text=_stream_to(parts.bus, message, session.id),
+            sentences=parts.notices.speaking(message),
         )
 
     @property
@@ -152,7 +153,7 @@ class Exchange:
         return self._turn.id
 
     async def pick_up(self) -> None:
-        """Go on with a message that another run or process began; calls in between are closed."""
+        """Continue with a message that another process or run began; open calls are closed."""
         why = "interrupted by a restart; whether it took effect is not known"
         close = self._turn.closing(why)
         claims: list[int] = []
@@ -171,11 +172,11 @@ class Exchange:
 
     @property
     def claim(self) -> int:
-        """The number of the claim that its turn is."""
+        """The number of its turn's claim."""
         return self._fence.claim
 
     async def think(self, *, resumed: bool = False) -> Answer:
-        """Ask the model until there is an answer; raises `ProviderError`."""
+        """Call the model until there is an answer; raises `ProviderError`."""
         with self._turn.about():
             announce(TurnStarted(resumed=resumed))
             await self._view.fill(self._store)
@@ -185,12 +186,12 @@ class Exchange:
                 await self._tell_hooks(RequestOutcome(given=self.message.text, error=error))
                 raise
 
-    async def deliver(self, answer: Answer, *, notices: Notices) -> None:
-        """Keep the answer, then send it; where its store is away for long the chat is told."""
+    async def deliver(self, answer: Answer) -> None:
+        """Store the answer, then send it; if the store is down for long, the chat is told."""
         with self._turn.about():
             # Kept before it is sent: what the chat has read is never unknown to the log.
             lapses = self._nodes.lapses
-            said = await self._keep(answer, notices)
+            said = await self._keep(answer)
             if self._turn.tell_cut():
                 self.session.release()
             await self._send(answer.text, said, lapses)
@@ -200,7 +201,7 @@ class Exchange:
                 self._summarizer.work_beside(self.session, self._resize)
             await self._tell_hooks(RequestOutcome(given=self.message.text, answer=answer))
 
-    async def _keep(self, answer: Answer, notices: Notices) -> Entry:
+    async def _keep(self, answer: Answer) -> Entry:
         kept: list[Entry] = []
 
         def act(session: Session) -> None:
@@ -220,13 +221,15 @@ class Exchange:
         except StoreError as error:
             if not is_away(error):
                 raise
-            await notices.apologise(self.message, error)
+            key = self.message.session_key
+            await self._notices.store_is_away(key, self.message, error)
             await self._keep_in_the_end(act, answer.entries[-1].id)
+            self._notices.store_is_back(key)
         self._fence.is_over = True
         return kept[-1]
 
     async def _keep_in_the_end(self, act: Act, last: str) -> None:
-        """What was paid for is not given up: the store will be back."""
+        """Keep trying to store an answer that was paid for: the store will be back."""
 
         def again(session: Session) -> None:
             if not any(entry.id == last for entry in session.window):
@@ -241,7 +244,7 @@ class Exchange:
                     raise
 
     async def _keep_anew(self, act: Act) -> None:
-        """The conversation's time ran out meanwhile: the next one begins with this exchange."""
+        """Begin a new conversation with this exchange, as the old one has expired meanwhile."""
         (question,) = self.session.entries_between(self._fence.seq - 1, self._fence.seq)
 
         def begun(session: Session) -> None:
@@ -263,11 +266,11 @@ class Exchange:
             sessions=self._sessions,
             session=self.session,
             seq=said.seq,
-            claim=ChatClaim(self._nodes, self._sessions, self.session.id, lapses),
+            claim=ChatClaim(self._nodes, self._sessions, self.session.id, said.seq, lapses),
         )
 
     async def _resize(self) -> None:
-        """Do what no answer waits for: the memo, and a resize that the user's handlers do."""
+        """Do the work that no answer waits for: the memo, and resizing by the user's handlers."""
         try:
             await self._turn.resize()
         except Exception as error:  # noqa: BLE001 - no handler's bug may stop every conversation
@@ -294,47 +297,47 @@ class Exchange:
         )
 
     async def stop(self, *, waiting: int) -> None:
-        """Keep what was finished, close what was not, and tell the chat."""
+        """Store what was finished, close what was not, and tell the chat."""
         why = "stopped by the user before it finished"
         with self._turn.about():
             await self._turn.break_off(why, half_said=True, then=_await_nothing)
             announce(TurnStopped(waiting=waiting))
-        await self.say(STOPPED, kind="notice")
+        await self.say(self._notices.text(self.message, "stopped"), kind="notice")
 
     async def fail(self, apology: str, incident: str | None = None) -> None:
-        """Keep the user's message, close what is open, and apologise."""
+        """Store the user's message, close open calls, and apologise."""
         await self._turn.break_off("the turn failed before it finished", then=_await_nothing)
         await self.say(apology, kind="error", incident=incident)
 
     async def say(self, text: str, *, kind: Any, incident: str | None = None) -> None:
-        """Send a word of the loop itself to the message's chat."""
+        """Send a notice of the loop to the message's chat."""
         said = reply_to(self.message, text, kind, self.session.id, incident=incident)
         await self._bus.publish(said)
 
 
 @dataclass(slots=True)
 class _TurnFence:
-    """Lets a turn do nothing once its question is no more the one that it is to answer."""
+    """Stops a turn from writing once its question is no longer its own."""
 
     seq: int
     claim: int
     is_over: bool = False
-    """Whether it has its answer, and what is done now is behind that."""
+    """Whether the turn has its answer, so that anything done now comes after it."""
 
     def act(self, session: Session, act: Act) -> Any:
-        """Do it; raises `TurnLost`."""
+        """Do this; raises `TurnLost` if the question is no longer its own."""
         is_ours = (session.awaiting, session.claims) == (self.seq, self.claim)
         if not is_ours and not self.is_over:
             raise TurnLost(session.id)
         return act(session)
 
     async def change(self, sessions: Sessions, session: Session, act: Act) -> Any:
-        """The same, durable when this returns."""
+        """Like `act`, but durable when this returns."""
         return await sessions.change(session, partial(self.act, act=act))
 
 
 def steering_in(session: Session) -> list[Entry]:
-    """What waits and is to be told to the turn that is going on: nothing behind a command."""
+    """Waiting messages to add to the current turn: nothing after a command."""
     return [entry for entry in said_first(session.waiting) if entry.metadata.get(STEERS)]
 
 
@@ -343,7 +346,7 @@ def _await_nothing(session: Session) -> None:
 
 
 def _stream_to(bus: Bus, message: Inbound, session_id: str) -> OnText | None:
-    """What brings pieces of the answer to the message's chat, where its channel wants them."""
+    """Sends pieces of the answer to the message's chat, if its channel wants them."""
     if not bus.streams(message.channel):
         return None
     chat = {"channel": message.channel, "chat": message.chat, "session_id": session_id}

@@ -1,4 +1,4 @@
-"""Fairness: what can be done at once is shared out by owner, however much one of them asks for."""
+"""Fairness: capacity is shared out by owner, however much one of them asks for."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _owner: ContextVar[str] = ContextVar("owner", default="")
 
 
 def current_owner() -> str:
-    """Whose turn it is that runs here; empty outside of one."""
+    """The owner of the turn that runs here; empty outside a turn."""
     return _owner.get()
 
 
 class FairLimiter:
-    """Lets so many work at once, and draws who is next by owner, as `RoundRobin` does."""
+    """Lets a limited number work at once, and chooses the next by owner, as `RoundRobin` does."""
 
     def __init__(self, capacity: int) -> None:
         self._order: RoundRobin[anyio.Event] = RoundRobin(capacity)
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """How many are waiting for their turn."""
         return len(self._order)
 
     @asynccontextmanager
     async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for this owner's turn, and have it; who is cancelled meanwhile loses the place."""
+        """Wait for this owner's turn, and take it; if cancelled while waiting, lose the place."""
         mine = anyio.Event()
         self._order.join(owner, mine)
         self._draw()
@@ -62,10 +62,10 @@ class FairLimiter:
 
 
 class Shares:
-    """Counts what each owner has of something that is bounded.
+    """Counts how much each owner has of something limited.
 
-    Some of it is kept for owners that have nothing yet: a quarter, where `reserved` doesn't say how
-    much, and one place at least where there are two or more.
+    Some of it is reserved for owners that have nothing yet: a quarter unless `reserved` says how
+    much, and at least one place if there are two or more.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
@@ -92,7 +92,7 @@ class Shares:
         self._held[owner] = self.of(owner) + 1
 
     def give_back(self, owner: str) -> None:
-        """Have one of this owner's back."""
+        """Take one back from this owner."""
         self._free += 1
         self._held[owner] -= 1
         if not self._held[owner]:
@@ -100,43 +100,43 @@ class Shares:
 
 
 class RoundRobin(Generic[T]):
-    """Says who is next, and counts what each owner has by then; it waits for nobody itself.
+    """Chooses who is next, and counts what each owner has; it never waits itself.
 
-    Of the owners that have the least it is the one whose turn was longest ago; of what one owner
-    has waiting, the oldest. A draw costs the same however much waits.
+    Of the owners with the least, it chooses the one whose turn was longest ago; of one owner's
+    items, the oldest. A choice costs the same no matter how much is waiting.
     """
 
     def __init__(self, capacity: int, *, reserved: int | None = None) -> None:
         self._shares = Shares(capacity, reserved=reserved)
         self._waiting: dict[str, OrderedDict[T, None]] = {}
         self._ranks: dict[int, OrderedDict[str, None]] = {}
-        """The owners that wait, by how much they have: few numbers, as their sum is bounded."""
+        """The waiting owners, by how much they have: few numbers, because their sum is limited."""
 
     def __len__(self) -> int:
-        """How much waits."""
+        """How many items are waiting."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything waits, or was drawn and has not ended."""
+        """Whether anything waits, or was chosen and has not ended."""
         return bool(self._waiting or len(self._shares))
 
     def join(self, owner: str, item: T) -> None:
-        """Let this wait; it differs from all else that waits."""
+        """Queue this item; it must differ from everything else that waits."""
         if owner not in self._waiting:
             self._waiting[owner] = OrderedDict()
             self._rank(owner)
         self._waiting[owner][item] = None
 
     def leave(self, owner: str, item: T) -> None:
-        """Let this wait no more."""
+        """Remove it from the queue."""
         del self._waiting[owner][item]
         if not self._waiting[owner]:
             del self._waiting[owner]
             self._unrank(owner)
 
     def draw(self) -> T | None:
-        """What may begin now; None where there is no room, or nothing waits."""
+        """The item that may begin now; None if there is no room or nothing waits."""
         if not self._ranks:
             return None
         owner = next(iter(self._ranks[min(self._ranks)]))
@@ -150,7 +150,7 @@ class RoundRobin(Generic[T]):
         return item
 
     def end(self, owner: str) -> None:
-        """One of this owner's has ended."""
+        """Note that one of this owner's items has ended."""
         is_waiting = owner in self._waiting
         if is_waiting:
             self._unrank(owner)
@@ -159,7 +159,7 @@ class RoundRobin(Generic[T]):
             self._rank(owner)
 
     def _rank(self, owner: str) -> None:
-        """Put the owner behind those that have as much."""
+        """Put the owner behind those that have the same amount."""
         self._ranks.setdefault(self._shares.of(owner), OrderedDict())[owner] = None
 
     def _unrank(self, owner: str) -> None:

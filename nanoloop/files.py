@@ -1,4 +1,4 @@
-"""Files by hand: safe names, whole or not at all, for their owner only, locked for a moment."""
+"""Files: safe names, all-or-nothing writes, private permissions, short locks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import socket
 import sys
 import time
@@ -27,11 +28,17 @@ from aiofiles.os import wrap
 from nanoloop.errors import StoreLocked
 from nanoloop.session.entry import rfc3339
 
+MOST_OPEN_FILES = 65_536
+"""The most open files to request: with more, a child process would take long to close them."""
+KEPT_FILES = 256
+"""How many of these are reserved for the store, models, platforms and whatever a turn opens."""
+MOST_CONNECTIONS = 10_000
+
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
-    """Put a whole file, or its pieces, in the place of another or of none: never a half of it.
+    """Replace a file, or create it, from bytes or pieces: completely or not at all.
 
-    Any number may do so at once, and the last of them counts.
+    Any number of writers may do so at once; the last one counts.
     """
     with ExitStack() as stack:
         try:
@@ -56,18 +63,18 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) ->
 
 
 def unfinished(path: Path) -> Path:
-    """Where `replace_file` makes a file: a killed process may leave it there."""
+    """Where `replace_file` creates files: a killed process may leave one there."""
     return path.with_name(path.name + ".new")
 
 
 def save_json(path: Path, value: object) -> None:
-    """Put a small value into a file of its own, in a folder that is made where it is missing."""
+    """Write a small value into its own file, in a folder that is created if missing."""
     make_folder(path.parent)
     replace_file(path, json.dumps(value).encode(), durable=False)
 
 
 async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """As `replace_file`, while the event loop goes on; any number may put the same file."""
+    """Like `replace_file`, without blocking the event loop; any number may write the same file."""
     beside = path.with_name(f".{token_hex(8)}")
     try:
         async with aiofiles.open(beside, "xb", opener=_private) as file:
@@ -84,7 +91,7 @@ async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
 
 
 async def read_file(path: Path) -> bytes | None:
-    """All of a file, or None where there is none."""
+    """The whole file, or None if there is none."""
     try:
         async with aiofiles.open(path, "rb") as file:
             return await file.read()
@@ -93,19 +100,19 @@ async def read_file(path: Path) -> bytes | None:
 
 
 def _private(path: str, flags: int) -> int:
-    """For its owner's eyes only, whatever the umask is."""
+    """Open a file that only its owner can read, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write every byte where the file stands."""
+    """Write every byte at the file's current position."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power loss."""
+    """Make the names in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -114,7 +121,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path:
-    """The user's folder for settings or for data, as the XDG rules have it."""
+    """The user's folder for settings or for data, according to the XDG rules."""
     home = Path(env.get("HOME") or Path.home())
     usual = {"config": home / ".config", "data": home / ".local" / "share"}[kind]
     chosen = Path(env.get(f"XDG_{kind.upper()}_HOME", ""))
@@ -122,13 +129,20 @@ def user_folder(kind: Literal["config", "data"], env: Mapping[str, str]) -> Path
 
 
 def data_folder(env: Mapping[str, str]) -> Path:
-    """The folder for everything that is kept, as far as the environment says."""
+    """The folder for all stored data, according to the environment."""
     chosen = env.get("NANOLOOP_DATA")
     return Path(chosen).expanduser() if chosen else user_folder("data", env)
 
 
+def shipped(name: str) -> Path:
+    """A bundled file or folder, `docs` for example: in the package, or in its source tree."""
+    package = Path(__file__).parent
+    tree = package.parent
+    return (tree if (tree / "pyproject.toml").exists() else package) / name
+
+
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it; what is there stays as it is."""
+    """Create a folder and those above it; existing ones stay unchanged."""
     if not folder.is_dir():  # `mkdir` would make those above it as the umask has it
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -153,15 +167,15 @@ _ADVICE: Mapping[int | None, str] = {
 
 
 def refusal(error: OSError) -> str:
-    """What the disk said, and the next step."""
+    """What the disk reported, and the next step."""
     return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"
 
 
 @contextmanager
 def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """The file of this name, open, and nobody else has it locked meanwhile.
+    """The file of this name, opened and locked against all others.
 
-    Raises `BlockingIOError` where somebody has. The lock ends with the process, however it ends.
+    Raises `BlockingIOError` if the lock is taken. The lock ends with the process, however it ends.
     """
     while True:
         fd = os.open(path, flags, 0o600)
@@ -175,7 +189,7 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
 
 
 def lock(fd: int) -> None:
-    """Have no other open file lock this one, until `unlock`; raises `BlockingIOError`."""
+    """Prevent others from locking this file until `unlock`; raises `BlockingIOError`."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -185,7 +199,7 @@ def unlock(fd: int) -> None:
 
 
 def is_at(path: Path, fd: int) -> bool:
-    """Whether the open file is the one of this name."""
+    """Whether the open file still has this name."""
     try:
         there, mine = path.stat(), os.fstat(fd)
     except FileNotFoundError:
@@ -194,10 +208,10 @@ def is_at(path: Path, fd: int) -> bool:
 
 
 class ProcessLock:
-    """Held from `take` to `release`, or to the end of the process."""
+    """A lock held from `take` to `release`, or to the end of the process."""
 
     def __init__(self, path: Path, *, of: Path, clock: Callable[[], datetime]) -> None:
-        """`path` is the lock's own file, `of` what it stands for."""
+        """`path` is the lock's own file, `of` what it protects."""
         self._path = path
         self._of = of
         self._clock = clock
@@ -210,7 +224,7 @@ class ProcessLock:
         return self._fd is not None
 
     def take(self) -> None:
-        """Own it, its folder made where it is missing; raises `StoreLocked` naming who does."""
+        """Take it, and create its folder if missing; raises `StoreLocked` naming the owner."""
         with self._guard:
             if self._fd is not None:
                 return
@@ -240,7 +254,7 @@ class ProcessLock:
         }
 
     def release(self) -> None:
-        """Let others have it; without the lock there is nothing to do."""
+        """Release it; without the lock this does nothing."""
         with self._guard:
             if self._fd is not None:
                 # Emptied, not removed: whoever opened the file already must lock the same one.
@@ -250,7 +264,7 @@ class ProcessLock:
 
 
 UPGRADE_SECONDS = 1.0
-"""So long another process of this version may take to renew the format."""
+"""How long another process of this version may take to upgrade the format."""
 _PAUSE_SECONDS = 0.005
 
 
@@ -291,9 +305,9 @@ _CAPITAL = re.compile(r"(?P<encoded>%[0-9A-F]{2})|[A-Z]")
 
 
 def file_name(name: str) -> str:
-    """The safe file name of any text, without a suffix.
+    """A safe file name for any text, without a suffix.
 
-    No two are alike, on file systems too that take upper and lower case for one.
+    No two texts get the same name, even on file systems that ignore case.
     """
     former = former_file_name(name)
     if _LONG in former:  # with its digest
@@ -303,7 +317,7 @@ def file_name(name: str) -> str:
 
 
 def former_file_name(name: str) -> str:
-    """The one that earlier versions gave it."""
+    """The name that earlier versions gave it."""
     encoded = quote(name.encode("utf-8", "surrogatepass"), safe="@").replace("~", "%7E")
     if encoded.startswith("."):
         encoded = "%2E" + encoded[1:]
@@ -316,12 +330,12 @@ def _shortened(encoded: str, name: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """The text that a file name stands for; None where it was shortened."""
+    """The text that a file name stands for; None if it was shortened."""
     return None if _LONG in file else unquote(file, errors="surrogatepass")
 
 
 def rename_former(folder: Path, suffix: str) -> None:
-    """Give the files in a folder that earlier versions named their present names."""
+    """Rename the files that earlier versions named differently."""
     for file in list(folder.glob(f"*{suffix}")):
         former = file.name.removesuffix(suffix)
         name = name_of(former)
@@ -331,3 +345,19 @@ def rename_former(folder: Path, suffix: str) -> None:
         if not present.exists():
             with suppress(FileNotFoundError):  # another thread was first
                 file.rename(present)
+
+
+def raise_open_files() -> int:
+    """Let this process open as many files as it can by itself; returns how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # macOS names no limit, and has one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else min(soft, MOST_OPEN_FILES)
+
+
+def connection_limit() -> int:
+    """How many connections this process can serve, given the files it can open by itself."""
+    return max(16, min(raise_open_files() - KEPT_FILES, MOST_CONNECTIONS))

@@ -1,4 +1,4 @@
-"""An inbound message as the entry that the log keeps."""
+"""Turns an inbound message into the entry that the log keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import (
+    AGAIN,
     AMENDMENT,
     AMENDS,
     BURST,
@@ -18,17 +19,17 @@ from nanoloop.session.queue import (
 )
 
 _SEEN = ("http://", "https://", "data:", "attachment:")
-"""Where an image may be for the model to see it; the last are ours, and sent as data."""
-_KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account")
+"""Prefixes of image addresses that the model can see; the last is ours, and sent as data."""
+_KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
 
 
 def entry_of(message: Inbound) -> Entry:
-    """What is kept of a message: it, or what the model is told of the change that it makes."""
+    """The entry for a message: the message itself, or what the model is told about a change."""
     return amendment(message) if amended_by(message) else user_entry(message)
 
 
 def user_entry(message: Inbound) -> Entry:
-    """The user's turn, marked with where it came from."""
+    """The user's turn, marked with its origin."""
     metadata: dict[str, Any] = {name: getattr(message, name) for name in _KEPT}
     metadata = {name: value for name, value in metadata.items() if value}
     if message.account == message.session_key:  # as it is where none is given
@@ -43,27 +44,35 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = COMMAND
         if message.agent:  # a /new is for the same one
             metadata["agent"] = message.agent
-    if message.steers:
-        metadata[STEERS] = True
-    if message.burst_seconds:
-        metadata[BURST] = message.burst_seconds
-    if message.not_before:
-        metadata[NOT_BEFORE] = message.not_before.timestamp()
+    metadata |= _when_heard(message)
     return Entry.message("user", _content(message), metadata=metadata)
 
 
+def _when_heard(message: Inbound) -> dict[str, Any]:
+    """When the message is answered, together with which others, and in place of which."""
+    told: dict[str, Any] = {AGAIN: ""} if message.again else {}
+    if message.steers:
+        told[STEERS] = True
+    if message.burst_seconds:
+        told[BURST] = message.burst_seconds
+    if message.not_before:
+        told[NOT_BEFORE] = message.not_before.timestamp()
+    return told
+
+
 def is_command(message: Inbound) -> bool:
-    """Whether it is for the loop and not for the model; what a message was changed to is not."""
-    return is_command_text(message.text) and not amended_by(message)
+    """Whether it is a command for the loop; a message edited into one is not."""
+    is_changed = message.again or amended_by(message)
+    return is_command_text(message.text) and not is_changed
 
 
 def amended_by(message: Inbound) -> str | None:
-    """The id of the message that this one changes or takes back; None for any other."""
+    """The id of the message that this one edits or deletes; None for any other."""
     return message.edits or message.deletes
 
 
 def amendment(message: Inbound) -> Entry:
-    """What the model is told of a message that was changed after it was answered."""
+    """What the model is told about a message that was changed after it was answered."""
     told = "took back an earlier message"
     if message.edits:
         told = f"changed an earlier message, which says now: {message.text}"
@@ -74,7 +83,7 @@ def amendment(message: Inbound) -> Entry:
 
 
 def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
-    """The message again, as far as its answer needs it."""
+    """Restore the message, as far as its answer needs it."""
     kept = {name: entry.metadata.get(name) for name in _KEPT}
     return Inbound(
         channel=kept["channel"] or "",
@@ -84,6 +93,7 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         message_id=kept["message_id"],
         reply_to=kept["reply_to"],
         account=kept["account"] or "",
+        language=kept["language"],
         burst_seconds=float(entry.metadata.get(BURST) or 0),
         key=key,
         agent=entry.metadata.get("agent"),

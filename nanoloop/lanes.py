@@ -1,4 +1,4 @@
-"""Lanes: strictly serial for one key, side by side for different ones, bounded, gone when idle."""
+"""Lanes: strictly serial per key, parallel across keys, bounded, gone when idle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nanoloop.errors import LaneFull
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 Then = Callable[[], Awaitable[None]]
-"""What a lane's task does once the lane is gone; the next item has a task of its own."""
+"""What a lane's task does once the lane is gone; the next item gets its own task."""
 
 
 class Lanes(Generic[K, T]):
-    """Hands each item to `handle`, one at a time and in order for each key.
+    """Passes each item to `handle`, one at a time and in order per key.
 
-    `handle` must not raise: what it lets through ends every lane. What the last item's returned is
-    done in the same task.
+    `handle` must not raise: an exception ends every lane. What its last call returned is done in
+    the same task.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Lanes(Generic[K, T]):
         return len(self._waiting)
 
     def waiting(self, key: K) -> int:
-        """How many items of this key wait behind the one being handled."""
+        """How many items of this key wait behind the current one."""
         return len(self._waiting.get(key, ()))
 
     def items(self, key: K) -> list[T]:
-        """What waits in this lane behind the one being handled, in order."""
+        """What waits in this lane behind the current item, in order."""
         return list(self._waiting.get(key, ()))
 
     def is_busy(self, key: K) -> bool:
@@ -67,7 +67,7 @@ class Lanes(Generic[K, T]):
         return key in self._waiting
 
     def put_nowait(self, key: K, item: T, *, bounded: bool = True) -> None:
-        """Add an item to its lane; raises `LaneFull`, unless what is added was bounded before."""
+        """Add an item to its lane; raises `LaneFull`, unless it was already counted elsewhere."""
         waiting = self._waiting.get(key)
         if waiting is None:
             self._open(key, item)
@@ -77,7 +77,7 @@ class Lanes(Generic[K, T]):
             waiting.append(item)
 
     async def work_here(self, key: K, item: T) -> None:
-        """Add an item, whatever waits; where its lane is idle all is done in this task."""
+        """Add an item, however many wait; if its lane is idle, do all its work in this task."""
         waiting = self._waiting.get(key)
         if waiting is not None:
             waiting.append(item)
@@ -126,7 +126,7 @@ class Lanes(Generic[K, T]):
             room.set()
 
     def take(self, key: K, wanted: Callable[[T], bool] = lambda _: True) -> list[T]:
-        """Take out what waits in one lane and is wanted, in order."""
+        """Remove and return the wanted items that wait in one lane, in order."""
         taken = [item for item in self.items(key) if wanted(item)]
         for item in taken:
             self._waiting[key].remove(item)
@@ -134,7 +134,7 @@ class Lanes(Generic[K, T]):
         return taken
 
     def take_waiting(self) -> list[T]:
-        """Take out what nobody has begun to handle."""
+        """Remove and return everything that is not being handled yet."""
         taken = [item for waiting in self._waiting.values() for item in waiting]
         for waiting in self._waiting.values():
             waiting.clear()

@@ -1,4 +1,4 @@
-"""Lines of the log: for people on a terminal, else JSON. The only file that knows structlog."""
+"""Log lines: readable on a terminal, else JSON. The only file that knows structlog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lines = FilteringBoundLogger
 
 
 def lines(style: Style, stream: TextIO) -> Lines:
-    """What writes lines to this stream."""
+    """A logger that writes lines to this stream."""
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -36,7 +36,7 @@ def _renderer(style: Style, stream: TextIO) -> Processor:
     if style == "json" or (style == "auto" and not terminal):
         return structlog.processors.JSONRenderer()
     return structlog.dev.ConsoleRenderer(
-        colors=terminal and "NO_COLOR" not in os.environ,
+        colors=terminal and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb",
         # Quoted, so that an id with a line break in it can't forge a line.
         repr_native_str=True,
         # structlog's own choice would draw local values, which may be message text.

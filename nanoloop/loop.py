@@ -1,28 +1,30 @@
-"""The loop: what arrives is kept in its chat's session before anyone is told; start and stop."""
+"""The loop: stores messages in their chat's session before confirming them; start and stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
-from nanoloop import defaults
+from nanoloop import defaults, plugins
 from nanoloop.agents import Agent, Agents
 from nanoloop.bus import InProcessBus
 from nanoloop.chat import Chats
 from nanoloop.commands import Commands
 from nanoloop.context import Bounds, Views
+from nanoloop.embedding import Embedded
 from nanoloop.errors import (
     AlreadyHeard,
     HistoryNotLoaded,
     LaneFull,
     NanoloopError,
+    NotPossible,
     NotReadable,
     SessionDamaged,
     SessionNotFound,
@@ -43,11 +45,11 @@ from nanoloop.lanes import Lanes, Then
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Delivery, Inbound, Outcome
 from nanoloop.nodes import Nodes
-from nanoloop.protocols import Bus, Provider, Store, Tool
+from nanoloop.protocols import Bus, Provider, Store, Tool, in_background
 from nanoloop.sending import Notices, reply_to
 from nanoloop.sentences import Sentences
-from nanoloop.session.entry import Entry
-from nanoloop.session.queue import message_id_of, messages_among, reworded
+from nanoloop.session.entry import TOOL_CALL, Entry
+from nanoloop.session.queue import asked_again, message_id_of, messages_among, reworded
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -58,20 +60,20 @@ if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
 
 FLUSH_SECONDS = 5
-"""How long a shutdown waits for what is on its way out."""
+"""How long a shutdown waits for outgoing messages."""
 
 
-class AgentLoop:
-    """Takes messages from the bus and answers each chat in order, all chats side by side."""
+class AgentLoop(Embedded):
+    """Takes messages from the bus and answers each chat in order, all chats in parallel."""
 
     def __init__(
         self,
+        provider: Provider | str,
         *,
-        provider: Provider,
         agent: Agent | None = None,
         agents: Mapping[str, Agent] | None = None,
-        tools: Iterable[Tool] = (),
-        store: Store | None = None,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        store: Store | str | None = None,
         bus: Bus | None = None,
         summarizer: Summarizer | None = None,
         recall: Recall | None = None,
@@ -92,15 +94,24 @@ class AgentLoop:
         shutdown_turns_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS,
         shutdown_summaries_seconds: float = defaults.SHUTDOWN_TURNS_SECONDS / 2,
     ) -> None:
+        """A provider may be given by name ("openai:gpt-5.4-mini"), or a store ("sqlite:bot.db").
+
+        Those given by name are made as from settings, and closed with the loop.
+        """
+        made: list[Provider | Store] = []
+        if isinstance(provider, str):
+            made.append(provider := plugins.provider_named(provider))
+        if isinstance(store, str):
+            made.append(store := plugins.store_named(store))
+        store = InMemoryStore() if store is None else store
+        super().__init__(store, closing=made)
         default = agent or Agent(tools=tools)
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.sentences = sentences or Sentences()
-        self.bus = bus or InProcessBus(busy=self.sentences.text("full"))
-        self.sessions = Sessions(
-            store or InMemoryStore(), limit=open_sessions, patience_seconds=store_timeout_seconds
-        )
-        self.summarizer = summarizer or Summarizer(provider, summary_model)
-        self.summarizer.keep_in(self.sessions.writer)
+        self.bus = bus or InProcessBus(busy=self._busy)
+        self.sessions = Sessions(store, limit=open_sessions, patience_seconds=store_timeout_seconds)
+        self.summarizer = summarizer or Summarizer(in_background(provider), summary_model)
+        self.summarizer.keep_in(self.sessions.writer, opened=self.sessions.open)
         self._recall = recall
         self.message_buffer_limit = message_buffer_limit
         self.message_buffer_min = message_buffer_min
@@ -111,16 +122,17 @@ class AgentLoop:
             handover=handover_limit if handover else 0,
             with_time=with_time,
         )
-        self.is_serving = False
-        """Whether it takes messages."""
         self._max_concurrent_turns = max_concurrent_turns
         self.turns = FairLimiter(max_concurrent_turns)
-        """What every turn waits for, in chats and beside them."""
+        """Limits all concurrent turns, in chats and elsewhere."""
         self._shutdown_turns_seconds = shutdown_turns_seconds
         self._shutdown_summaries_seconds = shutdown_summaries_seconds
         buffer = {"buffer_limit": message_buffer_limit, "buffer_min": message_buffer_min}
-        self.nodes = Nodes(self.sessions.store)
-        """This process among those that answer chats on its store."""
+        self.nodes = Nodes(self.sessions.store, patience_seconds=store_timeout_seconds)
+        """The processes that answer chats on this store, including this one."""
+        self._notices = Notices(
+            self.bus, self.sentences, agents=self.agents, sessions=self.sessions
+        )
         parts = ExchangeParts(
             provider=provider,
             agents=self.agents,
@@ -130,6 +142,7 @@ class AgentLoop:
             follow=_nobody if recall is None else recall.follow,
             nodes=self.nodes,
             views=Views(bounds),
+            notices=self._notices,
             **buffer,
         )
         commands = Commands(
@@ -138,13 +151,12 @@ class AgentLoop:
             summarizer=self.summarizer,
             recall=recall,
             runner=self,
+            notices=self._notices,
             **buffer,
         )
-        notices = Notices(self.bus, self.sentences)
         self._chats = Chats(
             parts=parts,
             commands=commands,
-            notices=notices,
             limiter=self.turns,
             waiting_limit=lane_limit,
             answer_unanswered=answer_unanswered,
@@ -153,24 +165,23 @@ class AgentLoop:
             chats=self._chats,
             parts=parts,
             commands=commands,
-            notices=notices,
             waiting_limit=lane_limit,
         )
 
     @property
     def recall(self) -> Recall | None:
-        """What finds again what was said, where there is one."""
+        """The search over earlier messages, if enabled."""
         return self._recall
 
     @property
     def lanes(self) -> int:
-        """How many chats are being answered or wait."""
+        """How many chats are being answered or are waiting."""
         return len(self._chats)
 
     # Taking
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Answer until the bus is closed; then finish what runs, up to the deadlines."""
+        """Answer until the bus is closed; then finish running work, up to the deadlines."""
         async with AsyncExitStack() as stack:
             for part in (self.bus, self.summarizer, self._recall):
                 if part is not None:
@@ -195,52 +206,47 @@ class AgentLoop:
             await self.bus.flush()
         announce(LoopStopped(unfinished_turns=unfinished, unfinished_summaries=summaries))
 
-    @contextmanager
-    def _serving(self) -> Iterator[None]:
-        self.is_serving = True
-        try:
-            yield
-        finally:
-            self.is_serving = False
-
     def _announce_start(self) -> None:
         announce(
             LoopStarted(channels=self.bus.channels, max_concurrent_turns=self._max_concurrent_turns)
         )
 
+    def _busy(self, message: Inbound) -> str:
+        return self._notices.text(message, "full")
+
     # What commands need of it
 
     @property
     def channels(self) -> Mapping[str, str]:
-        """How each channel stands, of those that can tell."""
+        """The state of each channel that reports one."""
         return self.bus.states
 
     def stop(self, key: str) -> bool:
-        """Stop the turn that is going on in this lane; False where there is none."""
+        """Stop the turn in progress in this lane; False if there is none."""
         return self._chats.stop(key)
 
     async def stop_anywhere(self, key: str) -> bool:
-        """The same, also where it goes on in another process, which hears of it soon."""
+        """Like `stop`, but reaches a turn in another process too, after a short delay."""
         return await self._chats.stop_anywhere(key)
 
     def waiting(self, key: str) -> int:
-        """Messages that wait in this lane."""
+        """How many messages are waiting in this lane."""
         return self._arrivals.waiting(key)
 
     def is_answering(self, key: str) -> bool:
-        """Whether a turn is going on in this lane."""
+        """Whether a turn is in progress in this lane."""
         return self._chats.is_answering(key)
 
     def is_busy(self, key: str) -> bool:
-        """Whether this lane works on a message in any way, or one waits."""
+        """Whether a message is being processed or waiting in this lane."""
         return self._chats.is_busy(key) or self._arrivals.is_busy(key)
 
     # After a restart
 
     async def recover(self) -> None:
-        """Take up what earlier processes left: messages, answers, unfinished summaries.
+        """Resume what earlier processes left behind: messages, answers, unfinished summaries.
 
-        From now on also what others leave that end while this one runs.
+        From now on, also resume the work of other processes that end while this one runs.
         """
         await self._recover(lambda _: True)
 
@@ -256,28 +262,30 @@ class AgentLoop:
 
 
 def _nobody(_: str) -> None:
-    """Nothing takes in what left a window."""
+    """Do nothing: no index takes the entries that left a window."""
 
 
 WAITING_BYTES = 1_000_000
-"""How much may wait in one chat."""
+"""How many bytes of messages may wait in one chat."""
 INTERRUPTED = "interrupted before it finished: a message was changed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """What became of a message."""
+    """The outcome of an incoming message."""
 
     session: Session
     outcome: Outcome = "kept"
     begun: Begun | None = None
-    """The question that it is, where nothing else was owed."""
+    """The question it became, if nothing else was owed."""
     ends_turn: bool = False
-    """Whether it changed the question that is being answered."""
+    """Whether it changed the question being answered."""
+    stops: str | None = None
+    """The id of the question whose turn should be stopped."""
 
 
 class Arrivals:
-    """Takes messages into their sessions, one at a time and in order for each chat."""
+    """Takes messages into their sessions, one at a time and in order per chat."""
 
     def __init__(
         self,
@@ -285,14 +293,13 @@ class Arrivals:
         chats: Chats,
         parts: ExchangeParts,
         commands: Commands,
-        notices: Notices,
         waiting_limit: int,
     ) -> None:
         self._chats = chats
         self._parts = parts
         self._sessions = parts.sessions
         self._commands = commands
-        self._notices = notices
+        self._notices = parts.notices
         self._waiting_limit = waiting_limit
         self._arrivals: Lanes[str, Delivery] = Lanes(
             self._arrive, limit=waiting_limit, name="arrival"
@@ -311,7 +318,7 @@ class Arrivals:
         return await self._stack.__aexit__(*exc)  # type: ignore[arg-type]
 
     def waiting(self, key: str) -> int:
-        """Messages of this chat that wait, in its session or to get there."""
+        """How many of this chat's messages are waiting, in its session or on their way to it."""
         session = self._sessions.known(key)
         return self._arrivals.waiting(key) + (
             0 if session is None else len(messages_among(session.waiting))
@@ -322,13 +329,13 @@ class Arrivals:
         return self._arrivals.is_busy(key)
 
     async def idle(self) -> None:
-        """Wait until all that came has been taken in and answered."""
+        """Wait until everything that arrived has been taken in and answered."""
         await self._arrivals.idle()
         await self._chats.idle()
         await self._asides.idle()
 
     async def finish(self) -> None:
-        """Make durable what has not been taken in yet."""
+        """Make messages durable that have not been taken in yet."""
         for delivery in self._arrivals.take_waiting():
             message = delivery.message
             try:
@@ -340,7 +347,7 @@ class Arrivals:
                 await delivery.ack(arrival.outcome)
 
     async def take(self, delivery: Delivery) -> None:
-        """Put a message where it will be handled; waits for nobody."""
+        """Queue a message, without waiting."""
         message = delivery.message
         key = message.session_key
         try:
@@ -365,7 +372,7 @@ class Arrivals:
         await self._notices.say(message, "busy")
 
     async def _answer_aside(self, _: str, delivery: Delivery) -> None:
-        """Answer what only reads, whatever else goes on."""
+        """Answer commands that only read, without waiting for anything else."""
         try:
             text = await self._commands.answer(delivery.message)
         except Exception as error:  # noqa: BLE001 - one chat's failure must not stop the others
@@ -401,6 +408,8 @@ class Arrivals:
             self._chats.note(arrival.session, arrival.begun)
         if arrival.ends_turn:
             self._chats.drop_turn(key)
+        if arrival.stops is not None:
+            self._chats.stop(key, question=arrival.stops)
         await delivery.ack(arrival.outcome)
         if self._arrivals.waiting(key):
             self._chats.wake(key, arrival.session.id)
@@ -408,22 +417,24 @@ class Arrivals:
         return partial(self._chats.work_here, key, arrival.session.id)
 
     async def _kept_in_the_end(self, delivery: Delivery) -> Arrival:
-        """The same, however long the store is away; the chat is told of that once."""
-        message, is_told = delivery.message, False
-        entry = entry_of(message)
+        """Store a message, however long the store is down; the chat is told once."""
+        message = delivery.message
+        key, entry = message.session_key, entry_of(message)
         while True:
             try:
-                return await self._kept(message, entry)
+                arrival = await self._kept(message, entry)
             except StoreError as error:
                 if not is_away(error):
                     raise
-                if not is_told:
-                    await self._notices.apologise(message, error)
-                is_told = True
+                await self._notices.store_is_away(key, message, error)
                 await leave_alone()
+            else:
+                if self._notices.told_of_store:
+                    self._notices.store_is_back(key)
+                return arrival
 
     async def _kept(self, message: Inbound, entry: Entry) -> Arrival:
-        """Have it in its chat's session, durable when this returns."""
+        """Store a message in its chat's session; it is durable when this returns."""
         changed = amended_by(message)
         while True:
             with suppress(SessionNotFound):  # deleted by another process: the chat begins anew
@@ -434,6 +445,8 @@ class Arrivals:
                 is_known = changed is not None and (
                     _is_owed(session, changed) or await self._has_heard(message, changed)
                 )
+                if message.again:
+                    await self._sessions.ready_to_undo(session)
                 act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
                 arrival = await self._arrived(session, message, act)
                 if arrival is not None:
@@ -442,7 +455,7 @@ class Arrivals:
     async def _arrived(
         self, session: Session, message: Inbound, act: Callable[[Session], Arrival | None]
     ) -> Arrival | None:
-        """What became of it in this session; None where its chat has moved on."""
+        """The message's outcome in this session; None if its chat has moved on."""
         with suppress(AlreadyHeard):
             arrival = await self._sessions.change(session, act)
             is_full = arrival is not None and arrival.outcome == "full"
@@ -451,7 +464,7 @@ class Arrivals:
         return Arrival(session=session, outcome="repeated")
 
     async def _has_heard(self, message: Inbound, message_id: str | None) -> bool:
-        """Whether a message with this id was taken in the same chat."""
+        """Whether a message with this id was already accepted in the same chat."""
         if message_id is None:
             return False
         return await self._sessions.store.has_heard(message.session_key, message_id)
@@ -459,9 +472,9 @@ class Arrivals:
     def _take_in(
         self, session: Session, *, message: Inbound, entry: Entry, is_known: bool
     ) -> Arrival | None:
-        """Have the session take it in; None where its chat has moved on.
+        """Add a message to the session; None if its chat has moved on.
 
-        `is_known` says whether the message that it changes was taken.
+        `is_known` says whether the message that it changes was accepted.
         """
         if session.moved:
             return None
@@ -469,10 +482,12 @@ class Arrivals:
             return kept
         if amended_by(message):
             return self._amend(session, message, entry, is_known=is_known)
+        if message.again:
+            entry = _again_in(session, entry)
         return self._queue(session, message, entry)
 
     def _queue(self, session: Session, message: Inbound, entry: Entry) -> Arrival:
-        """Have it wait for its turn, which comes at once where nothing else is owed."""
+        """Queue a message for its turn, which begins at once if nothing else is owed."""
         is_next = self._chats.is_free(session) and not message.early_seconds
         waits = is_command(message) or not is_next
         if waits and not self._has_room(session, entry):
@@ -487,7 +502,7 @@ class Arrivals:
         return Arrival(session=session, begun=self._parts.begin(session, entry))
 
     def _amend(self, session: Session, message: Inbound, told: Entry, *, is_known: bool) -> Arrival:
-        """Change what waits or is being asked; of anything older the model is told."""
+        """Change a waiting or current question; for anything older, tell the model."""
         name, begun, ends_turn = amended_by(message) or "", None, False
         if not is_known:
             return Arrival(session=session)
@@ -496,6 +511,8 @@ class Arrivals:
         if not session.amend_held(name, None if message.deletes else message.text):
             question = session.entry_at(session.awaiting)
             ends_turn = question is not None and message_id_of(question) == name
+            if message.origin == "system":  # nobody waits for it; nobody has taken it back
+                return self._give_up(session, message) if ends_turn else Arrival(session=session)
             if question is None or not ends_turn:
                 session.add_entry(told)
             elif not _take_back(session):  # what was done for it must not be forgotten
@@ -508,21 +525,47 @@ class Arrivals:
                 begun = self._parts.begin(session, again)
         return Arrival(session=session, begun=begun, ends_turn=ends_turn)
 
+    def _give_up(self, session: Session, message: Inbound) -> Arrival:
+        """End the current turn, unless it has called a tool that writes."""
+        if self._has_written(session):
+            return Arrival(session=session)
+        if self._chats.is_answering(message.session_key):
+            return Arrival(session=session, stops=message.deletes)
+        if not _take_back(session):
+            close_calls(session, INTERRUPTED)
+            session.awaiting = 0
+        session.claim(self._parts.nodes.me)
+        return Arrival(session=session)
+
+    def _has_written(self, session: Session) -> bool:
+        writes = self._parts.agents.of(session).toolbox.writes
+        done = [entry for entry in session.window if entry.seq > session.awaiting]
+        return any(e.type == TOOL_CALL and writes(str(e.content.get("tool"))) for e in done)
+
     def _has_room(self, session: Session, entry: Entry) -> bool:
         waiting = session.waiting
         used = sum(map(_size, waiting))
         return len(waiting) < self._waiting_limit and used + _size(entry) <= WAITING_BYTES
 
 
+def _again_in(session: Session, entry: Entry) -> Entry:
+    """The message that repeats this session's last question; raises `NotPossible`."""
+    known = (*session.entries_between(0, session.last_seq), *session.waiting)
+    again = asked_again(entry, known)
+    if again is None:
+        raise NotPossible("there is nothing to ask again")
+    return again
+
+
 def _is_owed(session: Session, message_id: str) -> bool:
-    """Whether a message with this id waits in the session, or is being answered."""
+    """Whether a message with this id is waiting in the session or being answered."""
     asked = session.entry_at(session.awaiting)
     owed = session.waiting if asked is None else (*session.waiting, asked)
     return message_id in map(message_id_of, owed)
 
 
 def _hears(session: Session, message: Inbound) -> bool:
-    """Have the session take it with its next commit; False if that takes it already."""
+    """Mark the message as heard in the next commit; False if it already is."""
     name = message.message_id
     # A change may come under the name of what it changes.
     if name is None or name == amended_by(message):
@@ -531,7 +574,7 @@ def _hears(session: Session, message: Inbound) -> bool:
 
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:
-    """What became of it where it was taken in already, and could not be made durable."""
+    """The outcome for a message that was already taken in, but could not be made durable."""
     newest = session.newest
     if newest is not None and newest.id == entry.id:
         is_asked = newest.seq == session.awaiting
@@ -543,12 +586,12 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
 
 
 def _size(entry: Entry) -> int:
-    """The bytes that a message takes, about."""
+    """The approximate size of a message in bytes."""
     return len(str(entry.content).encode())
 
 
 def _take_back(session: Session) -> bool:
-    """Take back the question that is being asked; False where more than that came of it."""
+    """Withdraw the current question; False if anything has been added since."""
     if session.awaiting != session.last_seq:
         return False
     try:

@@ -1,10 +1,13 @@
-"""What crosses the bus: a message that comes in, an answer that goes out."""
+"""What crosses the bus: an incoming message, an outgoing answer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Literal, Protocol
+
+Language = Literal["en", "de", "es", "fr", "ja", "zh"]
+"""The languages that have a table of sentences."""
 
 
 def _now() -> datetime:
@@ -13,18 +16,18 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """Something that came with a message: kept by reference, never by content."""
+    """A file that came with a message: stored by reference, never by content."""
 
     kind: str
     """`image`, `audio`, `video` or `file`."""
     ref: str
-    """Where it is: a URL, a path or the platform's own id."""
+    """Its place: a URL, a path or the platform's own id."""
     name: str | None = None
     mime_type: str | None = None
     size: int | None = None
     """Bytes, when known."""
     text: str | None = None
-    """What the model is to read of it, where it is a text: kept with the message."""
+    """What the model reads of it, if it is a text: stored with the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class Inbound:
     """One message from one chat."""
 
     channel: str
-    """The channel it came by, and the one its answer leaves by."""
+    """The channel that it came from and its answer goes to."""
     chat: str
     """The chat within the channel."""
     text: str
@@ -50,34 +53,43 @@ class Inbound:
     """The lane and session to use instead of channel and chat."""
     agent: str | None = None
     """The agent for a session that has none yet."""
+    language: Language | None = None
+    """The language of what the loop tells this chat, if its agent has none."""
     edits: str | None = None
-    """The id of an earlier message that says `text` now; nothing new is asked."""
+    """The id of an earlier message whose text is now `text`; nothing new is asked."""
     deletes: str | None = None
-    """The id of an earlier message that was taken back."""
+    """The id of an earlier message that was deleted."""
+    again: bool = False
+    """Whether it asks the previous message again: that exchange is taken back as this one begins,
+    and if this message has no words, it has those of the previous one."""
     burst_seconds: float = 0
-    """What else is said within so short a time is answered together with it."""
+    """Other messages within this time are answered together with it."""
     steers: bool = False
-    """Whether it is told to a turn that is going on, at its next step, instead of waiting."""
+    """Whether it is added to a turn in progress, at its next step, instead of waiting."""
     not_before: datetime | None = None
-    """When it may be answered at the earliest; until then it waits."""
+    """The earliest time at which it may be answered; until then it waits."""
     account: str = ""
-    """Whose share of what can be done at once it takes: a token's, a person's, a group's. Left out,
-    its chat's."""
+    """The owner whose share it uses: a token's, a person's, a group's. By default, its chat's."""
     time: datetime = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        # Here, where the sender of a wrong one hears of it: the loop serves all the others too.
+        if not isinstance(self.text, str):
+            raise TypeError(f"the text of a message is {type(self.text).__name__}: give a str")
 
     @property
     def session_key(self) -> str:
-        """Whose lane this message waits in."""
+        """The key of the lane that this message waits in."""
         return self.key or f"{self.channel}:{self.chat}"
 
     @property
     def early_seconds(self) -> float:
-        """How long it has to wait before it may be answered."""
+        """How long it must wait before it may be answered."""
         return max(0.0, (self.not_before - _now()).total_seconds()) if self.not_before else 0
 
     @property
     def owner(self) -> str:
-        """Who waits while others have their turn."""
+        """The owner that waits while others have their turn."""
         return self.account or self.session_key
 
 
@@ -89,32 +101,35 @@ class Outbound:
     chat: str
     text: str
     kind: Literal["answer", "notice", "error"] = "answer"
-    """An answer of the model, a word of the loop itself, or an apology."""
+    """An answer of the model, a notice of the loop, or an apology."""
     reply_to: str | None = None
     """The id of the message that this one answers."""
     session_id: str | None = None
     incident: str | None = None
-    """Of an apology: the id by which the operator finds out what happened."""
+    """For an apology, the id by which the operator finds out what happened."""
     id: str | None = None
-    """Its own name, the same when it is sent again: a platform that knows such shows it once."""
+    """Its own name, unchanged on a repeat: platforms with such ids show it only once."""
 
 
 Outcome = Literal["kept", "repeated", "full", "failed"]
-"""What became of a message that came in: it is durable or answered, it was so before, or its chat
-was told why it was refused: too much waits there, or it could not be kept."""
+"""What became of an incoming message.
+
+It is durable or answered, it already was, or its chat was told why it was refused: too much is
+waiting there, or it could not be stored.
+"""
 
 
 class Ack(Protocol):
     """Tells the bus that a message is durable elsewhere, or was refused."""
 
     async def __call__(self, outcome: Outcome = "kept") -> None:
-        """It may be forgotten: this became of it."""
+        """Let the bus forget the message, which had this outcome."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A message taken from the bus; it is only gone from there once it is acknowledged."""
+    """A message taken from the bus; it leaves the bus only when it is acknowledged."""
 
     message: Inbound
     ack: Ack

@@ -1,4 +1,4 @@
-"""Which processes answer chats on one store: each says every two seconds that it lives."""
+"""Which processes answer chats on one store: each sends a heartbeat every two seconds."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ import anyio
 from anyio.abc import TaskGroup
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.defaults import NODE_SECONDS
+from nanoloop.defaults import NODE_SECONDS, STORE_TIMEOUT_SECONDS
 from nanoloop.errors import StoreError
 from nanoloop.protocols import Node, Store
 
 BEAT_SECONDS = 2.0
 LOOK_SECONDS = 0.5
-"""Between two looks at what other processes wrote, while there are any."""
+"""The time between two checks of what other processes wrote, while there are any."""
 SURE_SECONDS = NODE_SECONDS - 1
-"""So long after a beat that was confirmed no other process takes this one for dead."""
+"""For this long after a confirmed beat, no other process considers this one dead."""
+AGAIN_SECONDS = 0.1
+"""The time before an unconfirmed beat is repeated while someone is waiting for it."""
 LEAVE_SECONDS = 2.0
 GONE_LIMIT = 10_000
-"""Processes that are remembered to be gone."""
+"""How many dead processes are remembered."""
 
 
 class Nodes:
-    """This process, and the others that live, as the store knows them."""
+    """This process and the other live ones, as the store knows them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, patience_seconds: float = STORE_TIMEOUT_SECONDS) -> None:
+        self._patience_seconds = patience_seconds
         self.me = token_urlsafe(6)
-        """The name of this process, of this run."""
+        """The name of this process, for this run only."""
         self._store = store
         self._others: dict[str, float] = {}
-        """Those that live, and how old their last sign of life was at the last look."""
+        """The other live processes, and the age of their last heartbeat at the last check."""
         self._gone: BoundedDict[str, None] = BoundedDict(GONE_LIMIT)
         self._wanted: frozenset[str] = frozenset()
         self._held: frozenset[str] = frozenset()
         self._uses: dict[str, anyio.CancelScope] = {}
-        """What goes on with each account that this process has to itself."""
+        """The work that uses each account that this process has to itself."""
         self._looked_at = _now() - NODE_SECONDS
         self.lapses = 0
-        """How often it was silent for so long that another may have taken it for dead."""
+        """How often it was silent for so long that another may have considered it dead."""
         self._beating = anyio.Lock()
         self._has_left = False
         self._group: TaskGroup | None = None
@@ -77,7 +80,7 @@ class Nodes:
                 await self.beat()
 
     async def beat(self) -> None:
-        """Say that this process lives, and look who else does; raises `StoreError`."""
+        """Send a heartbeat, and learn which others are alive; raises `StoreError`."""
         asked_at = _now()
         async with self._beating:
             if self._looked_at > asked_at or self._has_left:  # another did while this one waited
@@ -113,23 +116,28 @@ class Nodes:
         for account in self._uses.keys() - self._held:  # this process was taken for dead
             self._uses[account].cancel()
 
+    @property
+    def held(self) -> frozenset[str]:
+        """The chat platform accounts that this process has to itself."""
+        return self._held
+
     # Who lives
 
     @property
     def living(self) -> frozenset[str]:
-        """The others that live, as far as is known."""
+        """The other live processes, as far as is known."""
         return frozenset(name for name in self._others if self._lives(name))
 
     @property
     def look_seconds(self) -> float:
-        """How long to wait until the next look at what others wrote.
+        """How long to wait until the next check of what others wrote.
 
-        Alone there is nothing to see before another has said that it lives.
+        A process on its own has nothing to check until another has sent a heartbeat.
         """
         return LOOK_SECONDS if self.living else BEAT_SECONDS
 
     def is_other(self, name: str) -> bool:
-        """Whether another process of this name may be alive; one that nobody asked after is."""
+        """Whether another process of this name may be alive; an unknown one may be."""
         if not name or name == self.me:
             return False
         return self._lives(name) if name in self._others else name not in self._gone
@@ -138,16 +146,30 @@ class Nodes:
         return self._others[name] + _now() - self._looked_at < NODE_SECONDS
 
     async def ask_after(self, *names: str) -> None:
-        """Find out whether these live, where that isn't known; raises `StoreError`."""
+        """Find out whether these are alive, if that isn't known; raises `StoreError`."""
         known = ("", self.me)
         names = tuple(name for name in names if name not in known)
         if unknown := {n for n in names if n not in self._others and n not in self._gone}:
-            await self.beat()
+            await self._beat_patiently()
             for name in unknown - self._others.keys():
                 self._gone[name] = None
 
+    async def _beat_patiently(self) -> None:
+        """Send a heartbeat, retrying until a store counts as unavailable; raises `StoreError`."""
+        left = self._patience_seconds
+        while True:
+            began = _now()
+            try:
+                return await self.beat()
+            except StoreError:
+                # It takes no longer than this, unless the whole process was stopped meanwhile.
+                left -= min(_now() - began, SURE_SECONDS) + AGAIN_SECONDS
+                if left <= 0:
+                    raise
+                await anyio.sleep(AGAIN_SECONDS)
+
     def is_sure(self, since: int) -> bool:
-        """Whether no other process can have taken this one for dead since so many lapses."""
+        """Whether no other process can have considered this one dead since that many lapses."""
         return self.lapses == since and self._is_sure
 
     @property
@@ -163,10 +185,10 @@ class Nodes:
         *,
         waits: Callable[[bool], object],
     ) -> None:
-        """Do this while no other process has this account at a chat platform.
+        """Run this while no other process has this chat platform account.
 
-        `waits` hears whether it has to wait, each time that this changes. Where this process was
-        taken for dead, and another one has the account now, the work is stopped and waits again.
+        `waits` is called with whether it has to wait, each time that changes. If this process was
+        considered dead and another one has the account now, the work is stopped and waits again.
         """
         while True:
             is_waiting = False
@@ -196,13 +218,13 @@ class Nodes:
 
 
 def _now() -> float:
-    """A clock that goes on while the machine sleeps, where there is one."""
+    """A clock that also runs while the machine sleeps, if there is one."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 def _place() -> str:
-    """Where the numbers of processes are those of this process."""
+    """The place within which process ids mean the same."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())
@@ -214,16 +236,19 @@ PLACE = _place()
 
 
 def _is_dead(node: Node) -> bool:
-    """Whether it is a process of this place that has ended, whatever its last sign of life."""
-    if node.place != PLACE:
-        return False
+    """Whether it is a process in this place that has ended, whatever its last heartbeat."""
+    return node.place == PLACE and not is_there(node.pid)
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process in this place has this id and has not ended."""
     try:
-        os.kill(node.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except OSError:  # somebody else's
         return False
+    except OSError:  # somebody else's
+        return True
     with suppress(OSError):  # ended, and nobody has asked how
-        stat = Path(f"/proc/{node.pid}/stat").read_text("utf-8", "replace")
-        return stat.rpartition(")")[2].split()[0] in {"Z", "X"}
-    return False
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return True

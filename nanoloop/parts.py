@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 from nanoloop import plugins
 from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
-from nanoloop.bus import InProcessBus
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError, place_of
 from nanoloop.loop import AgentLoop
@@ -21,10 +20,11 @@ from nanoloop.memory import summarizer
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.memory.writer import PROMPT, SMALL_PROMPT
 from nanoloop.models.catalogue import file_of
 from nanoloop.pictures import Pictures
-from nanoloop.protocols import Channel, Provider, Seal, Store, Tool
-from nanoloop.providers.models import Models, in_background
+from nanoloop.protocols import Channel, Provider, Seal, Store, Tool, in_background
+from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
 from nanoloop.settings import AgentSettings, Settings
@@ -33,6 +33,7 @@ from nanoloop.settings.vendors import (
     ServerSettings,
     call_timeout_seconds,
     context_tokens,
+    is_small,
     models_of,
     no_model,
     own_of,
@@ -40,8 +41,10 @@ from nanoloop.settings.vendors import (
     summary_batch_chars,
     unaskable,
 )
+from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
+from nanoloop.stores.place import shown as shown_place
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 from nanoloop.words import did_you_mean
 
@@ -53,17 +56,17 @@ if TYPE_CHECKING:
 
 
 ATTACHMENTS = "attachments"
-"""The folder of uploaded files in that of the data."""
+"""The folder of uploaded files within the data folder."""
 
 
 def make_store(settings: Settings, *, read_only: bool = False) -> Store:
-    """The store that these settings name; what was uploaded goes with what is erased there."""
+    """The configured store; uploads are deleted with what is erased there."""
     store = open_store(settings, read_only=read_only)
     return cast("Store", Forgetting(store, settings.data / ATTACHMENTS))
 
 
 def open_store(settings: Settings, *, url: str | None = None, read_only: bool = False) -> Store:
-    """The store that these settings name, or one at another URL with all else as they say."""
+    """The configured store, or one at another URL with all other settings unchanged."""
     opening = Opening(
         data=settings.data,
         durability=settings.store.durability,
@@ -74,8 +77,17 @@ def open_store(settings: Settings, *, url: str | None = None, read_only: bool = 
     return opening.open(url or settings.store.url or default_url(settings.data))
 
 
+def make_installation(settings: Settings) -> Installation | None:
+    """What the data folder knows about the configured store; None if that is in memory."""
+    url = settings.store.url or default_url(settings.data)
+    if url == "memory:":
+        return None
+    place = shown_place(url, settings.data)
+    return Installation(settings.data / "installation.json", place=place)
+
+
 def make_seal(settings: Settings) -> Seal | None:
-    """What seals the store's files, where these settings have a key for it."""
+    """What encrypts the store, if these settings have a key."""
     if settings.store.encryption_key is None:
         return None
     from nanoloop.stores.encryption import FernetSeal  # noqa: PLC0415 - an extra of its own
@@ -91,20 +103,20 @@ def make_attachments(settings: Settings) -> Attachments:
 
 
 def recall_file(settings: Settings) -> Path:
-    """Where the recall index is, where one is kept."""
+    """Where the search index is, if there is one."""
     return settings.data / "recall.sqlite"
 
 
 def spent_file(settings: Settings) -> Path | None:
-    """Where the day's tokens for summaries are counted; None where no limit needs the count."""
+    """Where the day's tokens for summaries are counted; None if no limit needs the count."""
     is_kept = settings.store.url != "memory:" and settings.summary.daily_tokens is not None
     return settings.data / "spent.json" if is_kept else None
 
 
 def make_provider(settings: Settings) -> Models:
-    """The provider of all models that these settings name.
+    """The provider of all configured models.
 
-    Raises `SettingsError` where one of them can't be asked: before anything is said to it.
+    Raises `SettingsError` if one of them can't be used: before anything is sent to it.
     """
     check_models(settings)
     models = make_models(settings)
@@ -119,19 +131,29 @@ def make_provider(settings: Settings) -> Models:
     return models
 
 
+def provider_named(model: str) -> Provider:
+    """The provider of that model, configured by the environment; reads no file."""
+    return make_provider(Settings.of_code({"model": model}))
+
+
+def store_named(url: str) -> Store:
+    """The store at that URL, configured by the environment; reads no file."""
+    return open_store(Settings.of_code({"store.url": url}))
+
+
 def check_models(settings: Settings) -> None:
-    """Raise `SettingsError` where a model is named that lacks a key or an address."""
+    """Raise `SettingsError` if a configured model lacks a key or an address."""
     if problems := unaskable(settings):
         raise InvalidSettings(problems)
 
 
 def make_models(settings: Settings) -> Models:
-    """The same, each made when it is first asked, and not before."""
+    """Like `make_provider`, but each model is made only when it is first used."""
     return Models(settings.model, partial(_made, settings))
 
 
 def with_pictures(settings: Settings, provider: Provider) -> Provider:
-    """The provider, shown the images that came in chats, wherever a chat goes on."""
+    """The provider, which also sends images from chats, in whatever channel a chat continues."""
     return Pictures(provider, make_attachments(settings))
 
 
@@ -163,7 +185,7 @@ def _made(settings: Settings, word: str, model: str) -> Provider:
 
 
 def _asked(settings: Settings, server: ServerSettings, model: str) -> dict[str, Any]:
-    """How a server is asked, whoever's it is."""
+    """How to call a server, regardless of who runs it."""
     return {
         "model": model,
         "api_key": server.key,
@@ -189,7 +211,7 @@ def _local(settings: Settings, model: str) -> Provider:
 
 
 def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
-    """What `package.module:function` names there, or None; raises `SettingsError`."""
+    """The function that `package.module:function` names, or None; raises `SettingsError`."""
     name = attrgetter(key)(settings)
     if name is None:
         return None
@@ -234,7 +256,7 @@ TOOLS: Mapping[str, Tool] = {"clock": clock, "calculator": calculator}
 
 
 def make_agents(settings: Settings, recall: Recall | None = None) -> Agents:
-    """The agents that these settings describe, the one for all among them."""
+    """The configured agents, including the default one."""
     tools = TOOLS if recall is None else {**TOOLS, "recall": make_recall_tool(recall)}
     terminal = settings.channels.terminal.agent
     installed = {name: _installed(name, own) for name, own in settings.tools.of_plugins.items()}
@@ -252,14 +274,16 @@ def make_agent(
     name: str = DEFAULT_AGENT,
     tools: Mapping[str, Tool] = TOOLS,
 ) -> Agent:
-    """An agent; what its own settings leave out is as for all."""
-    return Agent(
+    """An agent; its own settings override the general ones."""
+    # A small model calls tools instead of answering: it gets those that someone named for it.
+    usual = () if is_small(own.model or settings.model) else tools
+    agent = Agent(
         name,
         prompt=settings.prompt if own.prompt is None else own.prompt,
         model=own.model,
         tools=[
             _tool(settings, name, tool, tools)
-            for tool in (tools if own.tools is None else own.tools)
+            for tool in (usual if own.tools is None else own.tools)
         ],
         limits=AgentLimits(
             steps=own.max_steps or settings.turn.max_steps,
@@ -269,6 +293,8 @@ def make_agent(
         ),
         settings=settings.session.rules(),
     )
+    agent.language = own.language
+    return agent
 
 
 def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) -> Tool:
@@ -291,15 +317,13 @@ def _installed(name: str, own: BaseModel) -> Tool:
 def make_loop(settings: Settings, provider: Provider, store: Store) -> AgentLoop:
     """The loop with its bus, its summariser, its recall and its agents."""
     recall = make_recall(settings, store)
-    sentences = Sentences(settings.sentences.model_dump())
+    said = settings.sentences.model_dump(exclude_unset=True)
+    sentences = Sentences(said, language=settings.language)
     return AgentLoop(
         provider=provider,
         agents=make_agents(settings, recall),
         store=store,
         sentences=sentences,
-        bus=InProcessBus(
-            busy=sentences.text("full"),
-        ),
         summarizer=make_summarizer(settings, in_background(provider), store),
         recall=recall,
         message_buffer_limit=settings.message_buffer_limit,
@@ -328,11 +352,12 @@ def make_summarizer(settings: Settings, provider: Provider, store: Store) -> Sum
         daily_tokens=settings.summary.daily_tokens,
         spent_file=spent_file(settings),
         idle_seconds=summarizer.IDLE_SECONDS,
+        prompt=SMALL_PROMPT if is_small(settings.summary_model or settings.model) else PROMPT,
     )
 
 
 def make_recall(settings: Settings, store: Store) -> Recall | None:
-    """What finds again what was said, where these settings want it."""
+    """The search over earlier messages, if these settings want it."""
     if not settings.recall.enabled:
         return None
     # Sealed files say nothing without their key, and an index of all words would say it for them.
@@ -344,9 +369,9 @@ def make_recall(settings: Settings, store: Store) -> Recall | None:
 def make_channels(
     settings: Settings, app: App, *, transcriber: Transcriber | None = None
 ) -> list[Channel]:
-    """The channels that these settings want, for `app.add`; raises `SettingsError`.
+    """The configured channels, for `app.add`; raises `SettingsError`.
 
-    `transcriber` tells what voice messages say, in place of what the settings name.
+    `transcriber` transcribes voice messages, instead of the configured function.
     """
     # Only who serves one needs what serves them.
     from nanoloop.channels.kit.channel import make_channel, wanted  # noqa: PLC0415 - as above
@@ -362,6 +387,7 @@ def make_channels(
             folder=settings.data,
             attachments=attachments,
             transcriber=transcriber,
+            sentences=app.loop.sentences,
         )
         for name, own in wanted(settings)
     ]
@@ -376,7 +402,7 @@ def make_with_program(settings: Settings, name: str, app: App) -> Any:
 
 
 def make_transcriber(settings: Settings) -> Transcriber | None:
-    """What tells the words of voice messages, where there is such; raises `SettingsError`."""
+    """The transcriber of voice messages, if one is configured; raises `SettingsError`."""
     from nanoloop.channels.kit.intake import Transcriber  # noqa: PLC0415 - as above
 
     function = function_of(settings, "channels.transcribe")

@@ -1,4 +1,4 @@
-"""Images of ours for a model: kept by reference, sent as data, left out where it takes none."""
+"""Our images for a model: kept by reference, sent as data, left out if it accepts none."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nanoloop.providers.models import UNSEEN, WithOptions, joined
 
 UNREAD = {"type": "text", "text": "[an image that could not be read]"}
 RETRY_SECONDS = 3600.0
-"""How long a model is taken at its word that it takes no images: servers change models."""
+"""How long a model's refusal of images is believed: servers change models."""
 REMEMBERED = 5000
-"""Pictures of which it is known whether a model can read them."""
+"""How many pictures to remember as readable or unreadable for a model."""
 
 
 class Pictures:
-    """A provider that shows its model the images that came in chats."""
+    """A provider that sends its model the images from chats."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Pictures:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer as the provider does; raises as it does."""
+        """Answer as the provider does; raises what it raises."""
         ask = _Asking(self._provider, tools=tools, model=model, on_text=on_text)
         ours = list(dict.fromkeys(_ids_in(messages)))
         if not ours:
@@ -67,13 +67,13 @@ class Pictures:
                 return reply
 
     def in_background(self) -> Provider:
-        """The provider as work is done that can wait, where it tells the two apart."""
+        """The provider for work that can wait, if it makes a difference."""
         apart = getattr(self._provider, "in_background", None)
         return self if apart is None else self._around(apart())
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Makes one whose requests have these options too; None where they can't be had."""
+        """Makes a provider whose requests also have these options; None if that is not possible."""
         apart: WithOptions | None = getattr(self._provider, "with_options", None)
         return None if apart is None else lambda options: self._around(apart(options))
 
@@ -83,15 +83,15 @@ class Pictures:
         return other
 
     def vendor_of(self, model: str | None) -> str:
-        """Whose reasoning the provider takes back for that model."""
+        """The vendor whose reasoning the provider takes back for that model."""
         return vendor_of(self._provider, model)
 
     async def close(self) -> None:
-        """Let go of the provider's connections."""
+        """Close the provider's connections."""
         await self._provider.close()
 
     def _fewer(self, model: str | None, shown: Sequence[str], most: int | None) -> list[str]:
-        """The newest of them, as many as the model takes."""
+        """The newest pictures, as many as the model accepts."""
         most = len(shown) // 2 if most is None else most
         self._known.takes(model, most)
         kept = min(most, len(shown) - 1)
@@ -99,7 +99,7 @@ class Pictures:
         return list(shown[len(shown) - kept :])
 
     def _learn(self, model: str | None, shown: Sequence[str], left_out: Sequence[str]) -> None:
-        """Remember what an answer proves: these can be read, and one alone was what stopped it."""
+        """Remember what an answer proves: these are readable, and a single one left out is not."""
         self._known.read(model, shown)
         if len(left_out) == 1:
             self._known.unreadable(model, left_out[0])
@@ -115,7 +115,7 @@ class Pictures:
         model: str | None,
         left_out: Collection[str],
     ) -> list[ChatMessage]:
-        """The messages with these images of ours as data, and a word in the place of others."""
+        """The messages with these of our images as data, and a note in place of the others."""
 
         async def part_of(part: Any) -> Any:
             picture = _id_of(part)
@@ -142,16 +142,16 @@ class Pictures:
 
 
 class _Known:
-    """What models said of pictures: how many they take, which they could read and which not."""
+    """What models have shown about pictures: how many they accept, and which they could read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._most: dict[str | None, tuple[int, float]] = {}
-        """The most that a model takes at a time, and until when that is believed."""
+        """How many a model accepts at a time, and until when that is believed."""
         self._is_readable: BoundedDict[tuple[str | None, str], bool] = BoundedDict(REMEMBERED)
 
     def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:
-        """Those of the pictures that this model takes: the newest, and none that it can't read."""
+        """The pictures that this model accepts: the newest ones, and none that it can't read."""
         readable = [picture for picture in pictures if not self.is_bad(model, picture)]
         most, until = self._most.get(model, (None, 0.0))
         if most is None or len(readable) <= most:
@@ -162,32 +162,32 @@ class _Known:
         return readable[len(readable) - most :]
 
     def takes(self, model: str | None, most: int) -> None:
-        """Hear how many it takes at a time."""
+        """Note how many it accepts at a time."""
         self._most[model] = (most, self._clock() + RETRY_SECONDS)
 
     def suspects(self, model: str | None, shown: Sequence[str]) -> Sequence[str]:
-        """The newer half of those that no answer has shown to be readable; of all, if none is."""
+        """The newer half of the pictures not known to be readable, or of all if there are none."""
         new = [one for one in shown if (model, one) not in self._is_readable] or shown
         return new[len(new) // 2 :]
 
     def is_bad(self, model: str | None, picture: str) -> bool:
-        """Whether it could not be read."""
+        """Whether the model could not read it."""
         return self._is_readable.get((model, picture)) is False
 
     def read(self, model: str | None, pictures: Sequence[str]) -> None:
-        """Hear that it answered with these."""
+        """Note that the model answered with these."""
         if len(pictures) > self._most.get(model, (len(pictures), 0))[0]:
             del self._most[model]
         for picture in pictures:
             self._is_readable[model, picture] = True
 
     def unreadable(self, model: str | None, picture: str) -> None:
-        """Hear that it answers without this one, and not with it."""
+        """Note that the model answers without this one, but not with it."""
         self._is_readable[model, picture] = False
 
 
 class _Asking:
-    """One question to the provider, asked until it goes through."""
+    """One question to the provider, repeated until it goes through."""
 
     def __init__(
         self,
@@ -214,14 +214,14 @@ class _Asking:
 
 
 def _ids_in(messages: Sequence[ChatMessage]) -> list[str]:
-    """Which images of ours they show, the oldest first."""
+    """The ids of our images that they contain, oldest first."""
     contents = (message.get("content") for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content)
     return [picture for part in parts if (picture := _id_of(part)) is not None]
 
 
 def _id_of(part: Any) -> str | None:
-    """The id of an image of ours; None for any other part."""
+    """The id of one of our images; None for any other part."""
     if not isinstance(part, Mapping) or part.get("type") != "image_url":
         return None
     url = (part.get("image_url") or {}).get("url")

@@ -1,4 +1,4 @@
-"""A picture decoded and written anew. Loaded with the first one; the only file with Pillow."""
+"""Decodes and re-encodes pictures; loaded with the first one, and the only file to use Pillow."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from nanoloop.attachments import Header, Picture, bound
 from nanoloop.errors import PictureRefused
 
 LONG_SIDE = 2000
-"""Pixels that a picture is scaled down to: models take no more when there are many."""
+"""How many pixels a picture is scaled down to: models accept no more if there are many."""
 MOST_BYTES = 3_700_000
-"""Bytes of a picture that stays as it is: 5 MB as base64, which some models take at most."""
+"""The maximum size of a picture left unchanged: 5 MB as base64, the limit of some models."""
 PROFILE_BYTES = 65_536
 QUALITY = 90
 STRIP = 64
-"""Lines of the smaller picture that are made at a time."""
+"""How many rows of the smaller picture are made at a time."""
 _SHOWN = frozenset(("1", "L", "LA", "P", "RGB", "RGBA"))
-"""The ways to store colours that every model's server knows."""
+"""The colour modes that every model's server knows."""
 _OPAQUE = frozenset(("L", "RGB"))
 _one_at_a_time = Lock()
-"""Each may take up to 200 MB for a moment, and what is warned of is set for the whole process."""
+"""Each picture may briefly take up to 200 MB, and the warning limit is process-wide."""
 
 
 def cleaned(data: bytes, header: Header) -> Picture:
-    """The picture upright, scaled down and with nothing beside it; as it is if it is like that.
+    """The picture upright, scaled down and without metadata; unchanged if it already is.
 
-    Raises `PictureRefused` for one that can't be read to its end.
+    Raises `PictureRefused` if it can't be read to the end.
     """
     try:
         # What Pillow warns of is refused, or dropped: nobody has to read of it on standard error.
@@ -57,7 +57,7 @@ def _cleaned(data: bytes, header: Header) -> Picture:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The picture small, and turned as its camera was held."""
+    """The picture, small and turned upright."""
     turned = _reduced(_in_plain_colours(image))
     turned.thumbnail((LONG_SIDE, LONG_SIDE))
     with suppress(Exception):  # what stands beside a good picture may be nonsense
@@ -66,7 +66,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """The picture by a whole number smaller: in strips, as the whole would be copied for that."""
+    """The picture, reduced by an integer factor; in strips, because all of it would be copied."""
     factor = max(image.size) // LONG_SIDE
     if factor <= 1:
         return image

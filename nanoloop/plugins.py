@@ -1,9 +1,9 @@
-"""Plugins: channels, tools, providers and stores, ours and those of other packages, by name."""
+"""Plugins by name: channels, tools, providers and stores, our own and other packages'."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -17,60 +17,97 @@ if TYPE_CHECKING:
 
     from nanoloop.app import App
     from nanoloop.attachments import Attachments
+    from nanoloop.protocols import Provider, Store
     from nanoloop.settings import Settings
 
 Kind = Literal["channels", "tools", "providers", "stores"]
-"""Each has a group of entry points: `irc = "my_package:PLUGIN"` below `nanoloop.channels`."""
+"""Each kind has an entry point group: `irc = "my_package:PLUGIN"` in `nanoloop.channels`."""
 OURS: Mapping[Kind, Sequence[str]] = {"channels": ("discord", "matrix", "slack", "telegram", "web")}
-"""Those of this package, each a folder; they are found where no metadata names them too."""
+"""This package's own plugins, each a folder; they are found even without metadata."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectQuestion:
+    """Something that `nanoloop connect` needs to know; it has a flag of the same name."""
+
+    name: str
+    """A setting with this name in the channel's table answers it too."""
+    help: str
+    """The help text of its flag."""
+    asks: str = ""
+    """How to ask a person; empty if only the flag can answer it."""
+    is_secret: bool = False
+    is_needed: bool = True
+    is_switch: bool = False
+    """Whether the flag takes no value: its answer is "yes"."""
+    unless: str = ""
+    """The question whose answer makes this one unnecessary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """The result of connecting an account."""
+
+    settings: Mapping[str, Any]
+    """What to write into the channel's table."""
+    says: Sequence[str]
+    """Sentences for the person: which account it is, and how to talk to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
-    """What an entry point names; any object with these attributes is one."""
+    """The object an entry point refers to; any object with these attributes will do."""
 
     name: str
-    """As its entry point has it: the table of its settings has that name too."""
+    """The name of its entry point, and of its settings table."""
     settings: type[BaseModel] | None
-    """What may stand in its table, such as `[channels.irc]`; None where nothing may."""
+    """The model for its table, such as `[channels.irc]`; None if it has no settings."""
     make: Callable[..., Any]
-    """Makes it from what each of its kind is given; raises `SettingsError` where that won't do.
+    """Makes it from its kind's arguments; raises `SettingsError` if that is not possible.
 
     `own` is an instance of `settings`, or None:
     a channel `make(own, folder)`, a `Platform` of the kit or a `Channel`; with `takes_program`
     `make(own, program)`;
     a tool `make(own)`, a `Tool` or a function;
     a provider `make(own, model)`;
-    a store `make(opening, url)`, with a `stores.opening.Opening`: its URL says all else.
+    a store `make(opening, url)`, with a `stores.opening.Opening`; the URL says everything else.
     """
     extra: str = ""
-    """The extra of nanoloop that its library comes with; empty where it needs none."""
+    """The nanoloop extra that installs its library; empty if it needs none."""
     takes_program: bool = False
-    """Whether a channel is given a `Program` in place of the data folder, as the web is."""
+    """Whether a channel gets a `Program` instead of the data folder, like the web channel."""
+    asks: Sequence[ConnectQuestion] = ()
+    """What `connect` needs to know."""
+    connect: Callable[..., Awaitable[Connected]] | None = None
+    """`await connect(own, told)` checks an account with its server, for `nanoloop connect`.
+
+    `told` maps the names in `asks` to the answers. Raises a `NanoloopError` whose text is a
+    sentence if the account is refused.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What a channel works with that shows sessions themselves, and not only messages of chats."""
+    """For a channel that shows the sessions themselves, not just the messages in chats."""
 
     app: App
-    """Which it will be added to: its loop with bus, sessions and agents, its telemetry."""
+    """The app it will be added to: its loop with bus, sessions and agents, its telemetry."""
     settings: Settings
     attachments: Attachments
 
 
 def names(kind: Kind) -> Sequence[str]:
-    """All that are there, none of them loaded."""
+    """The names of all plugins of a kind; none is loaded."""
     return sorted({*_ours(kind), *_installed(kind, tuple(sys.path))})
 
 
 def is_installed(kind: Kind, name: str) -> bool:
-    """Whether there is one of that name; nothing is loaded for it."""
+    """Whether there is a plugin with that name; nothing is loaded."""
     return name in _ours(kind) or name in _installed(kind, tuple(sys.path))
 
 
 def load(kind: Kind, name: str) -> Plugin:
-    """The one of that name, which is there; raises `SettingsError` where it can't be had."""
+    """The plugin with that name; raises `SettingsError` if it can't be loaded."""
     what = f"the {kind.removesuffix('s')} {name!r}"
     point = _ours(kind).get(name) or _installed(kind, tuple(sys.path))[name]
     try:
@@ -89,12 +126,33 @@ def load(kind: Kind, name: str) -> Plugin:
         make=found.make,
         extra=getattr(found, "extra", ""),
         takes_program=getattr(found, "takes_program", False),
+        asks=getattr(found, "asks", ()),
+        connect=getattr(found, "connect", None),
     )
     return replace(plugin, make=_guarded(plugin, what))
 
 
+PARTS = "nanoloop.parts"
+"""The module that makes parts from settings; not imported, because it is a layer above."""
+
+
+def provider_named(model: str) -> Provider:
+    """The provider for a model, named as in the settings, with its key from the environment.
+
+    Raises `SettingsError` if it can't be used.
+    """
+    made: Provider = EntryPoint("provider", f"{PARTS}:provider_named", "nanoloop").load()(model)
+    return made
+
+
+def store_named(url: str) -> Store:
+    """The store at that URL, opened as from settings; raises `SettingsError`."""
+    made: Store = EntryPoint("store", f"{PARTS}:store_named", "nanoloop").load()(url)
+    return made
+
+
 def _guarded(plugin: Plugin, what: str) -> Callable[..., Any]:
-    """What makes it, raising `SettingsError` only."""
+    """The plugin's `make`, wrapped to raise only `SettingsError`."""
 
     def guarded(*given: Any) -> Any:
         try:
@@ -130,7 +188,7 @@ def _ours(kind: Kind) -> Mapping[str, EntryPoint]:
 
 @lru_cache(maxsize=4)
 def _installed(kind: Kind, _: tuple[str, ...]) -> Mapping[str, EntryPoint]:
-    """Read once for each path that modules come from: it takes a look at every package."""
+    """The installed plugins, read once per module path: every package is examined."""
     return {
         point.name: point
         for point in entry_points(group=f"nanoloop.{kind}")

@@ -22,17 +22,17 @@ FinishReason = Literal["stop", "tool_calls", "length", "content_filter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """What the model asks a tool for."""
+    """A call that the model makes."""
 
     id: str
     name: str
     arguments: str
-    """JSON as the model wrote it; it may be broken."""
+    """JSON as the model wrote it; it may be invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens, as the provider counts them; 0 when it doesn't say."""
+    """Tokens, as the provider counts them; 0 if it doesn't say."""
 
     tokens_in: int = 0
     tokens_out: int = 0
@@ -40,7 +40,7 @@ class Usage:
     """The part of `tokens_in` that came from the provider's prefix cache."""
 
     def __add__(self, other: Usage) -> Usage:
-        """Add two receipts up."""
+        """Add up two receipts."""
         return Usage(
             tokens_in=self.tokens_in + other.tokens_in,
             tokens_out=self.tokens_out + other.tokens_out,
@@ -50,33 +50,33 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reasoning:
-    """What a model thought, in the form in which its vendor wants it back."""
+    """What a model thought, in the form its vendor wants back."""
 
     vendor: str
-    """Nobody else is sent it."""
+    """The only vendor it is sent to."""
     blocks: tuple[Mapping[str, Any], ...]
-    """JSON that nothing here looks into."""
+    """JSON that nothing here examines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What the model said."""
 
-    text: str = ""
+    text: str = field(default="", kw_only=False)
     tool_calls: tuple[ToolCall, ...] = ()
     thinking: str = ""
-    """Reasoning text, where the model shows it."""
+    """Reasoning text, if the model shows it."""
     finish_reason: FinishReason = "stop"
-    """Why it ended there; `length`: it was cut off."""
+    """Why the answer ended; `length` means it was cut off."""
     usage: Usage = field(default_factory=Usage)
     model: str = ""
     reasoning: Reasoning | None = None
-    """What goes back to the vendor with the results of these tool calls, where it wants that."""
+    """Sent back to the vendor with the results of these tool calls, if it wants that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
-    """What the model is told of a tool."""
+    """How the model sees a tool."""
 
     name: str
     description: str
@@ -85,7 +85,7 @@ class ToolSpec:
 
 
 OnText = Callable[[str], None]
-"""Hears each piece of an answer as it comes; it never waits."""
+"""Called with each piece of an answer as it comes; it never blocks."""
 
 
 @runtime_checkable
@@ -100,18 +100,24 @@ class Provider(Protocol):
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text comes in pieces too. Raises `ProviderError` only."""
+        """Answer; with `on_text` the text also comes in pieces. Raises `ProviderError` only."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections; closing twice is fine."""
+        """Close connections; closing twice is fine."""
         ...
 
 
 def vendor_of(provider: Provider, model: str | None) -> str:
-    """Whose reasoning it takes back for that model, by its method of this name; "" for nobody's."""
+    """The vendor whose reasoning the provider takes back for that model; "" for none."""
     said: Callable[[str | None], str] | None = getattr(provider, "vendor_of", None)
     return "" if said is None else said(model)
+
+
+def in_background(provider: Provider) -> Provider:
+    """The provider for work that can wait, if it makes a difference."""
+    apart = getattr(provider, "in_background", None)
+    return provider if apart is None else apart()
 
 
 Effect = Literal["reads", "writes"]
@@ -121,32 +127,32 @@ Effect = Literal["reads", "writes"]
 class Tool(Protocol):
     """Something the model may call.
 
-    It may have `effect` (of the type `Effect`), `repeatable` and `timeout_seconds` too, as `@tool`
-    takes them. One that says nothing of its effect writes.
+    It may also have `effect` (of the type `Effect`), `repeatable` and `timeout_seconds`, as `@tool`
+    takes them. Without an effect it counts as writing.
     """
 
     @property
     def spec(self) -> ToolSpec:
-        """What the model is told; the same bytes every time."""
+        """What the model sees; the same bytes every time."""
         ...
 
     async def call(self, arguments: Mapping[str, Any]) -> Any:
-        """Run with arguments decoded from JSON; any exception is told to the model."""
+        """Run with arguments decoded from JSON; any exception is reported to the model."""
         ...
 
 
 def effect_of(tool: Tool) -> Effect:
-    """What it says that its calls do; anything but "reads" is "writes"."""
+    """What it says its calls do; anything but "reads" is "writes"."""
     return "reads" if getattr(tool, "effect", "writes") == "reads" else "writes"
 
 
 def is_repeatable(tool: Tool) -> bool:
-    """Whether it says that equal calls are meant to run each."""
+    """Whether equal calls should each run."""
     return bool(getattr(tool, "repeatable", False))
 
 
 ARCHIVED = "archived"
-"""The key of a session's metadata that says it was put away."""
+"""The key of a session's metadata that says it is archived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,24 +170,24 @@ class SessionInfo:
     awaiting: int
     """The seq of a user's message that has no answer yet, or 0."""
     pending: int
-    """Entries that left the window and no summary covers yet."""
+    """Entries that have left the window but are not in a summary yet."""
     size: int
     """Bytes the session takes in the store."""
     archived: bool = False
-    """Whether it was put away: kept, and shown only to who asks for it."""
+    """Whether it is archived: kept, but shown only on request."""
     waiting: int = 0
-    """Messages that were kept before their turn and wait for it."""
+    """Messages that are stored and wait for their turn."""
     unsent: int = 0
     """Answers that may not have arrived in their chat."""
     tokens_in: int = 0
-    """What all its turns have taken so far; summaries have receipts of their own."""
+    """The tokens of all its turns so far; summaries have receipts of their own."""
     tokens_out: int = 0
     tokens_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwedSession:
-    """A session in which something is owed, as a store's index has it."""
+    """A session that owes something, from a store's index."""
 
     id: str
     revision: int
@@ -196,28 +202,28 @@ class Node:
 
     id: str
     place: str = ""
-    """Where its number means something: the machine, and what it counts processes in."""
+    """Where its number is valid: the machine, and its process namespace."""
     pid: int = 0
     holds: frozenset[str] = frozenset()
-    """The accounts at chat platforms that no other may use meanwhile."""
+    """The accounts on chat platforms that no other process may use meanwhile."""
     age: float = 0.0
-    """Seconds since it was last heard of, by the store's own clock."""
+    """Seconds since its last heartbeat, by the store's own clock."""
 
 
 class Seal(Protocol):
-    """What makes stored text unreadable for whoever has no key."""
+    """Encrypts stored text."""
 
     def seal(self, data: bytes) -> str:
-        """These bytes as a text that says nothing without a key."""
+        """These bytes as an encrypted text."""
         ...
 
     def open(self, text: str) -> bytes:
-        """The bytes again; raises ValueError where no key fits."""
+        """The bytes again; raises ValueError if no key fits."""
         ...
 
 
 class Store(Protocol):
-    """Where sessions last. Only additions are written, and the head is committed with them."""
+    """Keeps sessions durably. Only additions are written, and the head is committed with them."""
 
     async def create(
         self,
@@ -231,35 +237,34 @@ class Store(Protocol):
         replace: bool = False,
         new_id: Callable[[], str] = ...,
     ) -> Session:
-        """Make a session, durable when this returns; raises `SessionExists` unless `replace`.
+        """Create a session, durable when this returns; raises `SessionExists` unless `replace`.
 
-        Without an id it has one that `new_id` makes, with -01, -02 … behind it if that is taken.
+        Without an id it gets one from `new_id`, with -01, -02 … appended if that is taken.
         """
         ...
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Make a session that was made elsewhere durable here; raises as `create`."""
+        """Make a session that was created elsewhere durable here; raises like `create`."""
         ...
 
     async def get(self, session_id: str) -> Session:
-        """The session with its whole history; raises `SessionNotFound`, also when it expired."""
+        """The session with its whole history; raises `SessionNotFound`, also if it expired."""
         ...
 
     async def load(self, session_id: str) -> Session:
-        """The session with its window only, at a cost that history doesn't raise; as `get`."""
+        """The session with its window only, at a cost independent of history; raises like `get`."""
         ...
 
     async def save(self, session: Session) -> None:
-        """Make all that is new in it durable at once, or nothing.
+        """Make everything new in it durable at once, or nothing.
 
-        What is changed between two awaits is in one commit, or in none. Raises `SessionNotFound`
-        after a delete or expiry (nothing is revived) and `StoreConflict` when another writer was
-        first.
+        Changes between two awaits are in one commit, or in none. Raises `SessionNotFound` after a
+        delete or expiry (nothing is revived) and `StoreConflict` if another writer was first.
         """
         ...
 
     async def revision(self, session_id: str) -> int:
-        """How many commits it has seen; raises as `get`."""
+        """How many commits it has seen; raises like `get`."""
         ...
 
     async def entries(
@@ -269,22 +274,22 @@ class Store(Protocol):
         ...
 
     def list(self) -> AsyncIterator[SessionInfo]:
-        """Every session that has not expired, the last active first."""
+        """Every session that has not expired, the most recently active first."""
         ...
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Save the session with nothing left of these entries, in it or in what is stored.
+        """Save the session with nothing left of these entries, in it or in the store.
 
-        They keep their numbers. Raises as `save`, and the object is of no more use then.
+        They keep their numbers. Raises like `save`; the object must not be used after that.
         """
         ...
 
     async def delete(self, session_id: str) -> None:
-        """Remove it for good; a missing one is fine."""
+        """Delete it for good; a missing one is fine."""
         ...
 
     async def delete_expired(self) -> int:
-        """Remove what expired; returns how many sessions. Ids of messages last for 72 hours."""
+        """Delete what has expired; returns how many sessions. Ids of messages last for 72 hours."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:
@@ -296,21 +301,22 @@ class Store(Protocol):
         ...
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Whether a commit of the last 72 hours, at least, took a message of this id there."""
+        """Whether a commit within at least the last 72 hours took a message with this id there."""
         ...
 
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """Each in which a question has no answer, something waits, or an answer isn't sent.
+        """Sessions with an unanswered question, a waiting message, or an unsent answer.
 
-        With `pending` also those whose summary is behind. What it costs doesn't grow with the
-        sessions that owe nothing.
+        With `pending` also those whose summary is behind. The cost does not grow with the sessions
+        that owe nothing.
         """
         ...
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Note that this process lives; returns all that were heard of lately, with their ages.
+        """Note that this process is alive; returns all recent ones, with their ages.
 
-        Of what it wants to hold it gets what no other living one holds, in one step.
+        Of the accounts it wants to hold, it gets those that no other living process holds, in one
+        step.
         """
         ...
 
@@ -319,17 +325,17 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of files and connections; closing twice is fine."""
+        """Close files and connections; closing twice is fine."""
         ...
 
 
 class Channel(Protocol):
-    """A way in and out for chats. It knows the bus and nothing else.
+    """Connects chats. It knows the bus and nothing else.
 
-    One that has a method `take_no_more` is told by it to acknowledge nothing that comes in from
-    now on, and then goes on sending until the loop has ended; any other is cancelled. One that
-    has a method `bind` listens from there on, before anything has begun, and says where; it raises
-    `SettingsError` where that can't be.
+    If it has a method `take_no_more`, that is called when it should acknowledge no more messages,
+    and it continues sending until the loop has ended; any other channel is cancelled. If it has a
+    method `bind`, that listens before anything has started, and returns the address; it raises
+    `SettingsError` if that is not possible.
     """
 
     @property
@@ -343,14 +349,14 @@ class Channel(Protocol):
         ...
 
     async def run(self, bus: Bus) -> None:
-        """Put what comes in on the bus, until cancelled or the other side has left."""
+        """Put incoming messages on the bus, until cancelled or the other side has left."""
         ...
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Bring one item to its chat; calls for one chat come one at a time, in order.
+        """Send one item to its chat; calls for one chat come one at a time, in order.
 
-        Raises `SendLater` for what is worth another try, and anything else for what is not. A
-        channel that has `confirms = True` returns only when the text is really there.
+        Raises `SendLater` if it should be retried, and anything else if not. A channel that has
+        `confirms = True` returns only when the text has really arrived.
         """
         ...
 
@@ -359,11 +365,11 @@ class Bus(Protocol):
     """Between channels and the loop. Nothing here waits for a model."""
 
     def put_nowait(self, message: Inbound) -> None:
-        """Take a message in; raises `BusFull` when it was not taken."""
+        """Accept a message; raises `BusFull` if it was not accepted."""
         ...
 
     async def put(self, message: Inbound) -> None:
-        """Take a message in as soon as there is room."""
+        """Accept a message as soon as there is room."""
         ...
 
     def deliveries(self) -> AsyncIterator[Delivery]:
@@ -371,9 +377,10 @@ class Bus(Protocol):
         ...
 
     async def hand_in(self, message: Inbound) -> Outcome:
-        """Take a message in, and return what became of it; as `put_nowait`.
+        """Accept a message, and return what became of it; raises like `put_nowait`.
 
-        Left before that, the message stays in the bus, and is kept as soon as it can be.
+        If the caller is cancelled before that, the message stays in the bus and is stored as soon
+        as possible.
         """
         ...
 
@@ -384,48 +391,48 @@ class Bus(Protocol):
         arrived: Callable[[], Awaitable[None]] | None = None,
         may_go: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        """Send a text to its chat; waits only while that same chat has too many unsent.
+        """Send a text to its chat; waits only while that chat has too many unsent texts.
 
-        `arrived` is called once it is there, or can never be; it must not raise.
+        `arrived` is called once it has arrived, or never will; it must not raise.
         """
         ...
 
     def publish_nowait(self, piece: TextStreamed) -> None:
-        """Send a piece of an answer, or drop it where there is no room."""
+        """Send a piece of an answer, or drop it if there is no room."""
         ...
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """The names of the channels that are attached."""
+        """The names of the attached channels."""
         ...
 
     @property
     def states(self) -> Mapping[str, str]:
-        """How each attached channel stands, of those that can tell by a `state`."""
+        """The state of each attached channel that has a `state`."""
         ...
 
     def attach(self, channel: Channel) -> None:
-        """From now on that channel's chats are served by it."""
+        """From now on this channel serves its chats."""
         ...
 
     def streams(self, channel: str) -> bool:
-        """Whether that channel wants pieces."""
+        """Whether that channel wants pieces of answers."""
         ...
 
     def confirms(self, channel: str) -> bool:
-        """Whether that channel knows what has arrived: until then an answer is owed."""
+        """Whether that channel reports what has arrived: until then an answer is owed."""
         ...
 
     async def __aenter__(self) -> Self:
-        """Begin to carry what goes out."""
+        """Begin to deliver outgoing texts."""
         ...
 
     async def __aexit__(self, *exc: object) -> bool | None:
-        """Stop carrying; what is unsent then stays unsent (`flush` first)."""
+        """Stop delivering; unsent texts stay unsent (`flush` first)."""
         ...
 
     def close(self) -> None:
-        """Take nothing more in; `deliveries` ends once it is empty."""
+        """Accept nothing more; `deliveries` ends once it is empty."""
         ...
 
     async def flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Proxies: which of those that the environment names stands before an address."""
+"""Proxies: which of those in the environment applies to an address."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ SCHEMES = ("http", "https", "socks5", "socks5h")
 
 
 def proxy_for(url: str) -> str | None:
-    """The proxy to use for a URL, with its password; None if the URL is asked directly.
+    """The proxy to use for a URL, with its password; None for a direct connection.
 
     `HTTPS_PROXY`, `HTTP_PROXY` and `ALL_PROXY` name proxies, and `NO_PROXY` the hosts without one.
-    Raises `SettingsError` if what is named there is no proxy.
+    Raises `SettingsError` if one of them is not a proxy.
     """
     parts = urlsplit(url)
     if is_this_machine(parts.hostname or "") or proxy_bypass(parts.netloc.rpartition("@")[2]):
@@ -48,11 +48,11 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_socks(proxy: str) -> bool:
-    """Whether the proxy speaks SOCKS, and not HTTP."""
+    """Whether the proxy speaks SOCKS rather than HTTP."""
     return proxy.startswith("socks")
 
 
 def shown(proxy: str) -> str:
-    """The proxy's address without its name and password."""
+    """The proxy's address without the user name and password."""
     parts = urlsplit(proxy)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -1,14 +1,14 @@
-"""An answer on its way: owed by its session until its chat has it, also over a restart."""
+"""Outgoing answers: owed by their session until their chat has them, even across restarts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanoloop.errors import SessionNotFound, StoreError, TurnLost
-from nanoloop.events import TurnFailed, about, announce
+from nanoloop.events import FailureTold, about, announce
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.nodes import Nodes
@@ -20,8 +20,11 @@ from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.writing import leave_alone
 
+if TYPE_CHECKING:
+    from nanoloop.agents import Agents
+
 LOOK_BACK = 200
-"""Entries before an answer among which its question is looked for first."""
+"""How many entries before an answer are searched first for its question."""
 
 
 def reply_to(
@@ -45,54 +48,91 @@ def reply_to(
 
 
 class Notices:
-    """What the loop itself says to chats, and tells the operator of what failed."""
+    """The loop's own notices to chats; the operator is told what failed."""
 
-    def __init__(self, bus: Bus, sentences: Sentences) -> None:
+    def __init__(
+        self, bus: Bus, sentences: Sentences, *, agents: Agents, sessions: Sessions
+    ) -> None:
         self._bus = bus
         self._sentences = sentences
+        self.told_of_store: dict[str, set[str]] = {}
+        """For each chat, the messages for which it was told that the store is away."""
+        self._agents = agents
+        self._sessions = sessions
 
-    def text(self, name: str) -> str:
-        """The sentence with this name."""
-        return self._sentences.text(name)
+    def speaking(self, message: Inbound) -> Sentences:
+        """The sentences in the language of the agent that answers it, or else of its channel."""
+        session = self._sessions.known(message.session_key)
+        named = self._agents.get(message.agent or "", self._agents.default)
+        agent = named if session is None else self._agents.of(session)
+        return self._sentences.speaking(agent.language or message.language)
+
+    def text(self, message: Inbound, name: str, /, **facts: Any) -> str:
+        """The sentence with this name, for the chat that the message came from."""
+        return self.speaking(message).text(name, **facts)
 
     async def say(self, message: Inbound, name: str) -> None:
         """Say the sentence with this name to the chat that the message came from."""
-        await self.publish(reply_to(message, self.text(name)))
+        await self.publish(reply_to(message, self.text(message, name)))
 
     async def apologise(self, message: Inbound, error: Exception) -> None:
-        """Tell that chat what failed, in words for people."""
-        apology = self.apology(message.session_key, error)
+        """Tell the message's chat what failed, in plain words."""
+        apology = self.apology(message.session_key, error, to=message)
         await self.publish(reply_to(message, apology.text, "error", incident=apology.incident))
 
+    async def store_is_away(self, key: str, message: Inbound, error: Exception) -> None:
+        """Tell that chat, unless it was told since its store last worked.
+
+        On a channel without confirmations, each message may have someone waiting: each is told.
+        """
+        told = self.told_of_store.setdefault(key, set())
+        name = "" if self._bus.confirms(message.channel) else message.message_id or ""
+        if name not in told:
+            told.add(name)
+            await self.apologise(message, error)
+
+    def store_is_back(self, key: str) -> None:
+        """Note that what the chat wanted from the store has been done."""
+        self.told_of_store.pop(key, None)
+
     async def publish(self, said: Outbound) -> None:
-        """Send it; a bus that fails must not end every lane."""
+        """Send it; a failing bus must not end every lane."""
         try:
             await self._bus.publish(said)
         except Exception as error:  # noqa: BLE001 - as its docstring says
             self.apology(said.chat, error)
 
     def apology(
-        self, session_id: str, error: Exception, *, turn_id: str = "", is_kept: bool = False
+        self,
+        session_id: str,
+        error: Exception,
+        *,
+        to: Inbound | None = None,
+        turn_id: str = "",
+        is_kept: bool = False,
     ) -> Apology:
-        """What the chat is told; what the operator is told of it goes to the log."""
+        """What the chat is told; the operator finds the rest in the log."""
         incident = self._sentences.incidents.of(error, place=session_id)
         with about(session_id=session_id, turn_id=turn_id):
-            announce(TurnFailed(**incident.facts))
-        return self._sentences.apology(error, incident.incident, is_kept=is_kept)
+            announce(FailureTold(**incident.facts))
+        sentences = self._sentences if to is None else self.speaking(to)
+        return sentences.apology(error, incident.incident, is_kept=is_kept)
 
 
 @dataclass(slots=True)
 class ChatClaim:
-    """This process's claim on a chat, as long as what it has to send there is not sent."""
+    """This process's claim on a chat, until everything it has to send there is sent."""
 
     nodes: Nodes
     sessions: Sessions
     session_id: str
+    seq: int
+    """The answer's number."""
     lapses: int
-    """The process's own, from before the claim was last known to be good."""
+    """The process's lapses as of before the claim was last known to be valid."""
 
     async def is_good(self) -> bool:
-        """Whether the chat is still this process's; read again where it may not be."""
+        """Whether the chat still belongs to this process; reads it again if that is uncertain."""
         while not self.nodes.is_sure(self.lapses):
             try:
                 await self.nodes.beat()
@@ -103,7 +143,7 @@ class ChatClaim:
             except StoreError:
                 await leave_alone()
             else:
-                if session.by != self.nodes.me:
+                if session.queue.senders.get(self.seq, session.by) != self.nodes.me:
                     return False
                 self.lapses = lapses
         return True
@@ -118,7 +158,7 @@ async def send_answer(
     seq: int,
     claim: ChatClaim,
 ) -> None:
-    """Send it as long as the chat is ours; where its channel can tell, the session hears of it."""
+    """Send it while the chat is ours; once its channel confirms it, note that in the session."""
 
     async def arrived() -> None:
         with suppress(Exception):  # then it stays owed, and is sent again after a restart
@@ -139,8 +179,8 @@ async def send_answer(
 async def send_owed(
     session: Session, seq: int, *, bus: Bus, sessions: Sessions, nodes: Nodes
 ) -> None:
-    """Send again what may not have arrived before a restart; not where its channel is gone."""
-    claim = ChatClaim(nodes, sessions, session.id, nodes.lapses)
+    """Resend an answer that may not have arrived before a restart, unless its channel is gone."""
+    claim = ChatClaim(nodes, sessions, session.id, seq, nodes.lapses)
     question, answer = await _owed(sessions, session.id, seq)
     if question is not None and answer is not None and question.channel not in bus.channels:
         sessions.sent(session.id, seq)  # as far as this process goes
@@ -151,14 +191,16 @@ async def send_owed(
     is_over = is_settled or not bus.confirms(question.channel if question else "")
 
     def act(session: Session) -> None:
-        if session.claims != claims:  # another process was first
+        if session.claims != claims or seq not in session.unsent:  # another process was first
             raise TurnLost(session.id)
         if session.by != nodes.me and not is_settled:
             session.claim(nodes.me)
         if is_over:
             session.arrived(seq)
+        else:
+            session.owe(seq)
 
-    if is_over or session.by != nodes.me:
+    if is_over or session.queue.senders.get(seq, session.by) != nodes.me:
         await sessions.change(session, act)
     if question is None or answer is None:
         return
@@ -172,7 +214,7 @@ async def send_owed(
 async def _owed(
     sessions: Sessions, session_id: str, seq: int
 ) -> tuple[Inbound | None, Entry | None]:
-    """A question and its answer; None for what was erased or taken back."""
+    """A question and its answer, each None if it was erased or undone."""
     question = answer = None
     for after in (seq - LOOK_BACK, 0):  # the whole history only where much was done for it
         entries = await sessions.store.entries(session_id, after=max(0, after), upto=seq)
@@ -184,11 +226,11 @@ async def _owed(
 
 
 def named(answer: Outbound, entry: Entry) -> Outbound:
-    """The answer with a name that it keeps, however often it is sent."""
+    """The answer with an id that stays the same, however often it is sent."""
     return replace(answer, id=entry.id)
 
 
 def question_in(entries: Sequence[Entry]) -> Inbound | None:
-    """The newest message of a chat among these, or None."""
+    """The newest chat message among these, or None."""
     asked = [e for e in entries if is_asked(e) and e.metadata.get("channel")]
     return inbound_of(asked[-1]) if asked else None

@@ -1,17 +1,23 @@
-"""What chats are told when something failed: a closed list of sentences, to be translated.
+"""What chats are told: a closed list of sentences, each in every language.
+
+English is here, any other language in its file under `languages`, with the same names.
 
 Every failure has two texts. The chat gets one of these sentences, chosen by the error's class and
-never from its text, and the incident's id; the operator gets the error's own text beside that id.
+never from its text, and the incident's id; the operator gets the error's own text next to that id.
 """
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any, Protocol, get_args
 
 from nanoloop.errors import (
     AnswerRefused,
@@ -37,8 +43,9 @@ from nanoloop.errors import (
     WrongKey,
     place_of,
 )
+from nanoloop.messages import Language
 
-ENGLISH: Mapping[str, str] = MappingProxyType(
+FAILURES: Mapping[str, str] = MappingProxyType(
     {
         "model_down": "The model can't answer right now. Please try again in a few minutes.",
         "model_busy": "The model takes no more requests right now. Please try again later.",
@@ -70,7 +77,147 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "incident": "incident",
     }
 )
-"""All there are; the last two are added to the others."""
+"""What is said when something fails; the last two are added to the others."""
+
+ENGLISH: Mapping[str, str] = MappingProxyType(
+    {
+        **FAILURES,
+        "between": " ",
+        "row": "{name}: {value}",
+        # Of each command, the line in /help.
+        "help_help": "list the commands",
+        "help_new": "start a new conversation; this one is kept",
+        "help_stop": "stop the current answer",
+        "help_status": "show the state of this conversation",
+        "help_summary": "show the summary of older messages, /summary edit TEXT corrects it",
+        "help_compact": "summarise older messages now, /compact WHAT TO KEEP IN MIND",
+        "help_pin": "keep a message in view, /pin NUMBER",
+        "help_unpin": "stop keeping a message in view, /unpin NUMBER; /unpin for all",
+        "help_forget": "erase a message for good, /forget NUMBER; the last exchange, /forget last",
+        "help_history": "show the last messages, /history 20",
+        "help_recall": "search what was said, /recall WORDS",
+        "help_agent": "list the agents, or choose one, /agent NAME",
+        "help_sessions": "list this chat's conversations, /sessions WORDS",
+        "help_switch": "continue another one, /switch NUMBER",
+        "help_rename": "give this one a title, /rename TITLE",
+        "help_undo": "take back the last exchange",
+        "help_fork": "continue in a copy; this one stays as it is",
+        "help_export": "show this one as text, /export md or json",
+        # What they answer.
+        "unknown_command": "There is no /{name}: /help lists the commands.",
+        "unknown_command_near": "There is no /{name}: did you mean /{near}?",
+        "here": " (here)",
+        "new_begun": "This is a new conversation; the old one is kept.",
+        "new_waiting_one": "1 message waiting will be answered in it.",
+        "new_waiting": "{count} messages waiting will be answered in it.",
+        "stopped": "Stopped.",
+        "nothing_to_stop": "There is nothing to stop.",
+        "stop_waiting_one": "1 message waiting will be answered next.",
+        "stop_waiting": "{count} messages waiting will be answered next.",
+        "history_number": "/history takes a number, not {given!r}: /history 20",
+        "nothing_said": "Nothing has been said yet.",
+        "role_user": "user",
+        "role_assistant": "assistant",
+        "role_tool": "tool",
+        "recall_off": "Nothing can be searched here: recall is turned off.",
+        "recall_words": "/recall needs the words to search for: /recall birthday",
+        "recall_nothing": "Nothing that was said earlier in this conversation fits {words!r}: "
+        "try other words.",
+        "recall_behind_one": "The newest entry is not searchable yet; "
+        "more can be found in a moment.",
+        "recall_behind": "The {count} newest entries are not searchable yet; "
+        "more can be found in a moment.",
+        "left_out": "[…{count} characters left out]",
+        "unknown_agent": "There is no agent {name!r}: /agent lists the agents.",
+        "unknown_agent_near": "There is no agent {name!r}: did you mean {near}?",
+        "agent_chosen": "From now on {name} answers here.",
+        "forget_usage": "/forget takes a number from /history, or two: "
+        "/forget 12, /forget 12-15, /forget last",
+        "no_message": "There is no message #{number} here: /history shows the numbers.",
+        "erased_one": "Erased for good: 1 entry.",
+        "erased": "Erased for good: {count} entries.",
+        "summary_anew": "The summary mentioned it, so it is being written again from "
+        "everything that is left up to #{seq}.",
+        "index_behind": "But /recall may still find it: please repeat /forget later.",
+        "no_summary": "There is no summary yet: nothing has left the window.",
+        "summary_usage": "/summary shows it; /summary edit TEXT replaces it.",
+        "summary_corrected": "This is now the summary.",
+        "compacted_one": "1 message left the window and will be summarised.",
+        "compacted": "{count} messages left the window and will be summarised.",
+        "summary_under_way": "A summary is already being written.",
+        "nothing_to_compact": "Nothing to do: the last {count} messages always stay word for word.",
+        "no_pins": "Nothing is pinned: /pin NUMBER, as /history shows them.",
+        "pinned": "#{seq} stays in view.",
+        "not_pinnable": "Nothing was pinned: #{seq} says nothing that could be pinned.",
+        "pins_full": "Nothing was pinned: {count} messages are pinned already: /unpin one first.",
+        "pin_unknown": "That is not pinned: /pin lists what is.",
+        "nothing_pinned": "Nothing is pinned.",
+        "unpinned": "Unpinned {count}.",
+        "sessions_before": "... and {count} before these: /sessions WORDS finds them",
+        "no_sessions": "There is no such conversation here.",
+        "session_row": "{number}. {title}{here} - {entries} entries, {date}",
+        "switch_unknown": "There is no conversation {wanted!r} here: "
+        "/sessions lists them, /switch NUMBER goes to one.",
+        "switch_which": "Which one: /sessions lists them, /switch NUMBER goes to one.",
+        "switched": "Continuing: {title}",
+        "rename_usage": "/rename takes the new title: /rename Our trip to Rome",
+        "renamed": "This conversation is now called {title}.",
+        "undone": "Taken back, with its answer: {said}",
+        "nothing_to_undo": "There is nothing to take back.",
+        "still_answering": "Nothing was taken back: its answer is still going on: "
+        "wait for it, or stop it first.",
+        "in_summary": "Nothing was taken back: the last exchange is part of the summary already "
+        "and can't be taken back: begin a new conversation, or fork this one from an earlier "
+        "message.",
+        "forked": "This is a copy now; /sessions lists both.",
+        "export_form": "/export knows md and json, not {form!r}.",
+        "export_cut": "... cut off here; the whole text comes from `{command}`",
+        # The rows of /status, and what is in them.
+        "status_session": "session",
+        "status_agent": "agent",
+        "status_messages": "messages",
+        "status_tokens": "tokens",
+        "status_summary": "summary",
+        "status_summaries": "summaries",
+        "status_now": "now",
+        "status_waiting": "waiting",
+        "window_messages": "{count} in the window (at most {limit}), {entries} entries in the log",
+        "window_tokens": "about {count} in the window",
+        "answering": "answering",
+        "idle": "idle",
+        "summary_covers": "covers the first {count} entries",
+        "summary_none": "none yet",
+        "summary_running": "{reach}; {count} entries are being summarised",
+        "summary_waits": "{reach}; {count} entries wait {why}",
+        "wait_next": "for the next try",
+        "wait_failure": "for another try",
+        "wait_breaker": "for a model",
+        "wait_budget": "for tomorrow's tokens",
+        "wait_small": "for more to be said",
+        "summaries_running": "{count} running",
+        "summaries_waiting": "{count} waiting {why}",
+        "model_open": "model {model} open",
+        "model_half-open": "model {model} half-open",
+        "model_as_answers": "as for answers",
+        "summaries_today": "today {calls} calls, {tokens} tokens",
+        # An answer that the model did not come to.
+        "gave_up": "I stopped after {steps} steps without coming to an answer.",
+        "in_a_circle": "I stopped after {steps} steps: "
+        "the model asked for the same thing {times} times in a row{tools}.",
+        # What a platform says itself.
+        "stranger": "This is a private bot. Its operator can give you access: your id is {person}.",
+        "pair": "This is a private bot. To get access, give its operator this code within an hour:"
+        "\n{code}\n(`nanoloop pair approve {code}`, or `/pair {code}` in a chat with me.)",
+        "day_over": "This chat has reached its limit for today. Please come back tomorrow.",
+        "operators_only": "Only an operator of this bot may do that here.",
+        "code_unknown": "That code is unknown or has expired.",
+        "paired": "{name} has access now.",
+        "welcome": "You have access now.",
+        "encrypted_room": "I can't read this room: it is encrypted, and I have no keys. "
+        "Please write to me in a room without encryption.",
+    }
+)
+"""All sentences. One ending in `_one` replaces the other if its `count` is 1."""
 
 _NAMES: Mapping[type[BaseException], str] = {
     ProviderError: "model_down",
@@ -94,15 +241,15 @@ _NAMES: Mapping[type[BaseException], str] = {
     LaneFull: "busy",
     BaseException: "crashed",
 }
-"""The sentence for a class and for all below it that have none of their own."""
+"""The sentence for a class and for all its subclasses that have none of their own."""
 
 SAID_CHARS = 500
-"""How much of an error's own text the operator is told."""
+"""How much of an error's own text the operator sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """One failure as the operator is told of it; has no message text and no secret."""
+    """One failure as the operator sees it; it contains no message text and no secret."""
 
     incident: str
     """Its id, which the chat is told too."""
@@ -110,29 +257,29 @@ class Incident:
     """The error's class."""
     where: str
     said: str
-    """Our own error's text; of any other only class and place."""
+    """The text of one of our own errors; for any other, only its class and place."""
 
     @property
     def facts(self) -> dict[str, str]:
-        """The same as an event takes it."""
+        """The incident in an event's form."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apology:
-    """What a chat is told of a failure."""
+    """What a chat is told about a failure."""
 
     text: str
     incident: str
 
 
 INCIDENTS = 100
-"""Failures of all chats that are remembered; a terminal shows them below their apologies."""
+"""How many failures of all chats are remembered; a terminal shows them below its sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentReport:
-    """One incident, with when and where it was."""
+    """One incident, with its time and place."""
 
     time: datetime
     place: str
@@ -141,7 +288,7 @@ class IncidentReport:
 
 
 class Incidents:
-    """The last failures of which someone was told."""
+    """The latest failures that someone was told about."""
 
     def __init__(self) -> None:
         self._reports: deque[IncidentReport] = deque(maxlen=INCIDENTS)
@@ -153,33 +300,83 @@ class Incidents:
         return incident
 
     def last(self, count: int) -> list[IncidentReport]:
-        """So many of the last, the newest last."""
+        """The latest incidents, up to this many, newest last."""
         return list(self._reports)[-count:]
 
-    def line(self, name: str | None) -> str:
-        """What to show below the apology that names this incident; nothing where none is known."""
+    def known(self, name: str | None) -> Incident | None:
+        """The incident with that id, if it is among the latest."""
         known = (report.incident for report in self._reports)
-        said = next((incident.said for incident in known if incident.incident == name), None)
-        return "" if said is None else f"incident {name}: {said}\n"
+        return next((incident for incident in known if incident.incident == name), None)
+
+    def line(self, name: str | None) -> str:
+        """The line below the sentence that names this incident; empty if it is not known."""
+        incident = self.known(name)
+        return "" if incident is None else f"incident {name}: {incident.said}\n"
+
+
+class Say(Protocol):
+    """Says a sentence from the list, in the language of the person it is for."""
+
+    def __call__(self, name: str, /, **facts: Any) -> str:
+        """The sentence with that name, with these facts in it."""
+        ...
 
 
 class Sentences:
-    """The closed list in the operator's own words; what is left out is in English."""
+    """The closed list in one language, with the operator's own wordings."""
 
-    def __init__(self, texts: Mapping[str, str] = ENGLISH) -> None:
-        self._texts = {**ENGLISH, **texts}
+    def __init__(
+        self, texts: Mapping[str, str] | None = None, *, language: Language = "en"
+    ) -> None:
+        """`texts` are the operator's own, in that language."""
+        self._texts = {**in_language(language), **(texts or {})}
+        self._others: dict[str, Sentences] = {language: self}
         self.incidents = Incidents()
-        """What these sentences were said of."""
+        """The incidents reported with these sentences, in whatever language."""
 
-    def text(self, name: str) -> str:
-        """The sentence of that name."""
-        return self._texts[name]
+    def speaking(self, language: Language | None) -> Sentences:
+        """The same sentences in this language, or in their own if it has no table."""
+        if language is None or language not in get_args(Language):
+            return self
+        if language not in self._others:
+            self._others[language] = other = Sentences(language=language)
+            other.incidents, other._others = self.incidents, self._others
+        return self._others[language]
+
+    def text(self, name: str, /, **facts: Any) -> str:
+        """The sentence with that name, with these facts in it."""
+        if facts.get("count") == 1 and f"{name}_one" in ENGLISH:
+            name = f"{name}_one"
+        text = self._texts[name]
+        return text.format(**facts) if facts else text
+
+    def joined(self, *sentences: str) -> str:
+        """These sentences, one after the other."""
+        return self.text("between").join(sentences)
 
     def apology(self, error: BaseException, incident: str, *, is_kept: bool = False) -> Apology:
-        """What the chat is told of an error; `is_kept` says that its message is durable."""
+        """What the chat is told about an error; `is_kept` says that its message is durable."""
         parts = [self.text(name_of(error)), *([self.text("kept")] if is_kept else [])]
-        told = f"{' '.join(parts)} ({self.text('incident')} {incident})"
+        told = self.joined(*parts, f"({self.text('incident')} {incident})")
         return Apology(text=told, incident=incident)
+
+
+def role(name: str | None, say: Say) -> str:
+    """What people call this role; an entry without one is a tool's."""
+    told = f"role_{name or 'tool'}"
+    return say(told) if told in ENGLISH else str(name)
+
+
+@cache
+def in_language(language: Language) -> Mapping[str, str]:
+    """All sentences in that language."""
+    if language == "en":
+        return ENGLISH
+    file = Path(__file__).parent / "languages" / f"{language}.toml"
+    return MappingProxyType(tomllib.loads(file.read_text(encoding="utf-8")))
+
+
+in_english: Say = Sentences().text
 
 
 def name_of(error: BaseException) -> str:
@@ -188,7 +385,7 @@ def name_of(error: BaseException) -> str:
 
 
 def incident_of(error: BaseException) -> Incident:
-    """A new incident, with what the operator may read of the error."""
+    """A new incident, with what the operator may read about the error."""
     error_name, where = type(error).__name__, place_of(error)
     # A tool's error quotes what the model asked it for; any other's may hold anything.
     is_fit = isinstance(error, NanoloopError) and not isinstance(error, ToolError)

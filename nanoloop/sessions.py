@@ -1,4 +1,4 @@
-"""The sessions that are open: one object for each id, and which session a chat has now."""
+"""Open sessions: one object per id, and which session a chat has now."""
 
 from __future__ import annotations
 
@@ -17,32 +17,36 @@ import anyio
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import (
     AlreadyHeard,
+    HistoryNotLoaded,
     NotPossible,
     NotReadable,
+    PartOfSummary,
     SessionDamaged,
     SessionExists,
     SessionNotFound,
+    StillAnswering,
     StoreError,
 )
 from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
 from nanoloop.session.entry import MESSAGE, Entry, rfc3339
 from nanoloop.session.head import id_for_key
-from nanoloop.session.queue import last_exchange
+from nanoloop.session.queue import AGAIN, last_exchange, without
 from nanoloop.session.session import Session
 from nanoloop.writing import SessionWriter
 
 ENTRIES_READ = 500
-"""Entries of a history that are read at a time."""
+"""How many entries of a history are read at a time."""
 
 
 T = TypeVar("T")
 
 
 class Sessions:
-    """Opens sessions from the store and keeps the last used ones.
+    """Opens sessions from the store and keeps the most recent ones.
 
-    As long as anyone holds a session, a summary say, opening it again gives the same object.
+    As long as anyone holds a session, such as a summary task, opening it again returns the same
+    object.
     """
 
     def __init__(self, store: Store, *, limit: int = 1000, patience_seconds: float = 0) -> None:
@@ -68,18 +72,18 @@ class Sessions:
         return session
 
     def known_id(self, key: str) -> str | None:
-        """The id of the session that this chat has now, as far as this process knows."""
+        """The id of the chat's current session, as far as this process knows."""
         return self._id_by_key.get(key)
 
     async def seen_at(self, session_id: str, revision: int) -> Session:
-        """The session, which stands at this commit or a later one; raises as `open`."""
+        """The session, at this commit or a later one; raises like `open`."""
         session = await self.open(session_id)
         if session.revision < revision:
             await self.writer.catch_up(session, revision)
         return session
 
     async def fresh(self, session_id: str) -> Session:
-        """The session as it is stored now, whoever wrote last; raises as `open`."""
+        """The session as it is stored now, whoever wrote last; raises like `open`."""
         if (known := self._alive.get(session_id)) is not None:
             try:
                 await self.writer.catch_up(known, await self.store.revision(session_id))
@@ -89,26 +93,26 @@ class Sessions:
         return await self.open(session_id)
 
     def known(self, key: str) -> Session | None:
-        """The session that this chat has now, where it is in memory."""
-        return self._alive.get(self._id_by_key.get(key, ""))
+        """The chat's current session, if it is in memory."""
+        return self._alive.get(self._id_by_key.get(key) or id_for_key(key))
 
     def sent_of(self, session_id: str) -> frozenset[int]:
         """The answers of this session that this process has sent and that may not have arrived."""
         return self._sent.get(session_id, frozenset())
 
     def sent(self, session_id: str, seq: int) -> None:
-        """This answer is on its way."""
+        """Note that this answer is on its way."""
         self._sent[session_id] = self.sent_of(session_id) | {seq}
 
     def has_arrived(self, session_id: str, seq: int) -> None:
-        """This answer is on its way no more."""
+        """Note that this answer is no longer on its way."""
         left = self.sent_of(session_id) - {seq}
         self._sent.pop(session_id, None)
         if left:
             self._sent[session_id] = left
 
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
-        """As `SessionWriter.change`; one that is gone is let go of."""
+        """Like `SessionWriter.change`; a deleted session is released."""
         try:
             return await self.writer.change(session, act)
         except SessionNotFound:
@@ -117,11 +121,11 @@ class Sessions:
             raise
 
     async def named(self, session_id: str, *, agent: str | None = None) -> Session:
-        """The session with this id; a new one where there is none, or it expired."""
+        """The session with this id; a new one if there is none, or it expired."""
         return await self._open_or_create(session_id, session_id, agent)
 
     async def current(self, key: str, *, agent: str | None = None) -> Session:
-        """The session that this chat has now; a new one where it has none, or it expired."""
+        """The chat's current session; a new one if it has none, or it expired."""
         session = await self._open_or_create(key, await self.current_id(key), agent)
         # Not before it is durable that it has moved: a kill would leave the key pointing astray.
         if session.moved and await self.writer.look(session, attrgetter("moved")):
@@ -131,7 +135,7 @@ class Sessions:
         return session
 
     async def follow(self, session: Session, *, agent: str | None = None) -> Session:
-        """The session in which this one's chat goes on, and now also what waited in this one."""
+        """The session in which this one's chat continues, now with what waited in this one."""
         passed = {session.id}
         while session.moved:
             if session.moved in passed:  # they point at each other: the last one is the one
@@ -145,7 +149,7 @@ class Sessions:
         return session
 
     async def outlive(self, old: Session, key: str) -> Session:
-        """The next session of a chat whose time ran out in this one, with what waited in it."""
+        """The next session of a chat whose session expired, with what waited in it."""
         session = await self.current(key, agent=old.agent)
         await self._have_taken_over(session, old.waiting)
         return session
@@ -157,13 +161,13 @@ class Sessions:
             return await self._create(key, session_id, agent)
 
     async def current_fresh(self, key: str, *, agent: str | None = None) -> Session:
-        """As `current`, as it is stored now, whoever wrote last."""
+        """Like `current`, but as it is stored now, whoever wrote last."""
         with suppress(SessionNotFound):
             await self.fresh(await self.current_id(key))
         return await self.current(key, agent=agent)
 
     async def current_id(self, key: str) -> str:
-        """The id of the session that this chat has now, or will get."""
+        """The id of the chat's current session, or of its first one."""
         session_id = self._id_by_key.get(key)
         if session_id is None:
             session_id = await self.store.bound(key) or id_for_key(key)
@@ -171,7 +175,7 @@ class Sessions:
         return session_id
 
     def note_current(self, key: str, session_id: str) -> None:
-        """Know that this chat is in that session, whichever process has brought it there."""
+        """Note that this chat is in that session, whichever process brought it there."""
         self._id_by_key[key] = session_id
 
     async def _create(self, key: str, session_id: str, agent: str | None) -> Session:
@@ -185,7 +189,7 @@ class Sessions:
         return session
 
     async def start_new(self, key: str, *, agent: str | None = None) -> Session:
-        """A fresh session for this chat; the one it had stays stored."""
+        """A fresh session for this chat; the previous one stays stored."""
         old = await self._left(key)
         created = await _stamped(
             key, lambda new_id: self.store.create(id=new_id, key=key, agent=agent)
@@ -197,19 +201,19 @@ class Sessions:
         return created
 
     async def switch(self, key: str, session_id: str) -> Session:
-        """Give this chat another session; raises `SessionNotFound`."""
+        """Move this chat to another session; raises `SessionNotFound`."""
         session = await self.open(session_id)
         await self._go_on_in(session, key, await self._left(key))
         return session
 
     async def _left(self, key: str) -> Session | None:
-        """The session that this chat is about to leave; None for one that can't be read."""
+        """The session that this chat is about to leave; None if it can't be read."""
         with suppress(SessionDamaged, NotReadable):
             return await self.current(key)
         return None
 
     async def _go_on_in(self, session: Session, key: str, old: Session | None) -> None:
-        """Have the chat go on there, what waits with it; one commit in the old one decides."""
+        """Move the chat there, with what waits; one commit in the old session decides."""
         if old is not None:
             if session is not old:
                 await self.change(session, _welcome)
@@ -221,14 +225,14 @@ class Sessions:
             await self._pass_on(old, session)
 
     async def _pass_on(self, old: Session, session: Session) -> None:
-        """Have what waits in a conversation that its chat has left wait where that goes on."""
+        """Pass on what waits in a session that its chat has left."""
         if waiting := old.waiting:
             await self._have_taken_over(session, waiting)
             with suppress(SessionNotFound):  # deleted meanwhile
                 await self.change(old, partial(_hand_over, waiting=waiting))
 
     async def _have_taken_over(self, session: Session, waiting: Sequence[Entry]) -> None:
-        """Have these wait here too, each once, whoever passes it on and however it went here."""
+        """Queue these here too, each once, whoever passes it on and whatever became of it here."""
         passed = [_passed_on(entry, session.id) for entry in waiting]
         while passed:
             with suppress(AlreadyHeard):  # another process was first with some of them
@@ -240,7 +244,7 @@ class Sessions:
     # What people do with them
 
     async def of_key(self, key: str) -> list[SessionInfo]:
-        """The sessions that this chat has had, the first one first; without those put away."""
+        """The sessions that this chat has had, oldest first, without archived ones."""
         infos = [info async for info in self.store.list() if info.key == key and not info.archived]
         return sorted(infos, key=lambda info: (info.created_at, info.id))
 
@@ -254,7 +258,7 @@ class Sessions:
     ) -> Session:
         """A copy of its history up to an entry, by number or id; durable when this returns.
 
-        Raises `SessionNotFound`, `SessionExists`, and ValueError where there is no such entry.
+        Raises `SessionNotFound`, `SessionExists`, and ValueError if there is no such entry.
         """
         whole = await self.store.get(session_id)
         fork = await anyio.to_thread.run_sync(whole.fork, upto)
@@ -268,18 +272,22 @@ class Sessions:
         return await (added(new_id) if new_id else _stamped(key or session_id, added))
 
     async def undo(self, session: Session) -> list[Entry]:
-        """Take back the last exchange, durable when this returns; [] where there is none.
+        """Undo the last exchange, durable when this returns; [] if there is none.
 
-        Raises `NotPossible` where it can't be done.
+        Raises `NotPossible` if it can't be done.
         """
+        await self.ready_to_undo(session)
+        return await self.change(session, _undone)
+
+    async def ready_to_undo(self, session: Session) -> None:
+        """Load what becomes visible once the last exchange is undone."""
         if not session.shows_earlier:  # then the window would be empty afterwards
             await self.writer.make_whole(session)
-        return await self.change(session, _undone)
 
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
         """Erase these entries for good, durable when this returns; raises `NotPossible`.
 
-        Whoever held another object of this session can't bring them back: its saves conflict.
+        Other objects of this session can't bring them back: their saves conflict.
         """
         session = await self.open(session_id)
         try:
@@ -290,7 +298,7 @@ class Sessions:
         return session
 
     async def correct_summary(self, session: Session, text: str) -> None:
-        """Put this text in the place of the summary; durable when this returns."""
+        """Replace the summary with this text; durable when this returns."""
 
         def act(session: Session) -> None:
             is_being_written = session.summary_in_progress
@@ -301,7 +309,7 @@ class Sessions:
         await self.change(session, act)
 
     async def archive(self, session_id: str, *, archived: bool = True) -> None:
-        """Put it away, or get it back; when it was last active stays as it is."""
+        """Archive it, or bring it back; its time of last activity does not change."""
 
         def act(session: Session) -> None:
             metadata = {name: v for name, v in session.metadata.items() if name != ARCHIVED}
@@ -319,7 +327,7 @@ class Sessions:
         await self.change(session, act)
 
     def forget(self, session_id: str) -> None:
-        """Let go of it, as after a delete."""
+        """Release it, as after a delete."""
         self._recent.pop(session_id, None)
         self._alive.pop(session_id, None)
 
@@ -330,25 +338,40 @@ class Sessions:
 
 def _undone(session: Session) -> list[Entry]:
     if session.awaiting:
-        raise NotPossible("its answer is still going on: wait for it, or stop it first")
-    asked = last_exchange(session.entries_between(0, session.last_seq))
-    summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
-    if asked and asked[0].seq <= summed_up:
-        raise NotPossible(
-            "the last exchange is part of the summary already and can't be taken back: "
-            "begin a new conversation, or fork this one from an earlier message"
-        )
+        raise StillAnswering
+    check_undo(session)
     return session.undo()
 
 
+def check_undo(session: Session) -> None:
+    """Raise `NotPossible` if the last exchange can't be undone."""
+    asked = last_exchange(session.entries_between(0, session.last_seq))
+    summed_up = session.pending_seq if session.summary_in_progress else session.covered_seq
+    if asked and asked[0].seq <= summed_up:
+        raise PartOfSummary
+
+
+def give_way(session: Session, question: Entry) -> Entry:
+    """The question, after undoing the exchange that it asks again, if that is the last.
+
+    What is part of a summary stays. Call `Sessions.ready_to_undo` first.
+    """
+    replaced = question.metadata.get(AGAIN)
+    asked = last_exchange(session.entries_between(0, session.last_seq)) if replaced else []
+    if asked and asked[0].id == replaced:
+        with suppress(NotPossible, HistoryNotLoaded):
+            _undone(session)
+    return without(question, AGAIN)
+
+
 def _welcome(session: Session) -> None:
-    """Have its chat go on here, and nowhere else."""
+    """Have its chat continue here, and nowhere else."""
     if session.moved:
         session.move("")
 
 
 def _leave(session: Session, *, moved: str) -> bool:
-    """Have its chat go on there; returns whether it goes on elsewhere already."""
+    """Have its chat continue there; returns whether it already continues elsewhere."""
     has_left = session.moved not in {"", moved}
     if not has_left and moved != session.id:
         session.move(moved)
@@ -362,7 +385,7 @@ def _take_over(session: Session, *, waiting: Sequence[Entry]) -> None:
 
 
 def _passed_on(entry: Entry, session_id: str) -> Entry:
-    """The same with an id of its own there: by that it is known, also when it comes back once."""
+    """The entry with a new id for that session, by which it is recognised if it comes back."""
     name = hashlib.sha256(f"{entry.id} {session_id}".encode()).hexdigest()[: len(entry.id)]
     return replace(entry, id=name)
 
@@ -373,7 +396,7 @@ def _hand_over(session: Session, *, waiting: Sequence[Entry]) -> None:
 
 
 async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Session:
-    """What was added under the first id that is free, made of the key and the time."""
+    """The session added under the first free id, made from the key and the time."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     base = f"{id_for_key(key)}@{stamp}"
     for number in range(100):
@@ -385,7 +408,7 @@ async def _stamped(key: str, add: Callable[[str], Awaitable[Session]]) -> Sessio
 
 
 def matching(infos: Iterable[SessionInfo], text: str) -> list[SessionInfo]:
-    """Those whose id, key or title begins with the text, then those whose title has it."""
+    """Those whose id, key or title begins with the text, then those whose title contains it."""
     wanted = text.casefold()
     begins: list[SessionInfo] = []
     has: list[SessionInfo] = []
@@ -403,7 +426,7 @@ def _searched_names(info: SessionInfo) -> Iterator[str]:
 
 
 async def mentions(store: Store, session_id: str, words: str) -> bool:
-    """Whether one message of the history has all these words."""
+    """Whether any single message of the history has all these words."""
     wanted = words.casefold().split()
     after = 0
     try:

@@ -25,7 +25,7 @@ _LATEST = frozenset({"entries", "pending", "sessions"})
 
 
 class Telemetry:
-    """Hears every event; it never waits for anyone, and never raises."""
+    """Receives every event; it never waits for anything, and never raises."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Telemetry:
         self.set_level(level)
 
     def set_level(self, level: Level) -> None:
-        """From now on write lines of at least this level."""
+        """Write only lines of at least this level from now on."""
         self._written = _LEVELS[_LEVELS.index(level) :]
 
     def __call__(self, event: Event) -> None:
-        """Count it and, where it may be logged, write it down."""
+        """Count it and, if it may be logged, write it to the log."""
         name = event.name()
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         self._count(name, values)

@@ -1,6 +1,6 @@
-"""How many tokens a request is, roughly: by the kinds of its characters, no tokenizer needed.
+"""A rough token count for requests, by kind of character; no tokenizer needed.
 
-What the provider counts corrects it, slowly, for each model.
+The provider's own counts slowly correct it, for each model.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from nanoloop.session.chat import result_text
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 MESSAGE_TOKENS = 4
-"""What a message takes beside its words."""
+"""Tokens that a message takes besides its words."""
 PART_TOKENS = 1000
-"""What a picture, or any other part that is no text, is taken for."""
+"""Tokens assumed for a picture, or any other part that isn't text."""
 
 _WORDS = (ascii_letters + whitespace).encode()
 _DIGITS = digits.encode()
@@ -36,16 +36,16 @@ _SCRIPTS = (
     (re.compile("[\u2000-\u206f\ufe00-\ufe0f]+"), 0.8),  # dashes, quotes, joiners
 )
 _PER_OTHER = 2.0
-"""Emoji, and whatever is rarer."""
+"""Tokens for an emoji, or anything rarer."""
 
 LEAST, MOST = 0.5, 2.0
-"""Between these the correction stays."""
+"""The limits of the correction."""
 _STEP = 0.2
-"""How much of the way to a new measurement it goes."""
+"""How much of the way to a new measurement the correction moves."""
 
 
 def text_tokens(text: str) -> int:
-    """Tokens of a text: about four letters each in English, fewer signs in other scripts."""
+    """Tokens of a text: about four letters each in English, fewer characters in other scripts."""
     plain = text.encode("ascii", "ignore")
     tokens = _ascii_tokens(plain)
     if len(plain) < len(text):
@@ -88,7 +88,7 @@ def _is_text(part: Any) -> bool:
 
 
 def tools_tokens(specs: Iterable[ToolSpec]) -> int:
-    """Tokens of what the model is told of its tools."""
+    """Tokens of what the model is told about its tools."""
     return sum(MESSAGE_TOKENS + text_tokens(_json(asdict(spec))) for spec in specs)
 
 
@@ -97,17 +97,17 @@ def _json(value: Any) -> str:
 
 
 class Ratios:
-    """What the provider counts for each token of the estimate, by model; in memory only."""
+    """The provider's count per estimated token, by model; in memory only."""
 
     def __init__(self) -> None:
         self._by_model: dict[str | None, float] = {}
 
     def of(self, model: str | None) -> float:
-        """The correction for this model; 1 while nothing was counted."""
+        """The correction for this model; 1 until something has been counted."""
         return self._by_model.get(model, 1.0)
 
     def learn(self, model: str | None, *, estimated: int, counted: int) -> None:
-        """Move towards what was counted; 0 says that nobody did."""
+        """Move the ratio towards what was counted; a count of 0 means that there was none."""
         if estimated <= 0 or counted <= 0:
             return
         measured = min(MOST, max(LEAST, counted / estimated))

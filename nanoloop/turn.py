@@ -1,6 +1,6 @@
-"""One turn: take the question, ask, run the tools, keep what comes, until there is an answer.
+"""One turn: take the question, ask, run the tools, keep the results, until there is an answer.
 
-It works on a session and goes by two policies: what is kept (`Keeping`) and what is cut
+It works on a session and follows two policies: what is kept (`Keeping`) and what is cut
 (`Cutting`). The daemon, `Agent.ask` and the API without a session differ in these alone.
 """
 
@@ -38,6 +38,7 @@ from nanoloop.protocols import (
     ToolSpec,
     Usage,
 )
+from nanoloop.sentences import Sentences
 from nanoloop.session.chat import REASONING, decoded, open_calls
 from nanoloop.session.entry import Entry, fresh_id
 from nanoloop.session.log import message_count
@@ -51,17 +52,17 @@ if TYPE_CHECKING:
     from nanoloop.agents import Agent
 
 SAME_CALLS = 4
-"""So often in a row a model may ask for the very same calls; the last time they are not run.
+"""How often in a row a model may ask for the very same calls; the last time they are not run.
 
-Of a tool that is meant to be called several times alike it may ask as often as a turn has steps.
+A tool that is meant to be called repeatedly may be called as often as a turn has steps.
 """
 BUFFER_SEVERITY = 30
-"""What the rule of a full window weighs among the rules of a resize: more than the turns do."""
+"""The severity of a full window among the rules of a resize: higher than that of the turns."""
 
 
 T = TypeVar("T")
 Act = Callable[[Session], Any]
-"""What is done to a session in one piece: it waits for nothing, and may run again."""
+"""A change to a session in one piece: it waits for nothing, and may run again."""
 
 
 async def _in_memory(session: Session, act: Act) -> Any:
@@ -69,7 +70,7 @@ async def _in_memory(session: Session, act: Act) -> Any:
 
 
 def _no_change(_: Session) -> None:
-    """Write what is there."""
+    """Change nothing: only what is already there is written."""
 
 
 def _nothing(_: Session) -> Sequence[Entry]:
@@ -78,55 +79,55 @@ def _nothing(_: Session) -> Sequence[Entry]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """What is kept of a turn, and where."""
+    """What is kept of a turn, and where it is kept."""
 
     change: Callable[[Session, Act], Awaitable[Any]] = _in_memory
-    """Does an act to the session, durable when it returns, where the session has a place."""
+    """Applies an act to the session, durable when it returns if the session is stored anywhere."""
     store: Store | None = None
-    """Where its older entries are read; None: it has all of them."""
+    """Where its older entries are read; None if it has all of them."""
     recording: Recording | None = None
-    """How much of question and answer; None: all of both."""
+    """How much of the question and answer is kept; None for all of both."""
     steering: Callable[[Session], Sequence[Entry]] = _nothing
     """What the model is to be told between two steps."""
 
     @property
     def is_held(self) -> bool:
-        """Whether the session gets nothing by itself: at the end a handler says what it gets."""
+        """Whether nothing is added to the session until a handler says at the end what to add."""
         return self.recording is not None and self.recording.handler is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cutting:
-    """What is cut of a session's window, and who hears of it."""
+    """What is cut from a session's window, and who is told about it."""
 
     limit: int
-    """With more messages it is cut."""
+    """The window is cut if it has more messages than this."""
     keep: int
-    """About so many of the newest stay."""
+    """About how many of the newest messages stay."""
     by_defaults: bool = True
-    """Whether the session's default limits count behind an answer too, where nobody set any."""
+    """Whether the session's default limits also apply after an answer if none were set."""
     heard: Callable[[], object] = lambda: None
-    """Called after each cut that a request or an answer took: what left waits for its summary."""
+    """Called after each cut that a request or an answer caused: what left awaits its summary."""
     follow: Callable[[str], object] = lambda _: None
     """Called with the session's id after each cut, so that what left can be searched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a turn came to."""
+    """The result of a turn."""
 
     text: str
     entries: tuple[Entry, ...]
-    """What is still to be kept: the last thought, and the answer."""
+    """What still has to be kept: the last thought, and the answer."""
     steps: int
     usage: Usage
     finish_reason: str
     calls: tuple[Entry, ...] = ()
-    """What the model asks the client's tools for, where that ended the turn."""
+    """What the model asks the client's tools for, if that ended the turn."""
 
 
 def trimmed(session: Session, limit: int, keep: int) -> int:
-    """Cut a window that is full to about its last `keep` messages; how many left it."""
+    """Cut a full window to about its last `keep` messages; returns how many left it."""
     buffer = _buffer_of(session, limit)
     return len(session.trim_if_needed(limit=buffer, min_keep=keep)[0]) if buffer else 0
 
@@ -150,6 +151,7 @@ class Turn:
         cutting: Cutting | None,
         theirs: Collection[ToolSpec] = (),
         on_text: OnText | None = None,
+        sentences: Sentences | None = None,
     ) -> None:
         """Without `cutting` nothing is ever left out; `theirs` are tools that the client runs."""
         self.session = session
@@ -161,16 +163,17 @@ class Turn:
         self._theirs = {spec.name for spec in theirs}
         self._tools = (*agent.toolbox.specs, *theirs) or None
         self._on_text = on_text
+        self._say = (sentences or Sentences().speaking(agent.language)).text
         self.id = fresh_id()[8:20]  # of time, and of chance
         self.said = ""
-        """The text of the step going on, as far as it has come."""
+        """The text of the current step so far."""
         self._running = 0
         """Tools of the step that have not returned."""
         self._finished: list[Entry] = []
-        """Results of the step's tools that are not known to be kept yet."""
+        """Results of the step's tools that are not yet known to be kept."""
         self._effects = Effects(agent.toolbox)
         self._asked = 0
-        """The number of the question, where the session has it."""
+        """The number of the question, if the session has it."""
         self._left = 0
         """Entries that left the window with the answer."""
         self._usage = Usage()
@@ -181,7 +184,7 @@ class Turn:
         self._repeats = 0
 
     def about(self) -> AbstractContextManager[None]:
-        """What is told meanwhile is of this turn."""
+        """Mark events reported in this context as belonging to this turn."""
         return about(session_id=self.session.id, turn_id=self.id)
 
     # The question
@@ -191,7 +194,7 @@ class Turn:
     ) -> int:
         """Keep the questions, cut the window if it is full, and do `then`: all durable at once.
 
-        Returns the number of the last one, which the model sees as `shown` if need be. Where a
+        Returns the number of the last one, which the model sees as `shown` if that is given. If the
         turn is held, the session doesn't get it, and its number is 0.
         """
         if self._keeping.is_held:
@@ -222,14 +225,14 @@ class Turn:
             self._cutting.follow(self.session.id)
 
     async def change(self, act: Callable[[Session], T]) -> T:
-        """Do this to the session, durable when it returns where the session has a place."""
+        """Do this to the session, durable when it returns if the session is stored anywhere."""
         done: T = await self._keeping.change(self.session, act)
         return done
 
     # The answer
 
     async def run(self) -> Answer:
-        """Ask until there is an answer; raises `ProviderError` when there is none to be had."""
+        """Ask until there is an answer; raises `ProviderError` if there will be none."""
         here.set(self.session)
         self._recall_effects()
         for step in range(1, self._agent.limits.steps + 1):
@@ -238,10 +241,10 @@ class Turn:
                 return self._answer(reply, step)
             calls = _with_ids(reply.tool_calls)
             if self._goes_in_circles(calls):
-                return self._given_up(step, "same_calls", self._circle(calls))
+                return self._given_up(step, "same_calls", self._circle(calls, step))
             entries = _call_entries(calls)
             if theirs := [call for call in entries if call.content["tool"] in self._theirs]:
-                return self._handed_over(reply, theirs, step)
+                return self._ended(reply.text, "tool_calls", step, calls=tuple(theirs))
             # Kept before they run: whatever a tool does, the log says who asked for it.
             self._spoke_before = self._spoke_before or bool(self.said)
             # Handed over before the wait: stopped while it is saved, it is not added again.
@@ -249,10 +252,10 @@ class Turn:
             await self._keep([*_words(reply), *entries])
             await self._run_tools(calls)
         steps = self._agent.limits.steps
-        return self._given_up(steps, "max_steps", " without coming to an answer")
+        return self._given_up(steps, "max_steps", self._say("gave_up", steps=steps))
 
     def _recall_effects(self) -> None:
-        """Know what was done for the question before the turn was interrupted."""
+        """Recall what was done for the question before the turn was interrupted."""
         if since := self._asked or self.session.awaiting:
             self._effects.recall(self.session.entries_between(since, self.session.last_seq))
 
@@ -332,11 +335,7 @@ class Turn:
             announce(AnswerCut())
         return self._ended(reply.text, reply.finish_reason, step, entries=tuple(_words(reply)))
 
-    def _handed_over(self, reply: Reply, calls: Sequence[Entry], step: int) -> Answer:
-        return self._ended(reply.text, "tool_calls", step, calls=tuple(calls))
-
-    def _given_up(self, steps: int, finish_reason: str, why: str) -> Answer:
-        text = f"I stopped after {steps} steps{why}."
+    def _given_up(self, steps: int, finish_reason: str, text: str) -> Answer:
         said = Entry.message("assistant", text, metadata={"finish_reason": finish_reason})
         return self._ended(text, finish_reason, steps, entries=(said,))
 
@@ -367,15 +366,15 @@ class Turn:
         self._calls = asked
         return self._repeats == SAME_CALLS
 
-    def _circle(self, calls: Sequence[ToolCall]) -> str:
+    def _circle(self, calls: Sequence[ToolCall], steps: int) -> str:
         # Only tools that there are: any other name is whatever the model's server made up.
         asked = {call.name for call in calls}
         names = ", ".join(spec.name for spec in self._tools or () if spec.name in asked)
-        often = f": the model asked for the same thing {SAME_CALLS} times in a row"
-        return f"{often} ({names})" if names else often
+        named = f" ({names})" if names else ""
+        return self._say("in_a_circle", steps=steps, times=SAME_CALLS, tools=named)
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> None:
-        """Run them side by side and keep what they return; behind all of it what steers."""
+        """Run them side by side and keep what they return, followed by whatever steers the turn."""
         self._running = len(calls)
         async with anyio.create_task_group() as group:
             for call in calls:
@@ -393,7 +392,7 @@ class Turn:
                 await self._keep_finished()
 
     async def _keep_finished(self, *, steers: bool = False) -> None:
-        """Make durable what has finished by then; with `steers` behind it what steers the turn."""
+        """Make durable what has finished so far, followed with `steers` by what steers the turn."""
 
         def act(session: Session) -> list[Entry]:
             finished = self._add_finished(session)
@@ -405,7 +404,7 @@ class Turn:
         self._finished = [entry for entry in self._finished if entry.id not in kept]
 
     def _add_finished(self, session: Session) -> list[Entry]:
-        """Add the results that are there, but for those that an earlier try has added."""
+        """Add the available results, except those that an earlier try has added."""
         add = self._view.beside.append if self._keeping.is_held else session.add_entry
         there = {entry.id for entry in (*session.window, *self._view.beside)}
         for entry in self._finished:
@@ -418,9 +417,9 @@ class Turn:
     async def break_off(
         self, why: str, *, since: int = 0, half_said: bool = False, then: Act = _no_change
     ) -> None:
-        """Keep the results that are there, and close the calls from `since` on that have none.
+        """Keep the available results, and close the calls from `since` on that have none.
 
-        With `half_said` the beginning of an answer is kept too; `then` is done with it.
+        With `half_said` the beginning of an answer is kept too; `then` is done along with it.
         """
         said = Entry.message("assistant", self.said, metadata={"stopped": True})
         close = self.closing(why, since=since)
@@ -434,7 +433,7 @@ class Turn:
         await self.change(act)
 
     def closing(self, why: str, *, since: int = 0) -> Act:
-        """Add the results that are there, and say of the other calls why they have none."""
+        """Add the available results, and state for the other calls why they have none."""
 
         def act(session: Session) -> None:
             self._add_finished(session)
@@ -445,13 +444,13 @@ class Turn:
     # Behind the answer
 
     def cut_with_answer(self, session: Session) -> None:
-        """Resize, in the act that adds the answer, where only built-in rules have a say in it."""
+        """Resize in the act that adds the answer, if only built-in rules decide about it."""
         self._left = 0
         if self._may_resize(session) and not session.has_resize_handlers:
             self._left = session.cut_by_rules(least_severity=self._least_severity(session))
 
     def tell_cut(self) -> bool:
-        """Tell what left the window with the answer, which is durable now; whether anything did."""
+        """Report what left the window with the now durable answer; returns whether anything did."""
         if self._left:
             self._tell_trimmed(self._left)
             self._hear_of_cut()
@@ -464,9 +463,9 @@ class Turn:
         return self._may_resize(session) and (session.has_resize_handlers or session.is_memo_due)
 
     async def resize(self) -> None:
-        """Do what an answer doesn't wait for, and make it durable; raises as `async_resize`.
+        """Do what an answer doesn't wait for, and make it durable; raises like `async_resize`.
 
-        It is the memo; where a handler of the user's has a say, all of the resize.
+        This is the memo, or the whole resize if the user has handlers for it.
         """
         session, store = self.session, self._keeping.store
         read = partial(store.entries, session.id) if store else None
@@ -491,13 +490,13 @@ class Turn:
         await self.change(_no_change)  # where another writer was first, it is done again later
 
     def _least_severity(self, session: Session) -> int:
-        """What a rule must weigh: a full window, which `begin` sees to, weighs more than some."""
+        """The least severity a rule needs: a full window, left to `begin`, outweighs some rules."""
         limit = 0 if self._cutting is None else _buffer_of(session, self._cutting.limit)
         return BUFFER_SEVERITY if 0 < limit < message_count(session.window) else 0
 
 
 def close_calls(session: Session, why: str, *, since: int = 0) -> None:
-    """Say of the calls from `since` on that have no result why they have none."""
+    """Record why calls from `since` on that have no result have none."""
     for call in open_calls([e for e in session.window if e.seq >= since]):
         name, call_id = call.content.get("tool", ""), call.call_id
         unknown = {UNKNOWN: True}
@@ -511,13 +510,13 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How questions and answers are kept. Where nothing stands at the paths, the whole is."""
+    """How questions and answers are kept. If the paths match nothing, the whole is kept."""
 
     input_paths: Paths = ()
     output_paths: Paths = ()
-    """Into the answer, where it is JSON."""
+    """Paths into the answer, if it is JSON."""
     handler: Handler | None = None
-    """(given, answer) to the messages to keep instead; None or [] keeps nothing."""
+    """Maps (given, answer) to the messages to keep instead; None or [] keeps nothing."""
 
     @property
     def is_partial(self) -> bool:
@@ -555,7 +554,7 @@ def content_of(given: Any) -> Any:
 
 
 def picked(value: Any, paths: Paths, *, otherwise: Any = _MISSING) -> Any:
-    """What stands at the path; at several, each by its path; where nothing does, `otherwise`."""
+    """The value at the path; for several, each by its path; if there is none, `otherwise`."""
     names = [paths] if isinstance(paths, str) else list(paths)
     found = {name: at for name in names if (at := _at(value, name)) is not _MISSING}
     if not found:
@@ -584,7 +583,7 @@ def json_in(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOutcome:
-    """What a question came to."""
+    """The outcome of a question."""
 
     given: Any
     """What was asked, as it was given."""
@@ -599,20 +598,20 @@ class RequestOutcome:
 
     @property
     def usage(self) -> Usage:
-        """What the answer took."""
+        """The tokens that the answer took."""
         return self.answer.usage if self.answer else Usage()
 
 
 class Hooks:
-    """Callables of a user's, sync or async, called in their order."""
+    """A user's callables, sync or async, called in order."""
 
     def __init__(
         self, request_prefixes: Iterable[Handler] = (), afterwards: Iterable[Handler] = ()
     ) -> None:
         self.request_prefixes = list(request_prefixes)
-        """Before each request: (messages, agent) to the messages to send instead, or None."""
+        """Before each request, map (messages, agent) to the messages to send instead, or None."""
         self.afterwards = list(afterwards)
-        """After each question, answered or not: (outcome, agent)."""
+        """Called after each question, answered or not, with (outcome, agent)."""
 
     def before(self, provider: Provider, agent: Agent) -> Provider:
         """The provider, with the prefixes run before it is asked."""
@@ -628,13 +627,13 @@ class Hooks:
         return messages
 
     async def after(self, outcome: RequestOutcome, agent: Agent) -> None:
-        """Tell those who want to know; the first that raises ends it."""
+        """Call each handler with the outcome; the first that raises ends it."""
         for hook in self.afterwards:
             await called(hook, *fitting(hook, outcome, agent))
 
 
 class _Prefixed:
-    """A provider that is asked what the prefixes made of the request."""
+    """A provider that is sent what the prefixes made of the request."""
 
     def __init__(self, provider: Provider, hooks: Hooks, agent: Agent) -> None:
         self._provider = provider
@@ -659,7 +658,7 @@ class _Prefixed:
 
 
 def _with_ids(calls: Sequence[ToolCall]) -> list[ToolCall]:
-    """The calls with ids that differ, also where the server gave none or the same twice."""
+    """The calls with distinct ids, even if the server gave none or the same one twice."""
     seen: set[str] = set()
     distinct = []
     for call in calls:
@@ -679,7 +678,7 @@ def _words(reply: Reply) -> list[Entry]:
 
 
 def _thought(reply: Reply) -> list[Entry]:
-    """What was thought; only before a call its vendor wants it back."""
+    """What was thought; the vendor wants it back only before a call."""
     own = reply.reasoning if reply.tool_calls else None
     if own is None:
         return [Entry.thinking(reply.thinking)] if reply.thinking else []

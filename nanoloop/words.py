@@ -1,4 +1,4 @@
-"""The word that was perhaps meant, for anyone who mistyped one."""
+"""Suggests the word that someone who mistyped it may have meant."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is spelled most like it; None if none is."""
+    """The known word with the closest spelling; None if none is close."""
     return next(iter(get_close_matches(word, known, n=1)), None)
 
 
@@ -19,6 +19,6 @@ def did_you_mean(
     shown: Callable[[str], str] = repr,
     most: int = 1,
 ) -> str:
-    """Ask for the words that are spelled most like it; `otherwise` if none is."""
+    """Ask whether the words with the closest spelling were meant; `otherwise` if none is close."""
     near = get_close_matches(word, known, n=most)
     return f"did you mean {' or '.join(map(shown, near))}?" if near else otherwise

@@ -1,4 +1,4 @@
-"""The one way to write a session: an act, done again where another writer was first."""
+"""The one way to write a session: an act, done again if another writer was first."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from nanoloop.session.queue import FOLLOWS, Stage
 from nanoloop.session.session import Session
 
 TRIES = 100
-"""Writers in a row that may be first before it is given up."""
+"""How many other writers in a row may be first before giving up."""
 BETWEEN_TRIES_SECONDS = (0.001, 0.1)
 AWAY_SECONDS = 1.0
-"""How long a store that is away is left alone, once the patience with it is over."""
+"""How long an unreachable store is left alone, once patience with it has run out."""
 
 T = TypeVar("T")
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it says that the store can't be reached now, and nothing of one session."""
+    """Whether it means that the store can't be reached now, and isn't about one session."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
 
 @dataclass(slots=True)
 class Claim:
-    """A command that is being run: the first commit in its session lets it go, and nobody twice."""
+    """A command that is being run: the first commit in its session releases it, exactly once."""
 
     session_id: str
     entry_id: str
     is_let_go: bool = False
 
     def act(self, session: Session, act: Callable[[Session], T]) -> T:
-        """Do this, and let the command go with it; raises `TurnLost` where another ran it."""
+        """Do this, and release the command with it; raises `TurnLost` if it was run elsewhere."""
         waits_here = any(entry.id == self.entry_id for entry in session.waiting)
         if not waits_here or session.moved:  # then it goes along, and is run there
             raise TurnLost(session.id)
@@ -70,7 +70,7 @@ _CLAIM: ContextVar[Claim | None] = ContextVar("claim", default=None)
 
 @contextmanager
 def claiming(claim: Claim) -> Iterator[Claim]:
-    """What is written in here is what this command does."""
+    """Treat what is written inside as done by this command."""
     before = _CLAIM.set(claim)
     try:
         yield claim
@@ -79,22 +79,22 @@ def claiming(claim: Claim) -> Iterator[Claim]:
 
 
 def _claim_in(session_id: str) -> Claim | None:
-    """The command of this session that is being run here, and still waits."""
+    """The command of this session that is being run here and not yet released."""
     claim = _CLAIM.get()
     is_open = claim is not None and claim.session_id == session_id and not claim.is_let_go
     return claim if is_open else None
 
 
 async def leave_alone() -> None:
-    """Wait between two tries of a store that is away for longer than a chat is told nothing."""
+    """Wait between two tries of a store that has been away too long not to tell the chat."""
     await anyio.sleep(AWAY_SECONDS)
 
 
 class SessionWriter:
-    """Writes sessions to a store, each change of one after the other."""
+    """Writes sessions to a store, the changes of each one after another."""
 
     def __init__(self, store: Store, *, patience_seconds: float = 0) -> None:
-        """A store that can't be reached is tried for so long."""
+        """A store that can't be reached is retried for `patience_seconds`."""
         self.store = store
         self._patience_seconds = patience_seconds
         # The store's own, where it has one: what is saved in a turn needs no second one.
@@ -103,11 +103,11 @@ class SessionWriter:
     async def change(self, session: Session, act: Callable[[Session], T]) -> T:
         """Do this to a session and make it durable: the one way to write. Returns what `act` does.
 
-        `act` waits for nothing. Where another writer was first the object is brought up to date
-        and `act` runs again: ids and times are made before it, events told after it. Raises
-        `SessionNotFound` where the session was deleted or its time is over, and `AlreadyHeard`
-        where it took what was taken before, and `StepRefused` where it did what a chat never does
-        (`FOLLOWS`): then the object stands where it is stored, too.
+        `act` never waits. If another writer was first, the object is brought up to date and `act`
+        runs again: make ids and times before it, announce events after it. Raises
+        `SessionNotFound` if the session was deleted or has expired, `AlreadyHeard` if `act` took
+        what was taken before, and `StepRefused` if it did what a chat never does (`FOLLOWS`); the
+        object is then brought up to date, too.
         """
         claim = _claim_in(session.id)
         if claim is None:
@@ -119,7 +119,7 @@ class SessionWriter:
         return done
 
     async def look(self, session: Session, act: Callable[[Session], T]) -> T:
-        """What `act`, which changes nothing, says once all that is new is durable."""
+        """The result of `act`, which changes nothing, once everything new is durable."""
         if session.tracker.is_saved and not self._order.is_writing(session.id):
             return act(session)
         return await self.change(session, act)
@@ -163,7 +163,7 @@ class SessionWriter:
         return None
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Erase these entries for good, as `Store.erase`; raises `NotPossible` for others."""
+        """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others."""
         claim = _claim_in(session.id)
         await self._order.write(session.id, partial(self._erase, session, seqs, claim))
         if claim is not None:
@@ -182,7 +182,7 @@ class SessionWriter:
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
 
     async def catch_up(self, session: Session, revision: int) -> None:
-        """Have it stand where it is stored, which was at this commit just now."""
+        """Bring it up to the stored state, which was at this commit just now."""
         await self._order.write(session.id, partial(self._catch_up, session, revision))
 
     async def _catch_up(self, session: Session, revision: int) -> None:
@@ -190,12 +190,12 @@ class SessionWriter:
             await self._renew(session)
 
     async def make_whole(self, session: Session) -> None:
-        """Have the session's whole history in memory."""
+        """Load the session's whole history into memory."""
         if not session.log.is_whole:
             await self._order.write(session.id, partial(self._renew, session, whole=True))
 
     async def _renew(self, session: Session, *, whole: bool = False) -> None:
-        """Have this object stand where the session is stored; raises `SessionNotFound`."""
+        """Bring this object up to the stored state; raises `SessionNotFound`."""
         read = self.store.get if whole or session.log.is_whole else self.store.load
         fresh = await read(session.id)
         if fresh.created_at != session.created_at:  # deleted, and another was made under its id
@@ -208,7 +208,7 @@ def _stage_of(session: Session) -> Stage:
 
 
 def _no_change(_: Session) -> None:
-    """Only let go of what was claimed."""
+    """Change nothing, only release what was claimed."""
 
 
 Place = tuple[AbstractEventLoop, str]
@@ -217,19 +217,19 @@ Place = tuple[AbstractEventLoop, str]
 class WriteOrder:
     """First come, first served, for each session in each event loop.
 
-    No event loop waits for another, which may be waiting for it; nor is a write waited for whose
-    task asyncio cancelled. A store tells by the revision what was taken for a write before such.
-    What a task writes within its own turn waits for nobody.
+    No event loop waits for another, which may be waiting for it, and nothing waits for a write
+    whose task asyncio cancelled: by the revision, a store detects changes taken before such a
+    write. What a task writes within its own turn never waits.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Place, deque[anyio.Event]] = {}
-        """Who waits behind a write, where one goes on."""
+        """The tasks waiting behind each running write."""
         self._writers: dict[Place, object] = {}
         """The task whose turn it is."""
 
     async def write(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this when its turn has come; from then on it is finished, and heard of."""
+        """Do this when its turn comes; once begun, it is finished and its result is returned."""
         place, me = (asyncio.get_running_loop(), session_id), asyncio.current_task()
         if place not in self._waiting:
             self._waiting[place] = deque()
@@ -246,7 +246,7 @@ class WriteOrder:
         return result
 
     def is_writing(self, session_id: str) -> bool:
-        """Whether a write goes on in this event loop."""
+        """Whether a write of this session is running in this event loop."""
         return (asyncio.get_running_loop(), session_id) in self._waiting
 
     async def _turn(self, place: Place) -> None:

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("nanoloop", "tests", "examples", "config", "docs", "README.md", "pyproject.toml")
+COPIED = (
+    "nanoloop",
+    "tests",
+    "examples",
+    "config",
+    "docs",
+    ".github",
+    "README.md",
+    "pyproject.toml",
+)
 SECONDS = 30
 """A test that comes to no end has turned red too."""
 
@@ -329,6 +338,28 @@ MUTATIONS = (
         old=" or _seen(memo) != _seen(now.memo):",
         new=":",
         test="tests/test_exchange.py -k somebody_wrote_meanwhile",
+    ),
+    Mutation(
+        promise="an answer that is sent again keeps its place",
+        file="nanoloop/session/queue.py",
+        old="        if seq not in self.unsent:  # else it keeps its place\n",
+        new="        self.unsent = tuple(each for each in self.unsent if each != seq)\n"
+        "        if True:\n",
+        test="tests/session/test_queue.py -k keeps_its_place",
+    ),
+    Mutation(
+        promise="a chat is told once that its store is away",
+        file="nanoloop/sending.py",
+        old="        if name not in told:\n",
+        new="        if True:\n",
+        test="tests/test_recovery.py -k told_once",
+    ),
+    Mutation(
+        promise="a request's bytes beside its body are bounded",
+        file="nanoloop/channels/server.py",
+        old="        return self._beside > HEAD_BYTES + CHUNK_COST * self._body\n",
+        new="        return False\n",
+        test="tests/test_web_limits.py -k beside_its_body",
     ),
     Mutation(
         promise="a process that ended is dead at once",

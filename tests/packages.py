@@ -38,6 +38,18 @@ def is_gone(name):
     return name in plugins.OURS["channels"] and not plugins.is_installed("channels", name)
 
 
+def names_what_is_gone(text):
+    """Whether it has settings of a channel whose folder is gone."""
+    gone = filter(is_gone, plugins.OURS["channels"])
+    return any(re.search(rf"\bchannels\.{name}\b", text) for name in gone)
+
+
+def sections_without_what_is_gone(text):
+    """A page of settings, without the sections of channels whose folder is gone."""
+    sections = re.split(r"(?=^## )", text, flags=re.MULTILINE)
+    return "".join(each for each in sections if not names_what_is_gone(each.partition("\n")[0]))
+
+
 def without_what_is_gone(text):
     """An example of settings, without the tables of channels whose folder is gone."""
     header = r"# [^\n]*\n#?\["

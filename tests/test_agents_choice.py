@@ -128,7 +128,7 @@ async def test_agent_with_an_unknown_name_suggests_the_nearest():
     async with running(agents=agents()) as loop:
         assert await said(loop, "/agent smit") == "There is no agent 'smit': did you mean smith?"
         assert await said(loop, "/agent xyz") == (
-            "There is no agent 'xyz': /agent lists who there is."
+            "There is no agent 'xyz': /agent lists the agents."
         )
         assert (await session_of(loop)).agent is None
 

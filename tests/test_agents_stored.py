@@ -129,7 +129,7 @@ async def test_b2_4_nothing_deleted_is_revived():
 
 
 async def test_without_a_store_a_session_id_is_refused():
-    with pytest.raises(ValueError, match=r"has no store: Agent\(store=...\)"):
+    with pytest.raises(ValueError, match=r"has no store: pass Agent\(store=...\)"):
         await agent_of().ask("hi", session_id="x")
 
 

@@ -44,7 +44,7 @@ def change(tmp_path):
 
 async def kept_state(folder):
     """What the daemon has written down of it, a moment after it happened."""
-    for file in folder.rglob("status.json"):
+    for file in folder.rglob("status/*.json"):
         if known := json.loads(file.read_text())["channels"].get("quiet"):
             return known["state"]
     return None
@@ -81,8 +81,8 @@ async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nan
         change("\n[channels", 'prompt = "Be brief."\nloop.max_concurrent_turns = 3\n[channels')
         process.send_signal(signal.SIGHUP)
         said = json.loads(await line_with(process.stderr, "settings_reloaded"))
-        assert said["taken"] == ["channels.quiet.users", "prompt"]
-        assert said["left"] == ["loop.max_concurrent_turns"]
+        assert said["applied"] == ["channels.quiet.users", "prompt"]
+        assert said["needs_restart"] == ["loop.max_concurrent_turns"]
         change("prompt", "promt")
         process.send_signal(signal.SIGHUP)
         refused = json.loads(await line_with(process.stderr, "settings_refused"))
@@ -91,9 +91,39 @@ async def test_a_hangup_takes_over_what_can_be_changed_and_says_what_can_not(nan
 
 
 @pytest.mark.slow
+async def test_a_changed_file_is_applied_without_a_signal_and_a_wrong_one_changes_nothing(
+    nanoloop, change
+):
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        await line_with(process.stderr, "channel_connected")
+        change('users = ["1"]', 'users = ["1", "2"]')
+        said = json.loads(await line_with(process.stderr, "settings_"))
+        assert said["applied"] == ["channels.quiet.users"]
+        assert said["needs_restart"] == []
+        change("users", "usres")
+        said = json.loads(await line_with(process.stderr, "settings_"))
+        assert said["event"] == "settings_refused"
+        change("usres", "users")
+        said = json.loads(await line_with(process.stderr, "settings_"))
+        assert (said["event"], said["applied"]) == ("settings_reloaded", [])
+
+
+@pytest.mark.slow
+async def test_the_file_of_a_new_agent_is_applied(nanoloop, tmp_path):
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        await line_with(process.stderr, "channel_connected")
+        (tmp_path / "agents").mkdir()
+        (tmp_path / "agents" / "cook.md").write_text("You cook.")
+        said = json.loads(await line_with(process.stderr, "settings_"))
+        assert "agents.cook.prompt" in said["applied"]
+
+
+@pytest.mark.slow
 async def test_a_check_says_that_all_is_well(nanoloop):
     said, _ = await nanoloop.run("check")
-    assert said.count("ok     ") == len(said.splitlines()) == 5
+    *checks, advice = said.splitlines()
+    assert {line.split()[0] for line in checks} == {"ok"}
+    assert advice.startswith("next: `nanoloop run` serves now")
     assert "quiet: it connects" in said
 
 

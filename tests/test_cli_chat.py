@@ -77,11 +77,12 @@ async def test_a_failed_answer_ends_with_1_and_says_why_on_stderr(nanoloop, serv
     server.otherwise = Answer(status=401, body=b'{"error": {"message": "wrong"}}')
     out, err = await nanoloop.run("chat", "-m", "hello", code=1)
     assert out == ""
-    *log, told, operators = err.splitlines()
+    told, operators = err.splitlines()
     (incident,) = re.findall(r"\(incident (\w+)\)$", told)
     assert told.startswith(ENGLISH["model_key"])
     assert operators.startswith(f"incident {incident}: {server.url} refused the key (401): check")
-    assert [json.loads(line)["incident"] for line in log] == [incident]
+    log = [json.loads(line) for line in nanoloop.log.read_text().splitlines()]
+    assert [line["incident"] for line in log if line["event"] == "turn_failed"] == [incident]
     assert "hello" not in err
     assert "sk-12345678" not in err
 

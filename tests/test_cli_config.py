@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanoloop import cli, plugins
+from nanoloop import __version__, cli, plugins
 from nanoloop.cli import COMMANDS, Exit, main
 from nanoloop.cli.config import example, values
 from nanoloop.errors import NoConnection, SessionNotFound, SettingsError, StoreLocked
@@ -41,10 +41,10 @@ def empty_world(tmp_path, monkeypatch):
 def command(monkeypatch):
     """Let `nanoloop demo` do something else."""
 
-    def command(run):
+    def command(run, *flags):
         module = SimpleNamespace(add_arguments=lambda _: None, run=run)
         monkeypatch.setattr(cli, "import_module", lambda _: module)
-        return main(["demo"])
+        return main(["demo", *flags])
 
     return command
 
@@ -147,11 +147,25 @@ def test_an_interrupt_ends_with_130_and_no_word(capsys, command):
     assert capsys.readouterr().err == ""
 
 
-def test_a_bug_keeps_its_traceback(command):
-    with pytest.raises(ZeroDivisionError):
-        command(raising(ZeroDivisionError()))
-    with pytest.raises(ExceptionGroup):
-        command(raising(ExceptionGroup("tasks", [ZeroDivisionError(), NoConnection("x")])))
+@pytest.mark.parametrize(
+    "wrap", [lambda e: e, lambda e: ExceptionGroup("s", [NoConnection(""), e])]
+)
+def test_a_bug_is_one_sentence_with_an_incident_id_that_stays_the_same(capsys, command, wrap):
+    for text in ("what was said", "something else"):
+        assert command(raising(wrap(ZeroDivisionError(text)))) == Exit.FAILED
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == second
+    assert re.match(
+        r"nanoloop: a bug ended it \(incident [0-9a-f]{6}, ZeroDivisionError at ", first
+    )
+    assert "--debug" in first
+
+
+def test_the_traceback_of_a_bug_is_shown_if_it_is_asked_for(capsys, command):
+    assert command(raising(ZeroDivisionError("why")), "--debug") == Exit.FAILED
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback")
+    assert "ZeroDivisionError: why\nnanoloop: a bug ended it (incident " in told
 
 
 def test_a_commands_own_code_is_passed_on(command):
@@ -164,13 +178,49 @@ def test_a_commands_own_code_is_passed_on(command):
         (["chta"], "did you mean 'chat'?"),
         (["xyzzy"], "`nanoloop --help` lists them"),
         (["--model", "x", "config"], "the command comes first"),
-        (["config", "--exmple"], "unrecognized arguments: --exmple"),
+        (["config", "--exmple"], "config takes no --exmple: did you mean --example?"),
+        (["sessions", "lst"], "sessions has no 'lst': did you mean 'list'?"),
+        (["sessions", "--data", "lst", "lst"], "sessions has no 'lst': did you mean 'list'?"),
+        (["sessions", "xyzzy"], "sessions has no 'xyzzy': there are list, usage, show"),
+        (
+            ["sessions", "show", "--lst", "3", "x"],
+            "sessions show takes no --lst: did you mean --last",
+        ),
+        (
+            ["sessions", "prune", "--oldr-than=3d"],
+            "prune takes no --oldr-than: did you mean --older-",
+        ),
+        (["sessions", "list", "--js"], "sessions list takes no --js: "),
+        (["chat", "-m", "hi", "--sesion", "x"], "chat takes no --sesion: did you mean --session?"),
+        (["check", "--modle", "x"], "nanoloop doctor takes no --modle: did you mean --model?"),
+        (["--vresion"], "nanoloop takes no --vresion: did you mean --version?"),
         (["config", "--json", "--example"], "not allowed with"),
     ],
 )
 def test_a_wrong_word_is_told_and_ends_with_2(capsys, words, told):
     assert main(words) == Exit.USAGE
     assert told in capsys.readouterr().err
+
+
+UNUSED = [
+    *((name, "--model") for name in ("sessions list", "memory status", "store check", "status")),
+    *((name, "--log-level") for name in ("sessions list", "doctor", "status", "pair list")),
+    *((name, "--config") for name in ("demo", "version", "completion bash")),
+    *((name, "--data") for name in ("model list", "version", "completion bash")),
+]
+
+
+@pytest.mark.parametrize(("command", "flag"), UNUSED)
+def test_a_flag_that_a_command_does_not_use_is_refused(capsys, command, flag):
+    assert main([*command.split(), flag, "info"]) == Exit.USAGE
+    assert f"nanoloop {command.removesuffix(' bash')} takes no {flag}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["version"], ["--version"]])
+def test_the_version_is_one_line_for_a_report(capsys, words):
+    assert main(words) == Exit.DONE
+    said = capsys.readouterr().out
+    assert re.fullmatch(rf"nanoloop {__version__} \(Python 3\.\d+\.\S+ on .*\)\n", said)
 
 
 def test_without_a_command_the_help_is_shown(capsys):
@@ -184,7 +234,7 @@ def test_every_help_has_examples(capsys, words):
     assert "examples:\n  nanoloop" in capsys.readouterr().out
 
 
-def test_a_reader_that_leaves_early_sees_no_traceback():
+def test_a_reader_that_leaves_early_changes_nothing():
     code = "import sys; from nanoloop.cli import main; sys.exit(main(['config', '--example']))"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -192,7 +242,7 @@ def test_a_reader_that_leaves_early_sees_no_traceback():
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    assert process.wait(10) == Exit.FAILED
+    assert process.wait(10) == Exit.DONE
 
 
 def test_python_m_nanoloop_is_nanoloop():

@@ -137,6 +137,6 @@ async def test_a_named_file_that_is_missing_is_told(nanoloop):
 async def test_a_local_model_answers_a_pipe_without_any_settings(nanoloop):
     await anyio.to_thread.run_sync(model_file)
     nanoloop.set(NANOLOOP_MODELS=str(FOLDER))
-    out, err = await nanoloop.run("chat", "--local", text="Say hello.\n")
+    out, err = await nanoloop.run("chat", "--local", TINY, text="Say hello.\n")
     assert out.strip()
     assert err == ""

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
@@ -13,7 +14,14 @@ from anyio.to_thread import run_sync
 from nanoloop.app import App
 from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.kit.connection import State
-from nanoloop.channels.states import RunningChannel, States, running
+from nanoloop.channels.states import (
+    GONE_SECONDS,
+    SIGN_SECONDS,
+    ChannelState,
+    RunningProcess,
+    States,
+    running,
+)
 from nanoloop.cli import Exit, main
 from nanoloop.errors import WrongKey
 from nanoloop.providers.scripted import ScriptedProvider
@@ -53,23 +61,14 @@ def incidents():
 
 @pytest.fixture
 def states(tmp_path, standing, incidents):
-    return States(tmp_path, channels=lambda: standing, failures=incidents.last)
+    return States(tmp_path, name="a", channels=lambda: standing, failures=incidents.last)
 
 
 @pytest.fixture
-def keep(states, tmp_path):
+def keep(states):
     """Have it written down."""
 
-    async def keep():
-        (tmp_path / "status.json").unlink(missing_ok=True)
-        async with anyio.create_task_group() as group:
-            group.start_soon(states.keep)
-            with anyio.fail_after(5):
-                while not (tmp_path / "status.json").exists():
-                    await run_sync(lambda: None)
-            group.cancel_scope.cancel()
-
-    return lambda: anyio.run(keep)
+    return lambda: anyio.run(kept, states)
 
 
 def test_who_waits_is_listed_without_the_code(nanoloop, code):
@@ -146,9 +145,9 @@ async def test_however_many_failures_there_are_the_file_is_seldom_written(
     monkeypatch.setattr("nanoloop.channels.states.APART_SECONDS", 60)
 
     def written():
-        if not (tmp_path / "status.json").exists():
+        if not (tmp_path / "status" / "a.json").exists():
             return []
-        told = json.loads((tmp_path / "status.json").read_text())["failures"]
+        told = json.loads((tmp_path / "status" / "a.json").read_text())["failures"]
         return [each["incident"] for each in told]
 
     async with anyio.create_task_group() as group:
@@ -165,37 +164,93 @@ async def test_however_many_failures_there_are_the_file_is_seldom_written(
 
 def test_a_daemon_that_has_ended_or_was_killed_has_no_status(nanoloop, states, keep, tmp_path):
     keep()
-    file = tmp_path / "status.json"
+    file = tmp_path / "status" / "a.json"
     file.write_text(file.read_text().replace(str(os.getpid()), "999999999"))
     assert nanoloop("status")[0] == Exit.FAILED
     states.end()
     assert not file.exists()
 
 
-async def test_of_two_daemons_the_first_has_the_status_until_it_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanoloop.channels.states.APART_SECONDS", 0.001)
-    file = tmp_path / "status.json"
-    async with living_process() as other:
-        standing = RunningChannel(pid=other.pid, since="2026-01-01T00:00:00Z")
+async def kept(states):
+    """Have how it stands written down."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(states.keep)
+        with anyio.fail_after(5):
+            while not states._file.exists():
+                await run_sync(lambda: None)
+        group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def daemon_in(folder, *, name="other", **told):
+    """Another process that lives, with the file of one."""
+    async with living_process() as process:
+        standing = RunningProcess(**{"pid": process.pid, "since": "2026-01-01T00:00:00Z", **told})
+        file = folder / "status" / f"{name}.json"
+        file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(asdict(standing)))
-        mine, asked = States(tmp_path, channels=dict, failures=Incidents().last), []
-        mine._channels = lambda: asked.append(None) or {}
-        async with anyio.create_task_group() as group:
-            group.start_soon(mine.keep)
-            while len(asked) < 3:
-                await anyio.lowlevel.checkpoint()
-            assert running(tmp_path) == standing
-            mine.end()
-            assert running(tmp_path) == standing
-            other.kill()
-            await other.wait()
-            with anyio.fail_after(10):
-                while running(tmp_path) is None:
-                    await anyio.lowlevel.checkpoint()
-            assert running(tmp_path).pid == os.getpid()
-            group.cancel_scope.cancel()
-    mine.end()
-    assert not file.exists()
+        yield standing, process, file
+
+
+async def status(nanoloop, *args):
+    return await run_sync(nanoloop, "status", *args)
+
+
+async def test_each_process_of_a_folder_has_a_status_of_its_own(nanoloop, tmp_path, states):
+    channels = {"fake": ChannelState(state="connected", since="2026-01-01T00:00:01Z")}
+    told = {"command": "serve", "holds": ["fake 0123"], "channels": channels}
+    async with daemon_in(tmp_path, **told) as (standing, process, file):
+        states._channels = lambda: {"fake": ("waiting", "another process serves its account")}
+        await kept(states)
+        assert [each.pid for each in running(tmp_path)] == [process.pid, os.getpid()]
+        code, said = await status(nanoloop)
+        assert code == Exit.DONE  # it is served, by the one that has the account
+        assert f"daemon  process {process.pid}" in said
+        assert "(serve, holds fake 0123)" in said
+        assert said.count("daemon  ") == 2
+        listed = json.loads((await status(nanoloop, "--json"))[1])
+        assert (listed["pid"], listed["channels"]) == (process.pid, asdict(standing)["channels"])
+        assert [each["command"] for each in listed["processes"]] == ["serve", "run"]
+        process.kill()
+        await process.wait()
+        assert [each.pid for each in running(tmp_path)] == [os.getpid()]
+        assert not file.exists()
+        code, _ = await status(nanoloop)
+        assert code == Exit.FAILED  # and now nobody has it
+    states.end()
+    assert running(tmp_path) == []
+
+
+async def test_a_process_that_gives_no_sign_is_dead_whoever_has_its_number_now(tmp_path):
+    async with daemon_in(tmp_path) as (_, __, file):
+        os.utime(file, (0, time.time() - GONE_SECONDS - 1))
+        assert running(tmp_path) == []
+        assert not file.exists()
+
+
+async def test_a_process_that_has_nothing_to_say_gives_a_sign_that_it_lives(states, monkeypatch):
+    monkeypatch.setattr("nanoloop.channels.states.APART_SECONDS", 0.001)
+    async with anyio.create_task_group() as group:
+        group.start_soon(states.keep)
+        with anyio.fail_after(5):
+            while not states._file.exists():
+                await run_sync(lambda: None)
+            os.utime(states._file, (0, time.time() - SIGN_SECONDS - 1))
+            while time.time() - states._file.stat().st_mtime > SIGN_SECONDS:
+                await run_sync(lambda: None)
+        group.cancel_scope.cancel()
+
+
+async def test_a_process_elsewhere_is_told_by_its_signs_alone(nanoloop, tmp_path):
+    async with daemon_in(tmp_path, pid=999_999_999, place="box1 0 0"):
+        assert "process 999999999 on box1" in (await status(nanoloop))[1]
+
+
+async def test_a_chat_alone_is_no_daemon(nanoloop, tmp_path):
+    async with daemon_in(tmp_path, command="chat"):
+        assert (await status(nanoloop))[0] == Exit.FAILED
+        async with daemon_in(tmp_path, name="third"):
+            assert "chat    process" in (await status(nanoloop))[1]
 
 
 @asynccontextmanager
@@ -208,12 +263,6 @@ async def living_process():
             if process.returncode is None:
                 process.kill()
             await process.aclose()
-
-
-def test_a_daemon_that_never_began_leaves_the_other_ones_status(keep, tmp_path):
-    keep()
-    States(tmp_path, channels=dict, failures=Incidents().last).end()
-    assert (tmp_path / "status.json").exists()
 
 
 class Serving:

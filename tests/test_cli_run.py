@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from tests.openai_server import Answer, OpenAIServer
+from tests.packages import is_gone
 from tests.stages.command_line import CommandLine, Terminal, ended, line_with
 
 
@@ -30,11 +31,20 @@ async def rest(stream):
 
 @pytest.mark.slow
 async def test_a_service_without_input_serves_on_until_it_is_told_to_stop(nanoloop):
+    nanoloop.set(NANOLOOP_CHANNELS__WEB__ENABLED="true", NANOLOOP_CHANNELS__WEB__PORT="0")
     async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
-        assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == []
+        assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == ["web"]
         process.terminate()
         assert await ended(process) == 0
         assert "loop_stopped" in await rest(process.stderr)
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+async def test_with_nothing_to_serve_it_says_so_and_ends(nanoloop, enabled):
+    nanoloop.set(NANOLOOP_CHANNELS__TERMINAL__ENABLED=enabled)
+    async with nanoloop.started("run", stdin=subprocess.DEVNULL) as process:
+        assert await ended(process) == 3
+        assert (await rest(process.stderr)).startswith("nanoloop: there is nothing to serve: ")
 
 
 @pytest.mark.slow
@@ -93,10 +103,12 @@ async def test_a_second_signal_ends_at_once_and_the_message_is_answered_at_the_n
     assert server.count == 2
 
 
+@pytest.mark.skipif(is_gone("web"), reason="its folder is gone")
 async def test_settings_can_leave_standard_input_alone(nanoloop, tmp_path):
-    (tmp_path / "nanoloop.toml").write_text("channels.terminal.enabled = false\n")
+    only = "channels.terminal.enabled = false\nchannels.web = {enabled = true, port = 0}\n"
+    (tmp_path / "nanoloop.toml").write_text(only)
     async with nanoloop.started("run") as process:
-        assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == []
+        assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == ["web"]
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
-"""`nanoloop model list` and `nanoloop check` with vendors: each server is asked, each is told."""
+"""`nanoloop model list` and `nanoloop doctor` with vendors: each server is asked, each is told."""
 
 import json
 from contextlib import asynccontextmanager
 
 import pytest
 
+from nanoloop.cli.doctor import QUESTION
 from tests.openai_server import Answer, OpenAIServer
-from tests.servers.anthropic_server import KEY, AnthropicServer
 from tests.servers.file_server import FileServer
 from tests.stages.command_line import CommandLine
 
@@ -68,22 +68,22 @@ async def test_without_a_server_nobody_is_asked(nanoloop):
 
 
 @pytest.mark.slow
-async def test_check_asks_each_model_for_one_token_and_says_what_came_back(nanoloop):
+async def test_the_doctor_asks_each_model_for_an_answer_and_says_what_came_back(nanoloop):
     more = {"NANOLOOP_MODEL": "groq:a", "NANOLOOP_AGENTS__COOK__MODEL": "mistral:c"}
     async with serving(nanoloop, **more) as groq, OpenAIServer(otherwise="Qui") as mistral:
         nanoloop.set(NANOLOOP_PROVIDERS__MISTRAL__BASE_URL=mistral.url)
-        out, _ = await nanoloop.run("check")
+        out, _ = await nanoloop.run("doctor", text="a chat")
     assert 'ok     model: groq:a answers "Ok" in ' in out
     assert 'ok     agents.cook.model: mistral:c answers "Qui" in ' in out
-    assert [each.json["max_completion_tokens"] for each in groq.requests] == [1]
-    assert [each.json["max_tokens"] for each in mistral.requests] == [1]
+    assert [each.json["messages"][-1]["content"] for each in groq.requests] == [QUESTION]
+    assert mistral.count == 1
 
 
 @pytest.mark.slow
 async def test_a_model_under_two_settings_is_asked_once(nanoloop):
     more = {"NANOLOOP_MODEL": "groq:a", "NANOLOOP_SUMMARY_MODEL": "groq:a"}
     async with serving(nanoloop, **more) as groq:
-        out, _ = await nanoloop.run("check")
+        out, _ = await nanoloop.run("doctor", text="a chat")
     assert "ok     model, summary_model: groq:a answers" in out
     assert groq.count == 1
 
@@ -93,7 +93,7 @@ async def test_one_that_fails_or_lacks_its_key_is_told_and_makes_the_exit_code(n
     more = {"NANOLOOP_MODEL": "groq:a", "NANOLOOP_SUMMARY_MODEL": "xai:b"}
     gone = Answer(status=404, body=b'{"error": {"message": "model not found"}}')
     async with serving(nanoloop, gone, **more):
-        out, _ = await nanoloop.run("check", code=1)
+        out, _ = await nanoloop.run("doctor", code=1)
     assert "WRONG  model: groq:a: " in out
     assert "WRONG  summary_model: xai:b: no key is set: set XAI_API_KEY" in out
 
@@ -151,35 +151,25 @@ async def test_a_list_is_asked_for_where_the_vendors_models_are(nanoloop, word, 
 
 
 @pytest.mark.slow
-async def test_check_leaves_out_options_that_one_token_does_not_go_with(nanoloop):
-    options = {"max_tokens": 900, "thinking": {"type": "enabled"}, "top_p": 1}
+async def test_the_doctor_asks_as_the_daemon_does_with_prompt_tools_and_options(nanoloop):
+    options = {"max_tokens": 900, "top_p": 1}
     more = {"NANOLOOP_PROVIDERS__GROQ__OPTIONS": json.dumps(options), "NANOLOOP_MODEL": "groq:a"}
-    async with serving(nanoloop, **more) as groq:
-        await nanoloop.run("check")
-    [request] = groq.requests
-    assert {"max_completion_tokens", "top_p"} <= {*request.json}
-    assert not {"max_tokens", "thinking"} & {*request.json}
+    async with serving(nanoloop, NANOLOOP_PROMPT="Be brief.", **more) as groq:
+        await nanoloop.run("doctor", text="a chat")
+        await nanoloop.run("chat", "-m", "Hello")
+    checked, asked = [request.json for request in groq.requests]
+    assert (
+        checked["messages"][0] == asked["messages"][0] == {"role": "system", "content": "Be brief."}
+    )
+    assert checked["tools"] == asked["tools"]
+    assert {*checked} - {"stream", "stream_options"} == {*asked}  # a pipe gets whole answers
 
 
 @pytest.mark.slow
-async def test_a_model_that_one_token_is_too_few_for_is_well(nanoloop):
-    said = "Could not finish the message because max_tokens or model output limit was reached."
+async def test_a_model_that_takes_no_tools_is_told_before_a_chat_hears_of_it(nanoloop):
+    said = "a does not support tools"
     few = Answer(status=400, body=json.dumps({"error": {"message": said}}).encode())
     async with serving(nanoloop, few, NANOLOOP_MODEL="groq:a"):
-        out, _ = await nanoloop.run("check")
-    assert "ok     model: groq:a answers, and wants more than one token" in out
-
-
-@pytest.mark.slow
-async def test_check_asks_claude_for_one_token_without_the_thinking_that_is_set(nanoloop):
-    options = {
-        "max_completion_tokens": 9000,
-        "thinking": {"type": "enabled", "budget_tokens": 2000},
-    }
-    async with AnthropicServer() as server:
-        nanoloop.set(ANTHROPIC_API_KEY=KEY, NANOLOOP_MODEL="anthropic:claude")
-        nanoloop.set(NANOLOOP_PROVIDERS__ANTHROPIC__BASE_URL=server.url)
-        nanoloop.set(NANOLOOP_PROVIDERS__ANTHROPIC__OPTIONS=json.dumps(options))
-        await nanoloop.run("check")
-    [form] = [each.json for each in server.requests]
-    assert (form["max_tokens"], "thinking" in form) == (1, False)
+        out, _ = await nanoloop.run("doctor", code=1)
+    assert "WRONG  model: groq:a: " in out
+    assert said in out

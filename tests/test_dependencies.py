@@ -1,5 +1,7 @@
 """What nanoloop needs is little, and every bit of it is pinned."""
 
+import re
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -8,17 +10,27 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from nanoloop import errors
 from nanoloop.errors import how_to_install
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 CORE = PROJECT["dependencies"]
-EXTRAS = [
+EXTRAS = PROJECT["optional-dependencies"]
+NEEDED_BY_EXTRAS = [
     text
-    for wanted in PROJECT["optional-dependencies"].values()
+    for wanted in EXTRAS.values()
     for text in wanted
-    if not text.startswith("nanoloop[")  # which names other extras
+    if not text.startswith(f"{PROJECT['name']}[")  # which names other extras
 ]
+HINTS = re.compile(
+    r"""(?:how_to_install\(|= Plugin\(.*extra=|^    extra=)["'](\w+)["']""", re.MULTILINE
+)
+HINTED = {
+    name for path in (ROOT / "nanoloop").rglob("*.py") for name in HINTS.findall(path.read_text())
+}
+"""The extras that messages name."""
 
 
 def needed(requirements):
@@ -58,10 +70,32 @@ def test_the_core_is_at_most_33_distributions():
 def test_every_distribution_is_pinned():
     lines = (ROOT / "config" / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
-    assert needed(CORE + EXTRAS) <= pinned
+    assert needed(CORE + NEEDED_BY_EXTRAS) <= pinned
 
 
 def test_no_message_sends_anybody_to_another_projects_package():
-    told = [path for path in (ROOT / "nanoloop").rglob("*.py") if "nanoloop[" in path.read_text()]
+    wrong = re.compile(r"pip install[^\n]* '?nanoloop(\[|\b(?!-agent))")
+    told = [path for path in (ROOT / "nanoloop").rglob("*.py") if wrong.search(path.read_text())]
     assert told == []
-    assert how_to_install("redis").endswith("in nanoloop's folder, pip install '.[redis]'")
+
+
+@pytest.mark.parametrize("name", sorted(HINTED))
+def test_a_hint_names_an_extra_that_there_is(name):
+    assert name in EXTRAS
+    hint = how_to_install(name)
+    assert hint.endswith(f"{sys.executable} -m pip install 'nanoloop-agent[{name}]'")
+
+
+def test_all_is_what_the_program_can_use():
+    (everything,) = map(Requirement, EXTRAS["all"])
+    assert everything.extras == EXTRAS.keys() - {"all", "dev"}
+
+
+def test_the_tools_of_development_are_the_same_as_a_group_and_as_an_extra():
+    assert PYPROJECT["dependency-groups"]["dev"] == EXTRAS["dev"]
+
+
+def test_without_pip_the_hint_is_for_uv(monkeypatch):
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
+    wanted = f"uv pip install --python {sys.executable} 'nanoloop-agent[web]'"
+    assert how_to_install("web").endswith(wanted)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 from contextlib import asynccontextmanager
 from contextvars import copy_context
@@ -24,7 +25,9 @@ from nanoloop.events import (
     hearing,
 )
 from nanoloop.loop import AgentLoop
+from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
+from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 from nanoloop.stores.in_memory import InMemoryStore
@@ -140,6 +143,63 @@ async def test_readiness_and_what_chats_were_told_need_nobody_who_hears():
     assert not loop.is_serving
     (report,) = loop.sentences.incidents.last(5)
     assert (report.place, report.incident.incident) == ("direct:a", told.incident)
+
+
+async def dice(sides: int) -> str:
+    """Roll a die."""
+    return f"{sides} of {sides}"
+
+
+CALL = Reply(text="", tool_calls=(ToolCall(id="1", name="dice", arguments='{"sides": 6}'),))
+TYPED = ("one", "roll", "/pin 1", "three", "four", "bad", "five", "six", "/undo", "/stauts", "/new")
+
+
+async def what_came_of_it(observer):
+    """All that a chat was told, that the model was sent and that was kept."""
+    replies = ["1", CALL, "rolled", "3", "4", RuntimeError("a bug")]
+    provider, store = ScriptedProvider(replies), InMemoryStore()
+    with hearing(observer):
+        loop = AgentLoop(
+            provider=provider,
+            store=store,
+            tools=[dice],
+            summarizer=Summarizer(ScriptedProvider(otherwise="they counted")),
+            message_buffer_limit=6,
+            message_buffer_min=2,
+        )
+        async with anyio.create_task_group() as group:
+            await group.start(loop.run)
+            chat, told = DirectChannel(loop.bus), []
+            for text in TYPED:
+                told.append((await chat.ask(text, chat="a")).text)
+                await anyio.wait_all_tasks_blocked()
+            loop.bus.close()
+    entries = await store.entries("direct:a")
+    kept = [(entry.seq, entry.type, entry.role, str(entry.content)) for entry in entries]
+    sent = [(call.messages, call.tools, call.streamed) for call in provider.calls]
+    return [re.sub(r"incident \w{6}", "incident", text) for text in told], sent, kept
+
+
+async def test_an_observer_that_raises_on_every_event_changes_no_answer_and_no_byte():
+    heard = set()
+
+    def hostile(event):
+        heard.add(event.name())
+        raise OSError("nothing can be written")
+
+    quiet = await what_came_of_it(lambda _: None)
+    assert await what_came_of_it(hostile) == quiet
+    told, sent, _ = quiet
+    assert told[1] == "rolled"
+    assert "they counted" in str(sent[-1])
+    kinds = {
+        "turn_finished",
+        "tool_finished",
+        "summary_committed",
+        "turn_failed",
+        "session_started",
+    }
+    assert kinds | {"observer_failed"} <= heard
 
 
 # Of which session and turn

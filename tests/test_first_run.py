@@ -1,23 +1,34 @@
-"""The first `nanoloop chat` asks which model to use, once, and writes it down."""
+"""The first start looks before it asks, uses what answers, and writes it down."""
 
 import builtins
-import json
 from collections import deque
 
 import anyio
 import pytest
 
 from nanoloop.cli import first_run
-from nanoloop.cli.first_run import ask_for_model
-from nanoloop.cli.servers import RunningServer, models_at, running_servers
-from nanoloop.settings import Settings
-from tests.openai_server import OpenAIServer
+from nanoloop.cli.first_run import (
+    NoModel,
+    find_model,
+    what_is_wrong_with_key,
+    with_said,
+    worthwhile,
+)
+from nanoloop.cli.servers import (
+    RunningServer,
+    ServerPlace,
+    models_at,
+    running_servers,
+    usual_places,
+)
+from nanoloop.models.catalogue import FROM_HUB, FROM_INDEX
+from nanoloop.settings import LocalSettings, Settings
+from tests.openai_server import Answer, OpenAIServer
 from tests.servers.file_server import FileServer
 from tests.stages.command_line import CommandLine, Terminal, ended
-from tests.stages.local_model import FOLDER, TINY, model_file
 
-QUESTION, LAST_CHOICE = "Which model should answer?", "1 to "
-OLLAMA = RunningServer("Ollama", "http://localhost:11434/v1", ["qwen3:4b", "llama3"])
+NOWHERE = "http://127.0.0.1:9"
+REFUSED = Answer(status=401, body=b'{"error": {"message": "no such key"}}')
 
 
 @pytest.fixture
@@ -35,7 +46,7 @@ def typed(monkeypatch):
     """What the person types, line by line; at its end they leave."""
     lines = deque()
 
-    def read(_):
+    def read(_=None):
         if not lines:
             raise EOFError
         return lines.popleft()
@@ -45,151 +56,155 @@ def typed(monkeypatch):
     return lines
 
 
-@pytest.mark.slow
-async def test_a_key_is_typed_unseen_and_kept_for_its_owner(nanoloop, file):
-    with Terminal() as terminal:
-        async with nanoloop.started("chat", terminal=terminal) as process:
-            await terminal.shows(QUESTION)
-            await terminal.shows(LAST_CHOICE)
-            terminal.type("3\r")
-            await terminal.shows("not shown")
-            terminal.type("sk-secret\r")
-            seen = await terminal.shows("Model")
-            terminal.type("\r")
-            await terminal.shows("to choose again, take api_key and model out of it")
-            await terminal.shows("window 0/50")
-            terminal.type("\x04")
-            assert await ended(process) == 0
-    assert "secret" not in seen
-    assert 'api_key = "sk-secret"\n' in file.read_text()
-    assert file.stat().st_mode & 0o777 == 0o600
+def running(server, *models, name="Jan"):
+    return RunningServer(ServerPlace(name, "", server.url), models)
 
 
-@pytest.mark.slow
-async def test_a_servers_address_leads_into_the_conversation(nanoloop, file):
-    async with OpenAIServer(otherwise="Here you are.") as server:
-        with Terminal() as terminal:
-            async with nanoloop.started("run", terminal=terminal) as process:
-                await terminal.shows(LAST_CHOICE)
-                terminal.type("4\r")
-                await terminal.shows("Address")
-                terminal.type(f"{server.url}\r")
-                await terminal.shows("not shown")
-                terminal.type("\r")
-                await terminal.shows("Model")
-                terminal.type("little\r")
-                await terminal.shows("/help")
-                terminal.type("hello\r")
-                await terminal.shows("Here you are.")
-                terminal.type("\x04")
-                assert await ended(process) == 0
-        assert server.requests[-1].json["model"] == "little"
-        await nanoloop.run("chat", "-m", "again")
-    assert f'base_url = "{server.url}"' in file.read_text()
+async def found(settings, *servers, **options):
+    """What comes of a look at these servers; a thread of its own as in a program."""
+    return await anyio.to_thread.run_sync(lambda: find_model(settings, servers, **options))
 
 
-@pytest.mark.slow
-async def test_a_model_on_this_machine_is_one_key_away(nanoloop, file):
-    await anyio.to_thread.run_sync(model_file)
-    nanoloop.set(NANOLOOP_MODELS=str(FOLDER))
-    with Terminal() as terminal:
-        async with nanoloop.started("chat", terminal=terminal) as process:
-            await terminal.shows("here already")
-            await terminal.shows(LAST_CHOICE)
-            terminal.type("\r")
-            await terminal.shows("window 0/50")
-            terminal.type("Say hello.\r")
-            await terminal.shows("window 2/50")
-            terminal.type("\x04")
-            assert await ended(process) == 0
-    assert file.read_text() == f'model = "local:{TINY}"\n'
+# One thing is there
 
 
-async def test_who_leaves_the_question_is_told_the_choices(nanoloop, file):
-    with Terminal() as terminal:
-        async with nanoloop.started("chat", terminal=terminal) as process:
-            await terminal.shows(LAST_CHOICE)
-            terminal.type("\x04")
-            await terminal.shows("chat --local")
-            assert await ended(process) == 3
-    assert not file.exists()
+async def test_one_server_is_used_once_its_model_answered(typed, capsys):
+    async with OpenAIServer() as server:
+        said = await found(Settings(), running(server, "llama3", "qwen3"))
+        assert [request.json["model"] for request in server.requests] == ["llama3"]
+    assert said == {"base_url": server.url, "model": "llama3"}
+    assert "llama3 (Jan, on this machine) answered in" in capsys.readouterr().out
 
 
-async def test_a_stronger_setting_than_the_choice_is_named(nanoloop, file):
-    nanoloop.set(NANOLOOP_MODEL="other")
-    with Terminal() as terminal:
-        async with nanoloop.started("chat", terminal=terminal) as process:
-            await terminal.shows(LAST_CHOICE)
-            terminal.type("1\r")
-            await terminal.shows("env NANOLOOP_MODEL is stronger")
-            assert await ended(process) == 2
+async def test_of_a_servers_models_the_first_that_answers_is_used(typed, capsys):
+    async with OpenAIServer(
+        Answer(status=400, body=b'{"error": {"message": "no chat"}}')
+    ) as server:
+        said = await found(Settings(), running(server, "odd", "llama3"))
+    assert said["model"] == "llama3"
+    assert "odd (Jan, on this machine) can't be used: " in capsys.readouterr().out
 
 
-def test_a_server_that_runs_here_is_offered_with_its_models(typed, capsys):
-    typed += ["5", "llama3"]
-    assert ask_for_model(Settings(), [OLLAMA]) == {"base_url": OLLAMA.url, "model": "llama3"}
-    assert "5  Ollama, which runs here: qwen3:4b, llama3" in capsys.readouterr().out
+async def test_a_server_without_a_chat_model_is_named_with_the_next_step(typed, capsys):
+    typed.append("")  # nothing else is asked: there is no server and no key
+    empty = RunningServer(ServerPlace("Ollama", "ollama", NOWHERE), [])
+    with pytest.raises(NoModel):
+        await found(Settings(), empty, always_asks=True)
+    assert "Ollama runs but has no chat model: `ollama pull qwen3:4b`" in capsys.readouterr().out
 
 
-def test_nonsense_is_said_to_be_and_asked_again(typed, capsys):
-    typed += ["0", "99", "-1", "x", "5", ""]
-    assert ask_for_model(Settings(), [OLLAMA])["model"] == "qwen3:4b"
+async def test_a_key_is_asked_for_before_anything_is_sent(typed):
+    async with OpenAIServer() as server:
+        settings = Settings(providers={"groq": {"api_key": "gsk-secret", "base_url": server.url}})
+        with pytest.raises(NoModel):  # they leave at the question
+            await found(settings)
+        assert server.count == 0
+
+
+async def test_a_key_that_is_welcome_is_used_with_a_model_that_answers(typed, capsys):
+    async with OpenAIServer() as server:
+        server.models = [{"id": "embed-3"}, {"id": "chatty-vision"}, {"id": "chatty-instruct"}]
+        groq = {"api_key": "gsk-secret", "base_url": server.url}
+        typed.append("")
+        said = await found(Settings(providers={"groq": groq}))
+    assert said == {"model": "groq:chatty-instruct"}
+    assert "secret" not in capsys.readouterr().out
+
+
+async def test_a_key_that_is_not_welcome_is_sent_nowhere(typed):
+    async with OpenAIServer() as server:
+        settings = Settings(providers={"groq": {"api_key": "gsk-secret", "base_url": server.url}})
+        typed.append("n")
+        with pytest.raises(NoModel):  # they leave the menu
+            await found(settings)
+        assert server.count == 0
+
+
+# There is a choice
+
+
+async def test_of_several_enter_takes_the_one_that_answered(typed, capsys):
+    async with OpenAIServer(otherwise=REFUSED) as shut, OpenAIServer() as well:
+        servers = running(shut, "first", name="LM Studio"), running(well, "second")
+        typed.append("")
+        said = await found(Settings(), *servers)
+    assert said == {"base_url": well.url, "model": "second"}
+    out = capsys.readouterr().out
+    assert "1  LM Studio, which runs here: first" in out
+    assert "2  Jan, which runs here: second" in out
+
+
+async def test_another_model_of_a_server_is_used_once_it_answered(typed):
+    async with OpenAIServer() as server:
+        servers = running(server, "one", "two"), running(server, "three", name="vLLM")
+        typed.extend(["1", "two"])
+        assert (await found(Settings(), *servers))["model"] == "two"
+        assert server.requests[-1].json["model"] == "two"
+
+
+async def test_nonsense_is_said_to_be_and_asked_again(typed, capsys):
+    async with OpenAIServer() as server:
+        typed.extend(["0", "99", "-1", "x", ""])
+        said = await found(Settings(), running(server, "m"), always_asks=True)
+    assert said["model"] == "m"
     assert capsys.readouterr().out.count(" is none of them.") == 4
 
 
-def test_what_is_no_address_is_asked_again_at_its_place(typed, capsys):
-    typed += ["4", "no address", "http://127.0.0.1:9/v1", "", "little"]
-    said = ask_for_model(Settings(), [])
-    assert said == {"base_url": "http://127.0.0.1:9/v1", "model": "little"}
-    assert "'no address' is not an address: begin it with" in capsys.readouterr().out
+# What a person types
 
 
-async def test_a_model_that_was_named_is_told_what_it_lacks(nanoloop):
-    _, err = await nanoloop.run("chat", "-m", "hi", "--model", "nothing-there", code=3)
-    assert "neither a key nor a server is set for model 'nothing-there'" in err
+KEY, ADDRESS = "2", "3"
 
 
-def test_an_empty_key_is_no_choice(typed):
-    typed += ["3", " "]
-    assert ask_for_model(Settings(), []) is None
+async def test_a_wrong_key_is_refused_before_anything_is_written(typed, capsys):
+    async with OpenAIServer(otherwise=REFUSED) as server:
+        server.models = [{"id": "chatty"}]
+        settings = Settings(providers={"groq": {"base_url": server.url}})
+        typed.extend([KEY, "gsk_secret"])
+        with pytest.raises(NoModel):
+            await found(settings, always_asks=True)
+    out = capsys.readouterr().out
+    assert "chatty (Groq) can't be used: " in out
+    assert "secret" not in out
 
 
-def test_without_the_extra_a_local_model_says_how_to_get_it(typed, capsys, monkeypatch):
-    monkeypatch.setattr(first_run, "can_run", lambda: False)
-    typed += ["1"]
-    assert ask_for_model(Settings(), []) is None
-    assert "pip install '.[local]'" in capsys.readouterr().out
-
-
-def test_servers_are_found_by_what_they_list():
-    models = [{"id": "qwen3:4b"}, {"id": "bad\x1b[2Jname"}, {"id": 7}, "odd"]
-    with FileServer(json.dumps({"data": models}).encode()) as server:
-        usual = {"Ollama": server.root, "LM Studio": "http://127.0.0.1:9/v1"}
-        assert running_servers(usual) == [RunningServer("Ollama", server.root, ["qwen3:4b"])]
-        assert server.asked == [("/models", None)]
-
-
-@pytest.mark.parametrize("said", [b"<html>", b"[]", b'{"data": {}}', b'{"data": []}', b"null"])
-def test_whatever_else_answers_there_is_no_model_server(said):
-    with FileServer(said) as server:
-        assert models_at(server.root) == []
-
-
-async def test_a_vendor_whose_key_is_set_is_one_of_the_choices(typed, capsys):
+async def test_a_key_is_kept_for_the_vendor_whose_keys_begin_so(typed):
     async with OpenAIServer() as server:
-        server.models = [{"id": "chatty-1"}, {"id": "chatty-2"}, {"id": "embed-3"}]
-        groq = {"api_key": "gsk", "base_url": server.url}
-        settings = Settings(providers={"groq": groq})
-        typed.extend(["5", "chatty-2"])
-        said = await anyio.to_thread.run_sync(ask_for_model, settings, [])
-    assert said == {"model": "groq:chatty-2"}
-    assert "5  Groq, with the key that is set" in capsys.readouterr().out
+        server.models = [{"id": "chatty"}]
+        settings = Settings(providers={"groq": {"base_url": server.url}})
+        typed.extend([KEY, "gsk_secret"])
+        said = await found(settings, always_asks=True)
+        assert server.requests[-1].headers["authorization"] == "Bearer gsk_secret"
+    assert said == {"providers.groq.api_key": "gsk_secret", "model": "groq:chatty"}
 
 
-def test_a_key_that_is_typed_is_the_vendors_whose_model_is_named(typed):
-    typed += ["3", "gsk", "groq:llama"]
-    said = ask_for_model(Settings(), [])
-    assert said == {"providers.groq.api_key": "gsk", "model": "groq:llama"}
+async def test_a_key_that_tells_nothing_is_its_models_vendors(typed):
+    async with OpenAIServer() as server:
+        settings = Settings(providers={"mistral": {"base_url": server.url}})
+        typed.extend([KEY, "0123456789abcdef", "mistral:small"])
+        said = await found(settings, always_asks=True)
+    assert said == {"providers.mistral.api_key": "0123456789abcdef", "model": "mistral:small"}
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("", "No key was typed."),
+        ("http://localhost:11434/v1", "That is an address and no key"),
+        ("localhost:11434", "That is an address and no key"),
+        ("api.example.org/v1", "That is an address and no key"),
+        ("export OPENAI_API_KEY=x", "That is no key"),
+        ("sk-…", "That is no key"),
+        ("short", "That is no key"),
+    ],
+)
+def test_what_is_no_key_is_refused_and_not_repeated(key, told):
+    assert what_is_wrong_with_key(key).startswith(told)
+
+
+@pytest.mark.parametrize("key", ["sk-ant-api03-a.b_c", "AIzaSyD-1234", "0123456789abcdef"])
+def test_what_may_be_a_key_is_taken(key):
+    assert what_is_wrong_with_key(key) is None
 
 
 @pytest.mark.parametrize(
@@ -198,26 +213,176 @@ def test_a_key_that_is_typed_is_the_vendors_whose_model_is_named(typed):
         ("local:tiny", "A model on this machine takes no key."),
         ("azure:mine", "no address is set: set AZURE_OPENAI_ENDPOINT"),
         ("groq:", "no model is named: write groq:NAME"),
+        ("llama", "Whose key is it?"),
     ],
 )
-def test_a_model_that_a_key_is_not_all_for_is_no_choice(typed, capsys, model, told):
-    typed += ["3", "gsk", model]
-    assert ask_for_model(Settings(), []) is None
+async def test_a_model_that_a_key_is_not_all_for_is_no_choice(typed, capsys, model, told):
+    typed.extend([KEY, "0123456789abcdef", model])
+    with pytest.raises(NoModel):
+        await found(Settings(), always_asks=True)
     assert told in capsys.readouterr().out
 
 
+async def test_a_server_by_its_address_is_used_once_it_answered(typed, capsys):
+    async with OpenAIServer() as server:
+        typed.extend([ADDRESS, "no address", server.url, "", "little"])
+        said = await found(Settings(), always_asks=True)
+        assert server.requests[-1].json["model"] == "little"
+    assert said == {"base_url": server.url, "model": "little"}
+    assert "'no address' is not an address: begin it with" in capsys.readouterr().out
+
+
 @pytest.mark.slow
-async def test_a_vendors_key_is_kept_for_that_vendor(nanoloop, file):
+async def test_an_address_where_nobody_answers_is_refused(typed, capsys):
+    typed.extend([ADDRESS, f"{NOWHERE}/v1", "", "little"])
+    with pytest.raises(NoModel):
+        await found(Settings(), always_asks=True)
+    assert "can't be used" in capsys.readouterr().out
+
+
+# A model of its own
+
+
+def test_the_hubs_model_comes_first_if_the_hub_answers(tmp_path):
+    with FileServer(b"GGUF") as hub:
+        settings = Settings(models=tmp_path, local=LocalSettings(hub=hub.root))
+        assert worthwhile(settings) == ([FROM_HUB, FROM_INDEX], "")
+    settings = Settings(models=tmp_path, local=LocalSettings(hub=NOWHERE))
+    assert worthwhile(settings) == ([FROM_INDEX], "")
+
+
+def test_what_is_here_or_was_begun_comes_before_what_is_not(tmp_path):
+    settings = Settings(models=tmp_path, local=LocalSettings(hub=NOWHERE))
+    part = tmp_path / f"{FROM_HUB.file}.part"
+    part.write_bytes(b"GGUF")
+    assert worthwhile(settings)[0] == [FROM_HUB]
+    (tmp_path / FROM_INDEX.file).write_bytes(b"GGUF")
+    assert worthwhile(settings)[0] == [FROM_INDEX]
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [("free_bytes", "of memory, and 1.0 GB are free"), ("free_room", "on the disk, and 1.0 GB")],
+)
+def test_without_room_no_model_is_worth_it_and_the_sizes_are_told(tmp_path, monkeypatch, what, why):
+    monkeypatch.setattr(first_run, what, lambda *_: 1_000_000_000)
+    settings = Settings(models=tmp_path, local=LocalSettings(hub=NOWHERE))
+    models, why_not = worthwhile(settings)
+    assert models == []
+    assert why in why_not
+
+
+def test_without_the_extra_it_is_said_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(first_run, "can_run", lambda: False)
+    models, why_not = worthwhile(Settings())
+    assert models == []
+    assert "local" in why_not
+
+
+# Where it looks
+
+
+def test_servers_are_found_by_what_they_list(tmp_path):
+    models = b"""{"data": [{"id": "nomic-embed-text"}, {"id": "qwen3:4b"}, {"id": "all-minilm"},
+        {"id": "bad\\u001b[2Jname"}, {"id": 7}, "odd", {"id": "bge-reranker"}, {"id": "whisper-1"},
+        {"id": "agent", "owned_by": "nanoloop"}]}"""
+    with FileServer(models) as server:
+        here, gone = ServerPlace("Ollama", "ollama", server.root), ServerPlace("Jan", "", NOWHERE)
+        assert running_servers([here, gone]) == [RunningServer(here, ["ollama:qwen3:4b"])]
+        assert server.asked == [("/models", None)]
+
+
+@pytest.mark.parametrize("said", [b'{"object": "list", "data": null}', b'{"data": []}'])
+def test_of_servers_that_have_nothing_only_ollama_is_told_of(said):
+    with FileServer(said) as server:
+        places = (
+            ServerPlace("Ollama", "ollama", server.root),
+            ServerPlace("Jan", "", server.root + "/v1"),
+        )
+        assert running_servers(places) == [RunningServer(places[0], [])]
+
+
+def test_ollama_is_looked_for_where_its_own_variable_says():
+    settings = Settings.load(env={"OLLAMA_HOST": "10.0.0.7", "HOME": "/nowhere"})
+    urls = {place.name: place.url for place in usual_places(settings)}
+    assert urls["Ollama"] == "http://10.0.0.7:11434/v1"
+    assert len(urls) == 5
+
+
+@pytest.mark.parametrize("said", [b"<html>", b"[]", b'{"data": {}}', b'{"data": []}', b"null"])
+def test_whatever_else_answers_there_is_no_model_server(said):
+    with FileServer(said) as server:
+        assert models_at(server.root) == []
+
+
+def test_what_is_tried_is_what_will_be_written():
+    said = {"providers.groq.api_key": "gsk", "model": "groq:llama", "base_url": NOWHERE}
+    settings = with_said(Settings(summary_model="other"), said)
+    assert settings.providers["groq"].api_key.get_secret_value() == "gsk"
+    assert (settings.model, settings.base_url) == ("groq:llama", NOWHERE)
+
+
+# On the command line
+
+
+async def test_anyone_who_leaves_the_question_is_told_the_choices(nanoloop, file):
+    nanoloop.set(GROQ_API_KEY="gsk-secret")
     with Terminal() as terminal:
         async with nanoloop.started("chat", terminal=terminal) as process:
-            await terminal.shows(LAST_CHOICE)
-            terminal.type("3\r")
-            await terminal.shows("not shown")
-            terminal.type("gsk-secret\r")
-            await terminal.shows("Model")
-            terminal.type("groq:llama\r")
-            await terminal.shows("take providers.groq.api_key and model out of it")
-            await terminal.shows("window 0/50")
+            await terminal.shows("GROQ_API_KEY is set. Use Groq with it? [Y/n]")
             terminal.type("\x04")
-            assert await ended(process) == 0
-    assert 'providers.groq.api_key = "gsk-secret"\n' in file.read_text()
+            await terminal.shows("chat --local")
+            assert await ended(process) == 3
+    assert not file.exists()
+
+
+async def test_a_key_that_other_programs_use_is_asked_for_first(nanoloop, file):
+    nanoloop.set(OPENAI_API_KEY="sk-secret")
+    with Terminal() as terminal:
+        async with nanoloop.started("chat", terminal=terminal) as process:
+            await terminal.shows("OPENAI_API_KEY is set. Use OpenAI with it? [Y/n]")
+            terminal.type("\x04")
+            assert await ended(process) == 3
+    assert not file.exists()
+
+
+@pytest.mark.slow
+async def test_a_stronger_setting_than_what_was_found_is_named(nanoloop):
+    async with OpenAIServer() as server:
+        server.models = [{"id": "qwen3:4b"}]
+        nanoloop.set(NANOLOOP_MODEL="other", OLLAMA_HOST=server.root)
+        with Terminal() as terminal:
+            async with nanoloop.started("chat", terminal=terminal) as process:
+                await terminal.shows("env NANOLOOP_MODEL is stronger")
+                assert await ended(process) == 2
+
+
+async def test_a_model_that_was_named_is_told_what_it_lacks(nanoloop):
+    _, err = await nanoloop.run("chat", "-m", "hi", "--model", "nothing-there", code=3)
+    assert "neither a key nor a server is set for model 'nothing-there'" in err
+
+
+@pytest.mark.slow
+async def test_a_local_model_without_a_name_is_the_best_one_here(nanoloop, tmp_path):
+    nanoloop.set(NANOLOOP_MODELS=str(tmp_path))
+    (tmp_path / FROM_INDEX.file).write_bytes(b"no model")
+    _, err = await nanoloop.run("chat", "--local", "-m", "hi", code=1)
+    assert f"{FROM_INDEX.file} is not a complete GGUF model file" in err
+
+
+@pytest.mark.slow
+async def test_a_choice_is_written_once_and_leads_into_the_conversation(nanoloop, file):
+    async with OpenAIServer(otherwise="Here you are.") as server:
+        server.models = [{"id": "nomic-embed-text"}, {"id": "qwen3:4b"}]
+        nanoloop.set(OLLAMA_HOST=server.root)
+        with Terminal() as terminal:
+            async with nanoloop.started("run", terminal=terminal) as process:
+                await terminal.shows("qwen3:4b (Ollama, on this machine) answered in")
+                await terminal.shows("To choose another model: nanoloop setup")
+                await terminal.shows("/help")
+                terminal.type("hello\r")
+                await terminal.shows("Here you are.")
+                terminal.type("\x04")
+                assert await ended(process) == 0
+        await nanoloop.run("chat", "-m", "again")
+    assert file.read_text() == 'model = "ollama:qwen3:4b"\n'

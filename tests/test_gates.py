@@ -21,10 +21,10 @@ HOLDERS = {
     "context.py View._session": "for a turn",
     "memory/summarizer.py Summarizer._folded_now": "as long as the task runs that folds it",
     "memory/summarizer.py Summarizer._worked_beside": "as long as that task runs",
-    "memory/schedule.py Waiting.session": "until its summary is tried again",
     # Weak: what knows something of a session ends with it.
     "agents.py Serial._locks": "weakly",
     "context.py Views._abridged": "weakly",
+    "memory/schedule.py Waiting.known": "weakly",
 }
 """Every attribute that holds a session, and how long. It is brought up to date in place, never
 replaced; a holder for ever would keep one that its cache has let go of, and that nobody renews."""
@@ -37,6 +37,7 @@ KEYED = {
     "loop.py Arrivals": "what is on its way into its session",
     "bus.py InProcessBus": "what is on its way out",
     "lanes.py Lanes": "the order of these",
+    "sending.py Notices": "which of them were told that the store is away",
     "writing.py WriteOrder": "the order of commits that go on",
     "fairness.py Shares": "how much each owner has now",
     "fairness.py RoundRobin": "who is next",

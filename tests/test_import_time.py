@@ -75,3 +75,9 @@ def test_a_log_without_a_line_loads_no_structlog():
 def test_settings_load_without_openai_rich_and_structlog():
     code = "from nanoloop.settings import Settings; Settings.load(env={})"
     assert not {"openai", "rich", "structlog", "prompt_toolkit"} & set(loaded(code))
+
+
+def test_a_loop_in_code_loads_no_settings_unless_a_part_is_given_by_name():
+    code = "from nanoloop import AgentLoop, ScriptedProvider; AgentLoop(ScriptedProvider()"
+    assert not {"openai", "pydantic", "pydantic_settings", "structlog"} & set(loaded(f"{code})"))
+    assert "pydantic_settings" in loaded(f"{code}, store='memory:')")

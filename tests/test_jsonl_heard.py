@@ -16,7 +16,8 @@ from nanoloop.session.session import Session
 from nanoloop.stores.database import HEARD_SECONDS, HeardMessage
 from nanoloop.stores.jsonl import heard, journal, log_file
 from nanoloop.stores.jsonl.store import JsonlStore
-from tests.test_stores import SEAL, Clock
+from nanoloop.testing.stores.stage import SetClock
+from tests.test_stores import SEAL
 
 BEFORE = Path(__file__).parent / "formats" / "jsonl_1"
 
@@ -120,7 +121,7 @@ async def test_what_a_killed_process_took_is_known_whatever_happens_to_its_sessi
 
 
 async def test_what_a_killed_process_took_is_known_after_its_session_expired(tmp_path, monkeypatch):
-    clock = Clock()
+    clock = SetClock()
     store = JsonlStore(tmp_path, clock=clock)
     await store.create(id="s", ttl=10)
     await takes(store, "s", "m0")
@@ -213,7 +214,7 @@ async def test_only_what_is_new_is_read(store, other, tmp_path, monkeypatch):
 
 async def test_a_file_is_written_anew_once_most_of_it_is_obsolete(tmp_path, monkeypatch):
     monkeypatch.setattr(heard, "FEW", 5)
-    clock = Clock()
+    clock = SetClock()
     store, other = (JsonlStore(tmp_path, clock=clock) for _ in range(2))
     for number in range(20):
         await takes(store, "s", f"old {number}")

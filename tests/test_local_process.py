@@ -196,5 +196,5 @@ async def test_without_a_file_or_what_runs_it_there_is_no_provider(tmp_path, mon
     with pytest.raises(SettingsError, match="nanoloop model list"):
         LocalProvider(tmp_path / "none.gguf")
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    with pytest.raises(SettingsError, match=r"pip install '\.\[local\]'"):
+    with pytest.raises(SettingsError, match=r"pip install 'nanoloop-agent\[local\]'"):
         LocalProvider(tmp_path / "none.gguf")

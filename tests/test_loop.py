@@ -6,7 +6,7 @@ import pytest
 from nanoloop import AgentLoop, Inbound, Summarizer, tool
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import LoopStopped, MessageRepeated, TurnFailed, WindowTrimmed, hearing
+from nanoloop.events import FailureTold, LoopStopped, MessageRepeated, WindowTrimmed, hearing
 from nanoloop.protocols import Reply, ToolCall
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH
@@ -304,7 +304,7 @@ async def test_a_crash_is_an_apology_to_that_chat_and_nothing_else():
         (said,) = await loop.chats.until("a", 1)
         put(loop, "hi", "a")
         assert (await loop.chats.until("a", 2))[1] == "You said: hi"
-    failed = next(event for event in loop.events if isinstance(event, TurnFailed))
+    failed = next(event for event in loop.events if isinstance(event, FailureTold))
     assert failed.error == "RuntimeError"
     assert "secret" not in said + failed.where + failed.said
     assert said.endswith(f"(incident {failed.incident})")

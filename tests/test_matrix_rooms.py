@@ -5,9 +5,9 @@ import pytest
 
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.platform import Host
-from nanoloop.channels.matrix import rooms as unreadable
 from nanoloop.channels.matrix import sync as timeline
 from nanoloop.events import SenderRefused
+from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from tests.images import png
@@ -311,7 +311,7 @@ async def test_an_encrypted_room_is_told_once_that_it_cannot_be_read(stage, chat
             await stage.say(chat, "and now?", sender=stage.ann.id)
             await ears.comes()
     told = [shown.text for shown in await stage.shown(chat) if shown.is_bots]
-    assert told == [unreadable.WORDS]
+    assert told == [ENGLISH["encrypted_room"]]
 
 
 async def last_text(ears):

@@ -201,7 +201,7 @@ async def test_only_a_certificate_that_is_trusted_will_do(tmp_path, monkeypatch,
 
 async def test_certificates_that_are_not_there_are_told(server, tmp_path, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
-    with pytest.raises(NotFetched, match=r"SSL_CERT_FILE .* can't be read"):
+    with pytest.raises(NotFetched, match=r"SSL_CERT_FILE .* names an unreadable path"):
         await download.fetch(model(server), tmp_path)
 
 

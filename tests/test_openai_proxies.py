@@ -205,7 +205,7 @@ def test_without_its_package_a_socks_proxy_is_told_with_how_to_install_it():
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT, check=True
     )
     assert "socks5://127.0.0.1:9" in done.stdout
-    assert "pip install '.[socks]'" in done.stdout
+    assert "pip install 'nanoloop-agent[socks]'" in done.stdout
     assert "secret" not in done.stdout
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit import access
-from nanoloop.channels.kit.access import TOO_MUCH
 from nanoloop.channels.kit.drafts import Progress
 from nanoloop.channels.kit.intake import Files, Transcriber
 from nanoloop.channels.kit.platform import File, Upload
@@ -26,6 +25,7 @@ from nanoloop.events import (
 from nanoloop.intake import inbound_of
 from nanoloop.messages import Outbound
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import ENGLISH, in_language
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.fake import LIMITS, FakeChats
 from nanoloop.testing.channels.stage import Bot, answers, comes_to, open_to_all, says
@@ -193,10 +193,23 @@ async def test_an_operator_approves_a_code_in_a_chat(chats, tmp_path):
         await chats.say("with-eve", "hello", sender="eve")
         code = (await answers(chats, "with-eve", 1))[0].splitlines()[1]
         await chats.say(CHAT, f"/pair {code}")
-        await says(chats, CHAT, "Eve may talk with me now.")
-        assert (await answers(chats, "with-eve", 2))[1] == "You may talk with me now."
+        await says(chats, CHAT, "Eve has access now.")
+        assert (await answers(chats, "with-eve", 2))[1] == "You have access now."
         await chats.say(CHAT, f"/pair {code}")
-        assert "Nobody waits" in (await answers(chats, CHAT, 2))[1]
+        assert "has expired" in (await answers(chats, CHAT, 2))[1]
+
+
+async def test_a_platform_speaks_its_language_also_if_that_changes_while_it_runs(chats, tmp_path):
+    rules = PlatformSettings(operators=("ann",), language="de")
+    async with Bot(chats.platform(), tmp_path, rules=rules) as bot:
+        await chats.say("with-eve", "hello", sender="eve")
+        code = (await answers(chats, "with-eve", 1))[0].splitlines()[1]
+        await chats.say(CHAT, f"/pair {code}")
+        await says(chats, CHAT, "Eve hat jetzt Zugang.")
+        assert (await answers(chats, "with-eve", 2))[1] == "Der Zugang ist freigeschaltet."
+        bot.channel.access.rules = rules.model_copy(update={"language": "ja"})
+        await chats.say(CHAT, "/undo")
+        await says(chats, CHAT, "Eve hat jetzt Zugang.", in_language("ja")["nothing_to_undo"])
 
 
 async def test_nobody_lets_himself_in(chats, tmp_path):
@@ -290,7 +303,7 @@ async def test_a_chat_has_a_budget_for_a_day(chats, tmp_path):
         await says(chats, CHAT, "You said: one")
         await chats.say(CHAT, "two")
         await chats.say(CHAT, "three")
-        await says(chats, CHAT, "You said: one", TOO_MUCH)
+        await says(chats, CHAT, "You said: one", ENGLISH["day_over"])
         await chats.say("with-bob", "four", sender="bob")
         await says(chats, "with-bob", "You said: four")
 

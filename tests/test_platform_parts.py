@@ -141,6 +141,12 @@ def test_a_code_is_good_for_an_hour(clock):
     assert pairing.waiting() == []
 
 
+def test_a_name_with_half_an_emoji_gets_a_code_too(clock):
+    pairing = Pairing(clock=clock)
+    who = Person(channel="fake", id="1", name="Eve \ud83c", chat="with-1", time=0)
+    assert pairing.approve(pairing.code_for(who)).name == "Eve ?"
+
+
 def test_a_new_code_ends_the_old_one_and_comes_only_after_a_while(clock):
     pairing = Pairing(clock=clock)
     first = pairing.code_for(person())

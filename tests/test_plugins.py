@@ -35,6 +35,7 @@ def install(tmp_path, monkeypatch):
 
     def install(code, kind="providers", name="parrot"):
         make_package(site, code, kind=kind, name=name)
+        sys.modules.pop(f"{name}s", None)  # that of another test
         installed.append(f"{name}s")
 
     yield install

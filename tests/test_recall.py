@@ -1,4 +1,5 @@
 import sqlite3
+from threading import Barrier, Thread
 
 import anyio
 import pytest
@@ -371,3 +372,28 @@ async def test_what_another_process_erases_while_it_is_taken_in_is_not_kept(
     await recall.catch_up(session)
     with index.reading("s") as rows:
         assert rows.having("walrus", 10) == []
+
+
+def test_processes_that_begin_at_the_same_moment_make_one_file(tmp_path, make_index):
+    failed = []
+
+    def use(index, start):
+        start.wait()
+        try:
+            index.add("a", "now", [], 3)
+        except Exception as error:  # noqa: BLE001 - in a thread
+            failed.append(error)
+
+    for number in range(30):
+        file = tmp_path / f"{number}.sqlite"
+        indexes, start = [make_index(file) for _ in range(3)], Barrier(3)
+        threads = [Thread(target=use, args=(index, start)) for index in indexes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert [index.sessions() for index in indexes] == [["a"]] * 3
+        for index in indexes:
+            index.close()
+    assert {file.suffix for file in tmp_path.iterdir()} == {".sqlite"}

@@ -80,7 +80,7 @@ async def test_people_find_it_with_a_command():
 
 async def test_without_recall_the_command_says_so():
     async with chat(with_recall=False) as ask:
-        assert "switched off" in await ask("/recall walrus")
+        assert "turned off" in await ask("/recall walrus")
 
 
 async def test_an_index_that_can_not_be_used_fails_no_turn():

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import anyio
 
 from nanoloop.errors import SendLater, StoreError
-from nanoloop.events import TurnFailed, current_session, hearing
+from nanoloop.events import FailureTold, current_session, hearing
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
@@ -132,7 +132,7 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
     failed = []
 
     def hear(event):
-        if isinstance(event, TurnFailed):
+        if isinstance(event, FailureTold):
             failed.append(current_session())
 
     with hearing(hear):
@@ -153,6 +153,25 @@ async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(mo
         told = await loop.chat.until(2)
     assert (ENGLISH["store_down"] in told[0], told[1]) == (True, "1")
     assert [m["content"] for m in (await failing.get("test:a")).messages] == ["one", "1"]
+
+
+async def test_a_chat_is_told_once_that_the_store_is_away_whatever_waits_for_it(monkeypatch):
+    monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
+    failing, told_twice = Failing(InMemoryStore()), []
+    provider = ScriptedProvider(["1", "2"], held=True)
+    async with running(provider, failing, store_timeout_seconds=0) as loop:
+        loop.bus.put_nowait(said("one"))
+        await provider.asked()
+        failing.plan = ["before"] * 100
+        provider.release(2)
+        loop.bus.put_nowait(said("two"))
+        while len(failing.plan) > 90:  # noqa: ASYNC110 - both have tried again and again
+            await anyio.sleep(0.01)
+        told_twice += loop.chat.sent[1:]
+        failing.plan = []
+        told = await loop.chat.until(3)
+    assert not told_twice
+    assert (ENGLISH["store_down"] in told[0], *told[1:]) == (True, "1", "2")
 
 
 async def test_a_message_is_not_acknowledged_before_the_store_is_back(monkeypatch):

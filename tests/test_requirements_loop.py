@@ -8,7 +8,7 @@ from nanoloop import AgentLoop, Inbound, InMemoryStore, Session, Summarizer
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.errors import NoConnection
-from nanoloop.events import SummaryDropped, SummaryFailed, TurnFailed, hearing
+from nanoloop.events import FailureTold, SummaryDropped, SummaryFailed, hearing
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings import Settings
 
@@ -118,7 +118,7 @@ async def test_r4_13_a_summary_that_fails_is_told_and_no_turn_notices():
         await made.settled()
         assert await made.says("T2") == "You said: T2"
     assert [e.reason for e in made.events if isinstance(e, SummaryFailed)] == ["NoConnection"]
-    assert not [e for e in made.events if isinstance(e, TurnFailed)]
+    assert not [e for e in made.events if isinstance(e, FailureTold)]
     assert (session.summary, session.summary_in_progress) == ("", False)
 
 

@@ -22,7 +22,7 @@ from nanoloop.errors import (
 from nanoloop.events import hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.providers.scripted import ScriptedProvider
-from nanoloop.sentences import ENGLISH, SAID_CHARS, Sentences, incident_of, name_of
+from nanoloop.sentences import ENGLISH, FAILURES, SAID_CHARS, Sentences, incident_of, name_of
 from nanoloop.settings import SentenceSettings
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.telemetry import Telemetry
@@ -30,7 +30,7 @@ from tests.test_amending import Failing
 from tests.test_loop import Chats, put
 
 CANARY = "VISIT http://canary.example"
-_LIST = "|".join(map(re.escape, ENGLISH.values()))
+_LIST = "|".join(map(re.escape, FAILURES.values()))
 TOLD = re.compile(rf"(?:(?:{_LIST}) )+\(incident ([0-9a-f]{{6}})\)")
 
 
@@ -132,12 +132,12 @@ def test_what_the_operator_is_told_is_one_line_of_bounded_length():
     assert len(said.splitlines()) == 1
 
 
-def test_every_sentence_is_a_setting_and_in_english_by_default():
-    assert SentenceSettings().model_dump() == dict(ENGLISH)
+def test_every_sentence_of_a_failure_is_a_setting_and_in_english_by_default():
+    assert SentenceSettings().model_dump() == dict(FAILURES)
 
 
 def test_every_sentence_of_an_error_is_in_the_list():
-    assert {name_of(made(kind)) for kind in every_error()} <= ENGLISH.keys()
+    assert {name_of(made(kind)) for kind in every_error()} <= FAILURES.keys()
 
 
 async def test_a_chat_that_has_too_much_waiting_is_told_in_that_language_too():

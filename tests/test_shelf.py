@@ -88,7 +88,7 @@ async def test_b3_4_a_chat_goes_on_with_an_earlier_one(chats, by):
     first = await chat.session()
     await chat.says("/new", "coffee")
     wanted = "1" if by == "number" else first.id
-    assert await chat.says(f"/switch {wanted}") == "Here goes on: tea"
+    assert await chat.says(f"/switch {wanted}") == "Continuing: tea"
     await chat.says("milk?")
     assert (await chat.texts())[::2] == ["tea", "milk?"]
     assert await chat.loop.sessions.store.bound(chat.key) == first.id

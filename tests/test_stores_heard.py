@@ -11,7 +11,7 @@ import anyio.lowlevel
 import asyncpg
 import pytest
 
-from nanoloop.errors import AlreadyHeard, SessionNotFound, StoreConflict, StoreError
+from nanoloop.errors import AlreadyHeard, StoreError
 from nanoloop.session.session import Session
 from nanoloop.stores import sqlite as sqlite_store
 from nanoloop.stores.copying import copy
@@ -20,14 +20,15 @@ from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.postgres import PostgresStore
 from nanoloop.stores.postgres_server import digest_of
 from nanoloop.stores.sqlite import SqliteStore
+from nanoloop.testing.stores.stage import STRANGE, SetClock
 from nanoloop.writing import SessionWriter
-from tests.test_stores import STORES, STRANGE, Clock
+from tests.test_stores import STORES
 from tests.test_stores_tried import Unsure
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock()
 
 
 @pytest.fixture(params=STORES.values(), ids=STORES.keys())
@@ -56,62 +57,6 @@ async def entries(store, name="s"):
     return [entry.content["text"] for entry in await store.entries(name)]
 
 
-async def test_it_is_known_by_its_chat_and_its_id_once_it_is_durable(store):
-    session = await took(store, "s", "m1")
-    session.hear("chat", "m2")
-    known = [(chat, name) for chat in ("chat", "other") for name in ("m1", "m2", "m3")]
-    assert [await store.has_heard(*each) for each in known] == [True] + [False] * 5
-    await store.save(session)
-    assert await store.has_heard("chat", "m2")
-
-
-async def test_what_was_taken_is_not_taken_again_and_nothing_is_written_then(store):
-    await took(store, "s", "m1", "m2")
-    session = await store.load("s")
-    again(session, "m1")
-    session.claim("me")
-    session.hear("chat", "m3")
-    with pytest.raises(AlreadyHeard):
-        await store.save(session)
-    assert await entries(store) == ["m1", "m2"]
-    assert (await store.load("s")).by == ""
-    assert not await store.has_heard("chat", "m3")
-    with pytest.raises(AlreadyHeard):
-        await store.save(session)
-
-
-async def test_another_session_of_the_chat_does_not_take_it_either(store):
-    await took(store, "s", "m1")
-    other = await store.create(id="t")
-    again(other, "m1")
-    with pytest.raises(AlreadyHeard):
-        await store.save(other)
-    assert await entries(store, "t") == []
-    made = Session(id="u")
-    again(made, "m1")
-    with pytest.raises(AlreadyHeard):
-        await store.add(made)
-    with pytest.raises(SessionNotFound):
-        await store.load("u")
-
-
-async def test_a_session_that_is_made_with_a_message_has_taken_it(store):
-    made = Session(id="s")
-    again(made, "m1")
-    await store.add(made)
-    assert await store.has_heard("chat", "m1")
-
-
-async def test_who_comes_second_is_told_so_before_it_is_looked_at_what_it_takes(store):
-    await took(store, "s", "m1")
-    first, second = await store.load("s"), await store.load("s")
-    again(first, "m2")
-    again(second, "m1")
-    await store.save(first)
-    with pytest.raises(StoreConflict):
-        await store.save(second)
-
-
 async def test_it_is_known_behind_any_number_of_others(store):
     await took(store, "s", "m0")
     for start in range(0, 10_000, 1000):
@@ -125,23 +70,6 @@ async def test_it_is_known_behind_any_number_of_others(store):
         await store.save(session)
 
 
-async def test_it_is_forgotten_after_72_hours(store, clock):
-    await took(store, "s", "m1")
-    clock.advance(10)
-    await took(store, "t", "m2")
-    clock.advance(HEARD_SECONDS - 10)
-    assert await store.delete_expired() == 0
-    assert await store.has_heard("chat", "m1")
-    clock.advance(0.001)
-    await store.delete_expired()
-    known = [await store.has_heard("chat", name) for name in ("m1", "m2")]
-    assert known == [False, True]
-    session = await store.load("s")
-    again(session, "m1")
-    await store.save(session)
-    assert await entries(store) == ["m1", "again"]
-
-
 async def test_thousands_are_forgotten_at_once(store, clock):
     at = int(clock().timestamp() * 1_000_000)
     await store.hear([HeardMessage(chat="chat", id=f"x{n}", at=at) for n in range(2500)])
@@ -149,16 +77,6 @@ async def test_thousands_are_forgotten_at_once(store, clock):
     await took(store, "s", "m1")
     await store.delete_expired()
     assert [each.id async for each in store.heard()] == ["m1"]
-
-
-async def test_it_is_known_whatever_becomes_of_the_session(store):
-    session = await took(store, "s", "m1", "m2")
-    await store.erase(session, [1])
-    assert await store.has_heard("chat", "m1")
-    await store.create(id="s", replace=True)
-    assert await store.has_heard("chat", "m2")
-    await store.delete("s")
-    assert await store.has_heard("chat", "m2")
 
 
 @pytest.mark.parametrize("text", STRANGE, ids=ascii)
@@ -172,12 +90,6 @@ async def test_any_name_will_do(store, text):
         await store.save(other)
 
 
-async def test_a_chat_and_an_id_are_two_things(store):
-    await took(store, "s", "bc", chat="a")
-    for chat, name in (("ab", "c"), ("a\nb", "c"), ("", "abc"), ("a", "b")):
-        assert not await store.has_heard(chat, name)
-
-
 async def test_a_copy_knows_it_too(store, clock):
     await took(store, "s", "m1", "m2")
     target = InMemoryStore(clock=clock)
@@ -188,26 +100,6 @@ async def test_a_copy_knows_it_too(store, clock):
     await back.hear([HeardMessage(chat="chat", id="m1", at=5)])
     await copy(target, back)
     assert {(each.id, each.at) async for each in back.heard()} >= {("m1", 5)}
-
-
-async def test_of_two_that_take_one_message_at_once_one_does(store):
-    outcomes = []
-
-    async def take(session):
-        again(session, "m1")
-        try:
-            await store.save(session)
-        except AlreadyHeard:
-            outcomes.append("repeated")
-        else:
-            outcomes.append("kept")
-
-    sessions = [await store.create(id=f"s{number}") for number in range(5)]
-    async with anyio.create_task_group() as group:
-        for session in sessions:
-            group.start_soon(take, session)
-    assert sorted(outcomes) == ["kept", *["repeated"] * 4]
-    assert sum([len(await entries(store, session.id)) for session in sessions]) == 1
 
 
 class TwoProcesses:

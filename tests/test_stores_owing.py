@@ -2,23 +2,21 @@
 
 import json
 
-import anyio
 import pytest
 
 from nanoloop.attachments import Forgetting
 from nanoloop.protocols import Node
-from nanoloop.session.entry import Entry
-from nanoloop.session.session import Session
 from nanoloop.stores.copying import copy
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.testing.faults import FaultyStore
-from tests.test_stores import STORES, Clock
+from nanoloop.testing.stores.stage import SetClock
+from tests.test_stores import STORES
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return SetClock()
 
 
 @pytest.fixture(params=STORES.values(), ids=STORES.keys())
@@ -49,87 +47,6 @@ async def asked(store, name="s", text="hi", **options):
 
 
 class TestOwing:
-    async def test_one_that_owes_nothing_is_not_among_them(self, store):
-        session = await store.create(id="s")
-        session.add_message("user", "hi")
-        session.add_message("assistant", "hello")
-        await store.save(session)
-        assert await both(store) == (set(), set())
-
-    async def test_a_question_is_owed_until_it_has_its_answer(self, store):
-        session = await asked(store)
-        assert await owed(store) == {"s": (session.revision, "")}
-        session.add_message("assistant", "hello")
-        session.awaiting = 0
-        await store.save(session)
-        assert await both(store) == (set(), set())
-
-    async def test_an_answer_is_owed_until_it_has_arrived(self, store):
-        session = await asked(store)
-        session.add_message("assistant", "hello")
-        session.awaiting = 0
-        session.owe(2)
-        await store.save(session)
-        assert await both(store) == ({"s"}, set())
-        session.arrived(2)
-        await store.save(session)
-        assert await both(store) == (set(), set())
-
-    async def test_what_waits_is_owed_until_it_is_taken(self, store):
-        session = await store.create(id="s")
-        entry = Entry.message("user", "hi")
-        session.hold(entry)
-        await store.save(session)
-        assert await both(store) == ({"s"}, set())
-        session.let_go_held(entry.id)
-        await store.save(session)
-        assert await both(store) == (set(), set())
-
-    async def test_a_summary_is_owed_until_it_covers_what_left_the_window(self, store):
-        session = await store.create(id="s")
-        for number in range(9):
-            session.add_message("user", str(number))
-        session.trim_if_needed(1, 4)
-        await store.save(session)
-        assert await both(store) == (set(), {"s"})
-        session.awaiting = 9
-        await store.save(session)
-        assert await both(store) == ({"s"}, set())
-        session.awaiting = 0
-        session.update_summary("some", seq=3)
-        await store.save(session)
-        assert await both(store) == (set(), {"s"})
-        session.update_summary("all", seq=session.pending_seq)
-        await store.save(session)
-        assert await both(store) == (set(), set())
-
-    async def test_it_says_whose_the_session_is_and_its_revision(self, store):
-        session = await asked(store)
-        for name in ("process 1", "\ud800 ż\x00 'x'"):
-            session.claim(name)
-            await store.save(session)
-            assert await owed(store) == {"s": (session.revision, name)}
-
-    async def test_one_that_was_erased_in_is_known_as_before(self, store):
-        session = await asked(store)
-        session.claim("me")
-        await store.erase(session, [1])
-        assert await both(store) == (set(), set())
-
-    async def test_a_replaced_one_owes_nothing_and_a_deleted_one_neither(self, store):
-        await asked(store)
-        await asked(store, "t")
-        await store.create(id="s", replace=True)
-        assert await both(store) == ({"t"}, set())
-        await store.delete("t")
-        assert await both(store) == (set(), set())
-
-    async def test_one_that_was_made_elsewhere_is_known(self, store):
-        session = Session(id="s")
-        session.hold(Entry.message("user", "hi"))
-        await store.add(session)
-        assert await both(store) == ({"s"}, set())
-
     async def test_so_is_one_that_was_copied(self, store):
         source = InMemoryStore()
         session = await asked(source)
@@ -137,34 +54,6 @@ class TestOwing:
         await source.save(session)
         await copy(source, store)
         assert await owed(store) == {"s": (session.revision, "me")}
-
-    async def test_one_whose_time_is_over_owes_nothing_before_the_sweep_and_after_it(
-        self, store, clock
-    ):
-        await asked(store, ttl=10)
-        clock.advance(10)
-        assert await both(store) == ({"s"}, set())
-        clock.advance(0.001)
-        assert await both(store) == (set(), set())
-        assert await store.delete_expired() == 1
-        assert await both(store) == (set(), set())
-
-    async def test_a_commit_that_came_second_changes_nothing_in_it(self, store):
-        await asked(store)
-        one, two = await store.load("s"), await store.load("s")
-        one.claim("one")
-        await store.save(one)
-        two.awaiting = 0
-        with pytest.raises(Exception, match="is at revision"):
-            await store.save(two)
-        assert await owed(store) == {"s": (one.revision, "one")}
-
-    async def test_many_are_all_there(self, store):
-        names = {f"s{number}" for number in range(300)}
-        for name in sorted(names):
-            await asked(store, name)
-            await store.create(id=f"{name}-idle")
-        assert await both(store) == (names, set())
 
 
 class TestNodes:
@@ -176,27 +65,6 @@ class TestNodes:
         await store.leave(first.id)
         await store.leave(first.id)
         assert await living(store, second) == {second}
-
-    async def test_of_two_that_want_one_account_one_gets_it(self, store):
-        got = {}
-
-        async def want(name):
-            nodes = await store.beat(Node(id=name, holds=frozenset({"x", name})))
-            got[name] = next(node.holds for node in nodes if node.id == name)
-
-        async with anyio.create_task_group() as group:
-            for number in range(8):
-                group.start_soon(want, f"n{number}")
-        assert sorted(account for held in got.values() for account in held) == sorted(["x", *got])
-
-    async def test_it_is_free_when_its_holder_lets_go_or_leaves(self, store):
-        await store.beat(Node(id="a", holds=frozenset({"x", "y"})))
-        wants = Node(id="b", holds=frozenset({"x", "y"}))
-        assert await held(store, wants) == frozenset()
-        await store.beat(Node(id="a", holds=frozenset({"y"})))
-        assert await held(store, wants) == {"x"}
-        await store.leave("a")
-        assert await held(store, wants) == {"x", "y"}
 
     async def test_a_dead_one_holds_nothing_against_others(self, store):
         await store.beat(Node(id="a", holds=frozenset({"x", "y"})))

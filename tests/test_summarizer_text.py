@@ -10,7 +10,14 @@ from nanoloop import Entry, Session, Summarizer
 from nanoloop.context import build_messages
 from nanoloop.errors import AnswerRefused, BadAnswer, ContextTooLong
 from nanoloop.events import SummaryCommitted, SummaryDropped, SummaryFailed, hearing
-from nanoloop.memory.writer import PROMPT, accepted, calls_of, lines_of, summary_request
+from nanoloop.memory.writer import (
+    PROMPT,
+    SMALL_PROMPT,
+    accepted,
+    calls_of,
+    lines_of,
+    summary_request,
+)
 from nanoloop.protocols import Reply
 from nanoloop.providers.scripted import ScriptedProvider
 
@@ -103,6 +110,24 @@ async def test_the_instructions_come_first_and_are_the_same_bytes_each_time():
     await fold(left("three", "four"), provider)
     first, second = (call.messages[0] for call in provider.calls)
     assert first == second == {"role": "system", "content": PROMPT}
+
+
+async def test_other_instructions_are_given_as_they_are():
+    provider = ScriptedProvider(["S"])
+    summarizer = Summarizer(provider, prompt=SMALL_PROMPT)
+    await summarizer.summarize_async([{"role": "user", "content": "hi"}])
+    assert provider.calls[0].messages[0]["content"] == SMALL_PROMPT
+
+
+async def test_a_small_models_notes_are_added_to_the_old_ones_until_these_are_long():
+    provider = ScriptedProvider(["NEW", "MERGED"])
+    summarizer = Summarizer(provider, prompt=SMALL_PROMPT)
+    said = [{"role": "user", "content": "hi"}]
+    assert await summarizer.summarize_async(said, "OLD") == "OLD\nNEW"
+    assert await summarizer.summarize_async(said, "word " * 151) == "MERGED"
+    short, long = (str(call.messages[1]["content"]) for call in provider.calls)
+    assert "OLD" not in short
+    assert long.startswith("Previous summary:\nword word")
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=8), st.integers(20, 200))
@@ -213,6 +238,7 @@ async def test_case_3_an_answer_longer_than_its_input_is_taken_within_its_length
     [
         (a(PROMPT), BadAnswer),
         (a("Sure! " + PROMPT), BadAnswer),
+        (a(SMALL_PROMPT), BadAnswer),
         (a(finish_reason="length"), BadAnswer),
         (a("<think>They met.</think> "), BadAnswer),
         (a(finish_reason="content_filter"), AnswerRefused),

@@ -1,11 +1,13 @@
+import gc
 from datetime import datetime, timedelta, timezone
+from weakref import ref
 
 import anyio
 import pytest
 
 from nanoloop import Session, Summarizer
 from nanoloop.app import App
-from nanoloop.errors import AnswerRefused, NoConnection
+from nanoloop.errors import AnswerRefused, NoConnection, StoreError
 from nanoloop.events import (
     BreakerClosed,
     BreakerOpened,
@@ -14,7 +16,7 @@ from nanoloop.events import (
     SummaryPostponed,
 )
 from nanoloop.memory import schedule
-from nanoloop.memory.schedule import SESSIONS_LIMIT, Budget
+from nanoloop.memory.schedule import RETRY_SECONDS, SESSIONS_LIMIT, Budget
 from nanoloop.memory.summarizer import state_text
 from nanoloop.parts import spent_file
 from nanoloop.protocols import Reply, Usage
@@ -284,14 +286,59 @@ async def test_case_10_only_so_many_sessions_are_held_for_later_and_none_when_do
     provider = ScriptedProvider([DOWN] * 3, otherwise="S")
     async with times.summarizer(provider, max_concurrent=1) as summarizer:
         await fold(summarizer, *(trimmed(12) for _ in range(3)))
-        for _ in range(SESSIONS_LIMIT + 5):
-            summarizer.fire_and_forget(trimmed(12))
+        held = [trimmed(12) for _ in range(SESSIONS_LIMIT + 5)]
+        for session in held:
+            summarizer.fire_and_forget(session)
         assert sum(summarizer.waiting.values()) == SESSIONS_LIMIT
         times.seconds = 1000
         summarizer.start_due()
         await until(lambda: not summarizer.waiting)
         await settled(summarizer)
     assert provider.count == 3 + SESSIONS_LIMIT
+
+
+async def test_what_waits_is_let_go_of_meanwhile_and_opened_again_when_it_is_due(times):
+    store, provider = InMemoryStore(), ScriptedProvider([NoConnection("its own"), "T"])
+    session = trimmed(session=await store.create(id="a"))
+    await store.save(session)
+    async with times.summarizer(provider, store=store) as summarizer:
+        await fold(summarizer, session)
+        held = ref(session)
+        del session
+        gc.collect()
+        assert held() is None
+        times.seconds = 100
+        assert summarizer.start_due() == 1
+        await until(lambda: provider.count == 2)
+        await settled(summarizer)
+        assert not summarizer.waiting
+    assert (await store.load("a")).summary == "T"
+
+
+async def test_what_waits_waits_on_while_its_store_is_away(times, monkeypatch):
+    store, provider = InMemoryStore(), ScriptedProvider([NoConnection("its own"), "T"])
+    session = trimmed(session=await store.create(id="a"))
+    await store.save(session)
+    tried = []
+
+    async def away(session_id):
+        tried.append(session_id)
+        raise StoreError("away")
+
+    async with times.summarizer(provider, store=store) as summarizer:
+        await fold(summarizer, session)
+        del session
+        gc.collect()
+        with monkeypatch.context() as without_store:
+            without_store.setattr(summarizer, "_open", away)
+            times.seconds = 100
+            summarizer.start_due()
+            await until(lambda: tried)
+        times.seconds += RETRY_SECONDS
+        summarizer.start_due()
+        await until(lambda: not summarizer.waiting)
+        await settled(summarizer)
+    assert (await store.load("a")).summary == "T"
 
 
 async def test_a_deleted_session_is_not_sent_anywhere_by_the_timer(times):

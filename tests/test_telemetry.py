@@ -8,9 +8,9 @@ import pytest
 
 from nanoloop.events import (
     Event,
+    FailureTold,
     SessionsCounted,
     TextStreamed,
-    TurnFailed,
     TurnFinished,
     TurnStarted,
     about,
@@ -130,7 +130,7 @@ def test_a_crash_is_told_by_its_frames_and_not_by_its_message():
     stream = io.StringIO()
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - it is this test's own
         raise ValueError(SECRET)
-    Telemetry(stream=stream)(TurnFailed(**incident_of(caught.value).facts))
+    Telemetry(stream=stream)(FailureTold(**incident_of(caught.value).facts))
     line = json.loads(stream.getvalue())
     assert line["where"].startswith("test_telemetry.py:")
     assert "test_a_crash_is_told" in line["where"]

@@ -71,7 +71,7 @@ class Desk:
         self.channel = TerminalChannel(
             chat="home",
             history=history,
-            status=lambda: "window 1/50",
+            status=lambda: "1/50",
             terminal_input=keyboard,
             terminal_output=self.paper,
         )
@@ -116,7 +116,7 @@ async def desk(tmp_path):
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(made.run)
-                await made.shows("window 1/50")
+                await made.shows("1/50")
                 yield made
                 group.cancel_scope.cancel()
         finally:
@@ -219,7 +219,7 @@ async def test_a_refused_message_is_there_to_be_sent_again(tmp_path):
 
 async def test_the_status_line_is_shown(tmp_path):
     async with desk(tmp_path) as person:
-        await person.shows("window 1/50")
+        await person.shows("1/50")
 
 
 async def test_another_chats_items_are_not_shown(tmp_path):

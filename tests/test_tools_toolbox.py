@@ -69,8 +69,8 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_and_all_names():
     [
         ('{"text": "a', "at line 1, column 10, between '{\"text\": ' and '\"a'"),
         ("[1]", "must be a JSON object, not list"),
-        ('{"text": NaN}', "NaN is no number that JSON has"),
-        ('{"text": 1e999}', "1e999 is no number that JSON has"),
+        ('{"text": NaN}', "NaN is not a finite number"),
+        ('{"text": 1e999}', "1e999 is not a finite number"),
         ("[" * 10_000, "no JSON that can be read"),
         (f"[{'[],' * 10_000}[]]", "too many parts"),
         ('{"text": 5}', "argument 'text': input should be a valid string"),

@@ -7,7 +7,7 @@ import pytest
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
-from nanoloop.cli.run import Reload
+from nanoloop.cli.reload import Reload
 from nanoloop.errors import ProviderError, SettingsError, WrongKey
 from nanoloop.parts import make_provider
 from nanoloop.providers.vendors import VENDORS, address_in, split
@@ -199,6 +199,7 @@ async def test_a_vendor_named_later_without_a_key_is_told_and_ends_nothing(load)
     ("text", "told"),
     [
         ('model = "groq:a"', ':1: model is "groq:a", but no key is set: set GROQ_API_KEY'),
+        ('model = "opneai:a"', "no key is set: set OPENAI_API_KEY, or did you mean openai:a?"),
         ('model = "azure:a"', "no address is set: set AZURE_OPENAI_ENDPOINT"),
         ('model = "groq:"', "no model is named: write groq:NAME"),
         ('model = "ollama:a"\nsummary_model = "gemini:b"', ':2: summary_model is "gemini:b", but'),
@@ -318,4 +319,4 @@ async def test_a_reload_takes_no_agent_whose_model_lacks_what_a_restart_brings(
     app = App.of(settings)
     Reload(app, settings, channels=[], load=lambda: load(usual + text))()
     assert type(heard[-1]).__name__ == told
-    assert told == "SettingsReloaded" or "taken over by a restart" in heard[-1].reason
+    assert told == "SettingsReloaded" or "waits for a restart" in heard[-1].reason

@@ -102,14 +102,113 @@ async def test_a_note_on_a_question_is_not_asked_in_its_place(web):
     assert [m["text"] for m in await web.messages(session)] == ["one", "You said: one"]
 
 
-async def test_nothing_is_asked_again_while_an_answer_goes_on(web):
+async def test_what_is_asked_again_waits_for_the_answer_that_goes_on(web):
     session = await web.begin()
     web.provider.hold()
     await web.say(session, "one")
     await web.provider.asked()
-    refused = await web.call("POST", f"/api/sessions/{session}/retry", status=409, json={})
-    assert "wait for it" in refused["error"]["message"]
-    web.provider.release()
+    async with web.reading(session) as reader:
+        again = {"text": "two"}
+        await web.call("POST", f"/api/sessions/{session}/retry", status=202, json=again)
+        web.provider.release()
+        for _ in range(2):
+            await reader.until("answer")
+    said = [m["text"] for m in await web.messages(session)]
+    assert said == ["two", "You said: two"]
+
+
+async def test_what_waits_is_asked_again_in_its_place_and_nothing_before_it(web):
+    session = await web.begin()
+    path = f"/api/sessions/{session}"
+    web.provider.hold()
+    await web.say(session, "one")
+    await web.provider.asked()
+    await web.say(session, "two")
+    await web.call("POST", f"{path}/retry", status=202, json={"message_id": "again-of-two"})
+    async with web.reading(session) as reader:
+        web.provider.release()
+        answered = [(await reader.until("answer"))[-1].data["message_id"] for _ in range(3)]
+    assert answered[-1] == "again-of-two"
+    said = [m["text"] for m in await web.messages(session)]
+    assert said == ["one", "You said: one", "two", "You said: two"]
+    assert web.provider.count == 3
+
+
+async def test_what_was_taken_back_meanwhile_is_asked_and_nothing_else_goes_for_it(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    web.provider.hold()
+    await web.say(session, "two")
+    await web.provider.asked(2)
+    await web.say(session, "/undo")
+    await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={})
+    async with web.reading(session) as reader:
+        web.provider.release()
+        for _ in range(3):
+            await reader.until("answer")
+    said = [m["text"] for m in await web.messages(session)]
+    assert said == ["one", "You said: one", "two", "You said: two"]
+
+
+@pytest.mark.parametrize("more", [{"headers": {"Idempotency-Key": "again"}}, {}], ids=["key", "id"])
+async def test_what_is_asked_again_under_its_name_is_asked_once(web, more):
+    session = await web.begin()
+    await web.answered(session, "one")
+    await web.answered(session, "two")
+    given = {} if more else {"message_id": "one-more-time"}
+    path = f"/api/sessions/{session}/retry"
+    names = []
+    async with web.reading(session) as reader:
+        for _ in range(2):
+            told = await web.call("POST", path, status=202, json=given, **more)
+            names.append(told["message_id"])
+        await reader.until("answer")
+        names.append((await web.call("POST", path, status=202, json=given, **more))["message_id"])
+    assert len(set(names)) == 1
+    assert web.provider.count == 3
+    if more:
+        await web.call("POST", path, status=422, json={"text": "other"}, **more)
+    assert [m["text"] for m in await web.messages(session)][::2] == ["one", "two"]
+
+
+async def test_an_exchange_is_taken_back_and_asked_again_in_one_commit(web, monkeypatch):
+    session = await web.begin()
+    await web.answered(session, "one")
+    store, stood = web.app.loop.sessions.store, []
+    save = store.save
+
+    async def saved(now):
+        await save(now)
+        stored = await store.get(session)
+        asked = stored.entry_at(stored.awaiting)
+        stood.append((len(stored.window), asked and asked.content["text"]))
+
+    monkeypatch.setattr(store, "save", saved)
+    async with web.reading(session) as reader:
+        await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={"text": "two"})
+        await reader.until("answer")
+    assert stood == [(1, "two"), (2, None)]
+
+
+async def test_a_message_to_a_session_that_its_chat_has_left_waits_for_what_goes_on(web):
+    session = await web.begin()
+    await web.answered(session, "one")
+    await web.answered(session, "/new")
+    (moved,) = [
+        s["id"] for s in (await web.call("GET", "/api/sessions"))["sessions"] if s["id"] != session
+    ]
+    web.provider.hold()
+    await web.say(moved, "two")
+    await web.provider.asked(2)
+    await web.say(moved, "still here")
+    async with web.reading(session) as reader:
+        await web.say(session, "three", message_id="in-the-old-one")
+        web.provider.release()
+        while (await reader.until("answer"))[-1].data["message_id"] != "in-the-old-one":
+            pass
+    assert [m["text"] for m in await web.messages(session)][-2:] == ["three", "You said: three"]
+    said = [m["text"] for m in await web.messages(moved)]
+    assert said == ["two", "You said: two", "still here", "You said: still here"]
 
 
 async def test_the_only_question_can_be_asked_again_too(web):

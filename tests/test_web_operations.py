@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from nanoloop.channels import server
 from nanoloop.channels.web.api import document
 from nanoloop.channels.web.channel import OPERATIONS
 from nanoloop.sentences import ENGLISH
@@ -97,12 +96,6 @@ async def test_health_is_told_however_often_it_is_asked_for(tmp_path):
         for _ in range(3):
             await web.call("GET", "/healthz", status=200)
             await web.call("GET", "/readyz", status=200)
-
-
-async def test_the_slower_parser_serves_as_well(tmp_path, monkeypatch):
-    monkeypatch.setattr(server, "HttpToolsProtocol", None)
-    async with serving(tmp_path) as web:
-        assert await web.answered(await web.begin(), "hello") == "You said: hello"
 
 
 async def test_the_head_of_a_stream_ends(web):

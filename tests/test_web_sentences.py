@@ -14,6 +14,7 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.sentences import in_language
 from tests.test_sentences import CANARY, TOLD, failing_with
 from tests.web_openai import ask, asking, stream
 
@@ -69,3 +70,18 @@ async def test_the_operator_may_say_it_in_another_language(failing):
             await ask(web.openai, "eins")
     assert re.fullmatch(r"Das Modell antwortet nicht\. Behalten\. \(Vorfall \w{6}\)", said)
     assert failed.value.body["message"].startswith("Das Modell antwortet nicht. (Vorfall ")
+
+
+async def test_the_web_has_a_language_of_its_own_and_an_agents_is_stronger(failing):
+    settings = {"language": "es", "agents": {"cook": {"language": "fr"}}}
+    async with failing(NoConnection(CANARY), settings=settings, language="de") as web:
+        session = await web.begin()
+        assert (await web.answered(session, "hallo")).startswith(in_language("de")["model_down"])
+        assert await web.answered(session, "/undo") == in_language("de")["undone"].format(
+            said="hallo"
+        )
+        said = in_language("fr")["agent_chosen"].format(name="cook")
+        assert await web.answered(session, "/agent cook") == said
+        with pytest.raises(openai.APIStatusError) as failed:
+            await ask(web.openai, "eins")
+    assert failed.value.body["message"].startswith(in_language("de")["model_down"])

@@ -1,5 +1,6 @@
 """`nanoloop serve` as a supervisor uses it: where it listens, what it says, how it ends."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -47,6 +48,20 @@ async def test_a_terminal_is_told_the_address(nanoloop):
             await terminal.shows("channel_started")
             process.terminate()
             assert await ended(process) == 0
+
+
+@pytest.mark.slow
+async def test_a_changed_settings_file_is_applied_and_a_typed_port_is_no_change(nanoloop, tmp_path):
+    (tmp_path / "nanoloop.toml").write_text('prompt = "Be brief."\n')
+    command = ("serve", "--port", free_port())
+    async with nanoloop.started(*command, stdin=subprocess.DEVNULL) as process:
+        await line_with(process.stderr, "channel_started")
+        changed = 'prompt = "Be long."\nhandover = true\nagents.cook.language = "fr"\n'
+        changed += 'channels.web.language = "de"\n'
+        (tmp_path / "nanoloop.toml").write_text(changed)
+        said = json.loads(await line_with(process.stderr, "settings_reloaded"))
+    assert said["applied"] == ["agents.cook.language", "prompt"]
+    assert said["needs_restart"] == ["channels.web.language", "handover"]
 
 
 async def test_an_open_door_is_refused_with_a_sentence(nanoloop):

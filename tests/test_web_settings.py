@@ -57,9 +57,3 @@ def test_config_shows_all_of_it_with_tokens_masked(load, capsys, flags):
     assert "channels.web.requests_per_minute" in out
     assert "channels.web.tokens.ann.token" in out
     assert TOKEN not in out
-
-
-def test_it_has_no_part_in_what_check_connects_to(load, capsys):
-    load("channels.web.enabled = true")
-    main(["check"])
-    assert "web" not in capsys.readouterr().out

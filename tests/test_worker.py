@@ -7,7 +7,7 @@ import anyio
 
 from nanoloop.agents import Agent
 from nanoloop.errors import NotReadable, SessionDamaged, StoreError
-from nanoloop.events import LoopStopped, TurnFailed
+from nanoloop.events import FailureTold, LoopStopped
 from nanoloop.intake import user_entry
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sessions import Sessions
@@ -308,5 +308,5 @@ async def test_a_session_that_breaks_while_its_answer_waits_for_the_store_is_tol
         store.save = failing
         provider.release()
         await loop.chat.until(2)
-    failed = [event.error for event in loop.heard if isinstance(event, TurnFailed)]
+    failed = [event.error for event in loop.heard if isinstance(event, FailureTold)]
     assert failed[:2] == ["StoreError", "SessionDamaged"]

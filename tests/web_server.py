@@ -135,7 +135,9 @@ async def serving(folder, *, provider=None, headers=None, settings=None, **web):
     channel = make_with_program(given, "web", app)
     address = channel.bind()
     app.add(channel)
-    client = httpx2.AsyncClient(base_url=address, headers=ASKED if headers is None else headers)
+    client = httpx2.AsyncClient(
+        timeout=30, base_url=address, headers=ASKED if headers is None else headers
+    )
     async with anyio.create_task_group() as group, client:
         group.start_soon(app.run)
         try:

@@ -1,4 +1,4 @@
-"""The terminal for scripts: a message a line, or a single one; each is answered before the next."""
+"""The terminal for scripts: one message per line, or a single one, each answered in turn."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import json
 import os
 import re
 import select
+from codecs import lookup
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from uuid import uuid4
 
 import anyio
 
-from nanoloop.channels.screen import printable, unshown
+from nanoloop.channels.screen import fitting, printable, unshown
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
@@ -23,10 +24,10 @@ _ROLES = {"answer": "assistant", "notice": "notice", "error": "error"}
 
 
 class PipeChannel:
-    """Sends each line of `stdin`, or just `message`, and writes what comes out.
+    """Sends each line of `stdin`, or just `message`, and writes the answers.
 
-    As plain text, answers go to `stdout`, errors and unasked notices to `stderr`, and always what
-    the operator is told of a failure.
+    In plain text, answers go to `stdout`, and errors and notices to `stderr`; what the operator is
+    told about a failure always goes to `stderr`.
     """
 
     name = "terminal"
@@ -41,24 +42,27 @@ class PipeChannel:
         stdin: int = 0,
         stdout: int = 1,
         stderr: int = 2,
+        encoding: str = "utf-8",
     ) -> None:
+        """`encoding` is the reader's; characters it lacks are replaced, or escaped in JSON."""
         self.chat = chat
         self.streams = streams and not as_json
-        """Whether pieces of an answer are written as they come."""
+        """Whether pieces of an answer are written as they arrive."""
         self.failed = False
         """Whether a message was answered with an error."""
         self.incidents = Incidents()
-        """What the operator is told of failures, who at a terminal is the person there."""
+        """What the operator is told about failures; at a terminal, that is its user."""
         self._message = message
         self._as_json = as_json
         self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        self._encoding = encoding
         self._asked: str | None = None
         self._answered = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._streamed = ""
 
     async def run(self, bus: Bus) -> None:
-        """Send one message after the other until all are answered, or nobody reads any more."""
+        """Send one message after another until all are answered or the reader is gone."""
         with anyio.CancelScope() as self._scope:
             async for text in self._texts():
                 await self._ask(bus, text)
@@ -80,7 +84,7 @@ class PipeChannel:
         await self._answered.wait()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Write one item; it is out when this returns. Ends the run when nobody reads."""
+        """Write one item, flushed when this returns; ends the run if the reader is gone."""
         if item.chat != self.chat:
             return
         try:
@@ -96,16 +100,16 @@ class PipeChannel:
     async def _piece(self, text: str) -> None:
         if self.streams:
             self._streamed += text
-            await _write(self._stdout, printable(text))
+            await self._write(self._stdout, printable(text))
 
     async def _whole(self, item: Outbound) -> None:
         asked = item.reply_to is not None and item.reply_to == self._asked
         if self._as_json:
-            await _write(self._stdout, self._json(item, asked=asked))
+            await self._write(self._stdout, self._json(item, asked=asked))
         else:
             await self._plain(item, asked=asked)
         if about := self.incidents.line(item.incident):
-            await _write(self._stderr, printable(about))
+            await self._write(self._stderr, printable(about))
         self.failed = self.failed or item.kind == "error"
         # Written first, then released: the next line is sent when this answer is out.
         if asked:
@@ -118,15 +122,18 @@ class PipeChannel:
             missing = unshown(text, self._streamed) if item.kind == "answer" else None
             text = f"\n{text}" if missing is None else missing
             self._streamed = ""
-        await _write(self._stdout if to_stdout else self._stderr, printable(text) + "\n")
+        await self._write(self._stdout if to_stdout else self._stderr, printable(text) + "\n")
 
     def _json(self, item: Outbound, *, asked: bool) -> str:
         fields: dict[str, str | bool] = {"role": _ROLES[item.kind], "text": item.text}
         fields["session"] = self.chat
         if not asked:  # to a message from before a restart, or to none
             fields["unasked"] = True
-        line = json.dumps(fields, ensure_ascii=False)
+        line = json.dumps(fields, ensure_ascii=lookup(self._encoding).name != "utf-8")
         return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", line) + "\n"
+
+    async def _write(self, descriptor: int, text: str) -> None:
+        await _write(descriptor, fitting(text, self._encoding).encode(self._encoding))
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
@@ -135,7 +142,7 @@ async def _lines(descriptor: int) -> AsyncIterator[bytes]:
 
 
 async def _line(descriptor: int) -> bytes:
-    """One line and not a byte more: what nobody has asked yet stays in the pipe.
+    """Read one line and not a byte more: what has not been asked yet stays in the pipe.
 
     Waits without a thread, so that it can be cancelled.
     """
@@ -150,9 +157,9 @@ async def _line(descriptor: int) -> bytes:
     return bytes(line)
 
 
-async def _write(descriptor: int, text: str) -> None:
-    """Write all of it; a reader that takes its time holds up nobody else."""
-    data = memoryview(text.encode("utf-8"))
+async def _write(descriptor: int, written: bytes) -> None:
+    """Write all of it; a slow reader delays nothing else."""
+    data = memoryview(written)
     while data:
         await _ready(anyio.wait_writable, descriptor)
         with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""What a terminal may show: text without control characters, and markdown as it comes in."""
+"""What a terminal may show: text without control characters, and Markdown as it arrives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DELETE = 0x7F
 
 
 def printable(text: str) -> str:
-    """The text with a picture in place of each control character but newline and tab."""
+    """The text with each control character except newline and tab replaced by a symbol."""
     return _CONTROL.sub(_picture, text.replace("\r", ""))
 
 
@@ -24,9 +24,45 @@ def _picture(match: re.Match[str]) -> str:
     return chr(_PICTURES + code) if code <= _LAST_C0 else "\ufffd"
 
 
+_NEAR = {
+    **dict.fromkeys("·•–—−─━═", "-"),  # noqa: RUF001 - they are what is replaced
+    **dict.fromkeys("‘’‚′", "'"),  # noqa: RUF001 - as above
+    **dict.fromkeys("“”„″", '"'),
+    "…": "...",
+    "›": ">",  # noqa: RUF001 - as above
+    "‹": "<",  # noqa: RUF001 - as above
+    "→": "->",
+    "←": "<-",
+    "│": "|",
+    "×": "x",  # noqa: RUF001 - as above
+    "\u00a0": " ",
+}
+"""Replacements for terminals that can't show these."""
+
+
+def fitting(text: str, encoding: str | None) -> str:
+    """The text with each character that this encoding lacks replaced by a similar one."""
+    encoding = encoding or "ascii"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return "".join(_nearest(char, encoding) for char in text)
+    return text
+
+
+def _nearest(char: str, encoding: str) -> str:
+    for near in (char, _NEAR.get(char, "\ufffd")):
+        try:
+            near.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        return near
+    return "?"
+
+
 @lru_cache(maxsize=2)
 def rendered(markdown: str, columns: int) -> str:
-    """Markdown as lines with colours, for a terminal of that width."""
+    """Markdown rendered as coloured lines, for a terminal of this width."""
     from rich.console import Console  # noqa: PLC0415 - only an interactive chat needs it
     from rich.markdown import Markdown  # noqa: PLC0415
 
@@ -38,41 +74,44 @@ def rendered(markdown: str, columns: int) -> str:
 
 
 def last_lines(text: str, count: int) -> str:
-    """The end of a text that has more lines than that."""
+    """The last `count` lines of a text, or all of it if it has fewer."""
     lines = text.split("\n")
     return text if len(lines) <= count else "\n".join(lines[-count:])
 
 
 def unshown(answer: str, streamed: str) -> str | None:
-    """What the pieces of an answer left to show; None where they don't fit it.
+    """The part of the answer not yet shown in pieces; None if they don't match it.
 
-    More may have been streamed than the answer, before tools were called; pieces may be missing.
+    The stream may contain more than the answer, from before tool calls or because a model repeated
+    itself; pieces may be missing.
     """
-    if streamed and streamed.rstrip().endswith(answer.strip()):
+    if streamed and (streamed.rstrip().endswith(answer.strip()) or streamed.startswith(answer)):
         return ""
     return answer[len(streamed) :] if answer.startswith(streamed) else None
 
 
 class Blocks:
-    """Streamed markdown, cut into blocks that no later piece can change."""
+    """Streamed Markdown, split into blocks that no later piece can change."""
 
     def __init__(self) -> None:
         self.open = ""
-        """What still grows."""
+        """The block that is still growing."""
         self._whole = ""
 
     def feed(self, piece: str) -> str:
-        """Take a piece in; returns the blocks that it finished, or nothing."""
+        """Add a piece; returns the blocks that it completed, or nothing."""
         self._whole += piece
         self.open += piece
         return self._cut(_last_block(self.open)) if "\n" in piece else ""
 
     def settle(self, answer: str | None = None) -> str:
-        """Return what is not shown yet, and begin afresh; pieces may have been dropped."""
+        """Return what has not been shown yet, and start over; pieces may have been dropped."""
         streamed, rest = self._whole, self._cut(len(self.open))
         self._whole = ""
         if answer is None:
             return rest
+        if streamed.startswith(answer):  # what repeated itself is not shown, as far as it waits
+            return answer[len(streamed) - len(rest) :]
         missing = unshown(answer, streamed)
         return answer if missing is None else rest + missing
 
@@ -82,7 +121,7 @@ class Blocks:
 
 
 def _last_block(text: str) -> int:
-    """Where the last block of the complete lines begins."""
+    """The position at which the last block of the complete lines begins."""
     from markdown_it import MarkdownIt  # noqa: PLC0415 - comes with rich
 
     lines = text.split("\n")[:-1]

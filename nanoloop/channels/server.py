@@ -1,4 +1,4 @@
-"""Serving an application on a socket of ours, and ending so that no client is cut off."""
+"""Serves an application on our own socket, and stops without cutting off clients."""
 
 from __future__ import annotations
 
@@ -11,24 +11,172 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import anyio
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nanoloop.files import connection_limit
+
+HEAD_BYTES = 64_000
+"""Bytes a request may send outside its body before its connection is cut."""
+CHUNK_COST = 8
+"""Extra bytes allowed per byte of the body, for clients that send tiny chunks."""
+IGNORED_BYTES = 1_000_000
+"""Bytes of a body that are accepted after its request has been answered."""
 SWEEP_SECONDS = 1
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01
-"""How often to look whether all has ended, when it should."""
+"""How often to check, while stopping, whether everything has ended."""
+
+
+class OpenConnections:
+    """The open connections of one listener, limited in total and per address.
+
+    Over a limit, the connection that has gone longest without a whole request is cut: the new one
+    if all others have sent theirs.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.limit_of_address = max(1, limit // 2)
+        self.count = 0
+        # Of each address: how many there are, and those without a whole request, oldest first.
+        self._counts: dict[str, int] = {}
+        self._waiting: dict[str, dict[_Protocol, None]] = {}
+
+    def enter(self, connection: _Protocol) -> None:
+        """Add a connection; if that is too many, cut it or another one."""
+        address = connection.address
+        self.count += 1
+        self._counts[address] = self._counts.get(address, 0) + 1
+        self.wait(connection)
+        if self._counts[address] > self.limit_of_address:
+            self._cut_oldest(address)
+        elif self.count > self.limit:
+            self._cut_oldest(max(self._waiting, key=lambda each: len(self._waiting[each])))
+
+    def leave(self, connection: _Protocol) -> None:
+        """Remove a connection."""
+        address = connection.address
+        self.go_on(connection)
+        self.count -= 1
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
+
+    def wait(self, connection: _Protocol) -> None:
+        """Mark a connection as not having sent a whole request."""
+        self._waiting.setdefault(connection.address, {})[connection] = None
+
+    def go_on(self, connection: _Protocol) -> None:
+        """Mark a connection as having sent a whole request, or as gone."""
+        waiting = self._waiting.get(connection.address, {})
+        waiting.pop(connection, None)
+        if not waiting:
+            self._waiting.pop(connection.address, None)
+
+    def _cut_oldest(self, address: str) -> None:
+        oldest = next(iter(self._waiting[address]))
+        self.go_on(oldest)
+        oldest.transport.abort()
+
+
+class _Http(h11.Connection):
+    """Counts the bytes that a request sends outside its body."""
+
+    def __init__(self) -> None:
+        super().__init__(h11.SERVER, HEAD_BYTES)  # which bounds a head, and each line of a body
+        self._beside = self._body = 0
+
+    @property
+    def has_too_much(self) -> bool:
+        """Whether a request has sent more outside its body than any real client does."""
+        return self._beside > HEAD_BYTES + CHUNK_COST * self._body
+
+    def receive_data(self, data: bytes) -> None:
+        self._beside += len(data)
+        super().receive_data(data)
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Data):
+            self._beside -= len(event.data)
+            self._body += 0 if self.our_state is h11.DONE else len(event.data)
+        elif isinstance(event, h11.Request):
+            self._beside = self._body = 0
+        return event
+
+
+class _Protocol(H11Protocol):
+    """HTTP on a connection that counts towards the limits, and restricts what it accepts."""
+
+    conn: _Http
+    others: OpenConnections
+    address = ""
+    _ignored = 0
+
+    @classmethod
+    def among(cls, others: OpenConnections) -> Callable[..., _Protocol]:
+        """The factory that uvicorn needs, for connections that belong to this group."""
+
+        def make(**named: Any) -> _Protocol:
+            made = cls(**named)
+            made.conn, made.others = _Http(), others
+            return made
+
+        return make
+
+    def data_received(self, data: bytes) -> None:
+        is_answered = self.conn.our_state is h11.DONE
+        super().data_received(data)
+        self._ignored = self._ignored + len(data) if is_answered else 0
+        if self.transport.is_closing():
+            return
+        if self._ignored > IGNORED_BYTES:
+            self.transport.abort()
+        elif self.conn.has_too_much:
+            self.send_400_response("There is too much in the request that is no body.")
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self.others.enter(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.others.leave(self)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        cycle = self.cycle
+        if cycle is not None and not (cycle.more_body or cycle.response_complete):
+            self.others.go_on(self)
+
+    def on_response_complete(self) -> None:
+        if not self.transport.is_closing():
+            self.others.wait(self)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # whatever is still to be answered is not
+            self.cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # an answer is on its way, or has gone out
+            self.transport.abort()
 
 
 class _UvicornServer(uvicorn.Server):
-    """Leaves signals to the program it runs in, and sleeps until it is told to end."""
+    """A server that leaves signals to the program, and sleeps until it is told to stop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._told = anyio.Event()
 
     def end(self) -> None:
-        """Take nothing more, and let what runs end."""
+        """Stop accepting connections, and let running requests finish."""
         self.should_exit = True
         self._told.set()
 
@@ -38,7 +186,7 @@ class _UvicornServer(uvicorn.Server):
                 await self._told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what is idle, and what runs when it is done or out of time."""
+        """Close idle connections now, and the others when they finish or run out of time."""
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):
@@ -58,7 +206,7 @@ class _UvicornServer(uvicorn.Server):
 
 
 class WebServer:
-    """Serves until it is cancelled; then takes nothing more, and gives what runs some time."""
+    """Serves until cancelled; then stops accepting, and gives running requests some time."""
 
     def __init__(
         self,
@@ -68,10 +216,11 @@ class WebServer:
         grace_seconds: float,
         at_end: Callable[[], None],
     ) -> None:
-        """`at_end` ends what would never end by itself."""
+        """`at_end` ends requests that would never end on their own."""
+        self.connections = OpenConnections(connection_limit())
         config = uvicorn.Config(
             app,
-            http=protocol(),
+            http=_Protocol.among(self.connections),  # type: ignore[arg-type]
             lifespan="off",
             ws="none",
             log_config=None,
@@ -87,7 +236,7 @@ class WebServer:
         self._idle_since: WeakKeyDictionary[Any, tuple[int, float]] = WeakKeyDictionary()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve on this socket, which is closed then."""
+        """Serve on this socket, and close it afterwards."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._sweep, name="web sweep")
             group.start_soon(self._watch, name="web end")
@@ -108,7 +257,7 @@ class WebServer:
             self._cut_idle(time.monotonic())
 
     def _cut_idle(self, now: float) -> None:
-        """Cut connections that neither send a whole request nor end, however slowly they drip."""
+        """Cut connections that take too long to send a whole request, or to close."""
         for connection in list(self._server.server_state.connections):
             cycle: Any = getattr(connection, "cycle", None)
             transport = connection.transport
@@ -120,42 +269,3 @@ class WebServer:
             if of == id(cycle) and now - since >= self._header_seconds:
                 transport.abort()
             self._idle_since[connection] = (id(cycle), since if of == id(cycle) else now)
-
-
-try:
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-except ModuleNotFoundError:  # the slower parser has a bound of its own
-    HttpToolsProtocol = None  # type: ignore[assignment,misc]
-
-HEAD_BYTES = 64_000
-
-
-def protocol() -> type[asyncio.Protocol] | str:
-    """The fastest way to speak HTTP that is installed, for uvicorn."""
-    return "h11" if HttpToolsProtocol is None else _bounded()
-
-
-def _bounded() -> type[asyncio.Protocol]:
-    class BoundedProtocol(HttpToolsProtocol):
-        """Refuses a request whose head is too long, and cuts the connection."""
-
-        _is_in_head = True
-        _head = 0
-
-        def data_received(self, data: bytes) -> None:
-            was_in_head = self._is_in_head
-            super().data_received(data)
-            # What came with its end may be a body: only what brought no end counts.
-            self._head += len(data) if was_in_head and self._is_in_head else 0
-            if self._head > HEAD_BYTES and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too long.")
-
-        def on_message_begin(self) -> None:
-            self._is_in_head, self._head = True, 0
-            super().on_message_begin()
-
-        def on_headers_complete(self) -> None:
-            self._is_in_head, self._head = False, 0
-            super().on_headers_complete()
-
-    return BoundedProtocol

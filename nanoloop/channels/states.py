@@ -1,10 +1,11 @@
-"""How each channel stands and what failed last: a small file that the daemon keeps for `status`."""
+"""Each channel's state and the latest failures: one small file per process, for `status`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,21 +14,28 @@ from typing import Self
 import anyio
 from anyio.to_thread import run_sync
 
-from nanoloop.files import save_json
+from nanoloop.files import connection_limit, save_json
+from nanoloop.nodes import PLACE, is_there
 from nanoloop.sentences import IncidentReport
 from nanoloop.session.entry import rfc3339, utc_now
 
-FILE = "status.json"
-"""Its name in the data folder."""
+FOLDER = "status"
+"""The folder for these files within the data folder."""
+FORMER_FILE = "status.json"
+"""The single file used before each process had its own."""
 FAILURES = 5
-"""Failures that are told, the last ones."""
+"""How many of the latest failures are shown."""
 APART_SECONDS = 0.5
-"""How often a look is taken, so that the file is seldom written, however much happens."""
+"""How often changes are looked for, so that the file is seldom written, however much happens."""
+SIGN_SECONDS = 15
+"""How often a process with nothing new to report touches the file to show that it is alive."""
+GONE_SECONDS = 60
+"""After this long without a sign it is dead, even if another process now has its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelState:
-    """How one channel stands."""
+    """The state of one channel."""
 
     state: str
     """`running`, `connecting`, `connected`, `waiting`, `refused` or `failed`."""
@@ -38,7 +46,7 @@ class ChannelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """One failure, as the operator is told of it."""
+    """One failure, as the operator sees it."""
 
     time: str
     incident: str
@@ -49,59 +57,72 @@ class Failed:
 
     @classmethod
     def of(cls, report: IncidentReport) -> Self:
-        """It as the file has it."""
+        """The failure in the file's form."""
         incident, now = report.incident, rfc3339(report.time)
         return cls(time=now, incident=incident.incident, where=report.place, said=incident.said)
 
 
 @dataclass(slots=True, kw_only=True)
-class RunningChannel:
-    """A daemon, its channels, and what failed last."""
+class RunningProcess:
+    """A process that answers chats, its channels, and what failed last."""
 
     pid: int
     since: str
+    command: str = "run"
+    """What it was started as: `run`, `serve` or `chat`."""
+    place: str = PLACE
+    """Where its number is valid."""
+    connections: int = 0
+    """How many it can serve at the same time."""
+    holds: list[str] = field(default_factory=list)
+    """The accounts on chat platforms that only it may use."""
     channels: dict[str, ChannelState] = field(default_factory=dict)
     failures: list[Failed] = field(default_factory=list)
     """The newest last."""
 
     @property
+    def is_daemon(self) -> bool:
+        """Whether it runs until it is told to stop."""
+        return self.command != "chat"
+
+    @property
     def is_alive(self) -> bool:
-        """Whether its process is there."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:  # it is there, and another user's
-            return True
-        return True
+        """Whether its process exists, as far as can be told from here."""
+        return self.place != PLACE or is_there(self.pid)
 
 
 class States:
-    """Keeps the file beside all else; a disk that fails stops nothing."""
+    """Keeps the file in the background; a failing disk stops nothing."""
 
     def __init__(
         self,
         folder: Path,
         *,
+        name: str,
+        command: str = "run",
         channels: Callable[[], Mapping[str, tuple[str, str]]],
+        holds: Callable[[], Collection[str]] = tuple,
         failures: Callable[[int], list[IncidentReport]],
     ) -> None:
-        """`channels` tells how each one stands, and why; `failures` so many of the last."""
-        self._file = folder / FILE
+        """`channels` returns each one's state and reason; `failures` this many of the latest."""
+        self._file = folder / FOLDER / f"{name}.json"
+        self._command = command
         self._channels = channels
+        self._holds = holds
         self._failures = failures
-        self._running: RunningChannel | None = None
+        self._running: RunningProcess | None = None
+        self._written: RunningProcess | None = None
 
     async def keep(self) -> None:
-        """Write down how things stand when that has changed, in a thread; until cancelled.
-
-        Of several daemons on one folder the first does; when that is gone, another.
-        """
+        """Write the state to the file whenever it has changed, in a thread, until cancelled."""
         since = rfc3339(utc_now())
         while True:
-            self._running = RunningChannel(
+            self._running = RunningProcess(
                 pid=os.getpid(),
                 since=since,
+                command=self._command,
+                connections=connection_limit(),
+                holds=sorted(self._holds()),
                 channels=self._standing(),
                 failures=[Failed.of(report) for report in self._failures(FAILURES)],
             )
@@ -109,14 +130,12 @@ class States:
             await anyio.sleep(APART_SECONDS)
 
     def end(self) -> None:
-        """The daemon ends: nothing stands any more."""
-        there = running(self._file.parent)
-        if self._running is not None and (there is None or there.pid == self._running.pid):
-            with suppress(OSError):
-                self._file.unlink(missing_ok=True)
+        """Remove the file, as the process is ending."""
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
 
     def _standing(self) -> dict[str, ChannelState]:
-        """How each channel stands, those that stand as before since they did."""
+        """The state of each channel; an unchanged one keeps its time."""
         before = self._running.channels if self._running else {}
         now = rfc3339(utc_now())
         standing = {}
@@ -127,21 +146,45 @@ class States:
             standing[name] = stands
         return standing
 
-    def _write(self, standing: RunningChannel) -> None:
-        there = running(self._file.parent)
-        if there == standing or (there is not None and there.pid != standing.pid):
-            return
+    def _write(self, standing: RunningProcess) -> None:
         with suppress(OSError):
-            save_json(self._file, asdict(standing))
+            if self._written is None:
+                (self._file.parent.parent / FORMER_FILE).unlink(missing_ok=True)
+            if self._written != standing or (age := _age(self._file)) is None:
+                save_json(self._file, asdict(standing))
+                self._written = standing
+            elif age > SIGN_SECONDS:
+                os.utime(self._file)
 
 
-def running(folder: Path) -> RunningChannel | None:
-    """The daemon that serves this folder now, or None."""
+def running(folder: Path) -> list[RunningProcess]:
+    """The processes that serve this folder now, oldest first; files of dead ones are removed."""
+    found = []
+    for file in (folder / FOLDER).glob("*.json"):
+        process, age = _read(file), _age(file)
+        if process is None or age is None:
+            continue
+        if age < GONE_SECONDS and process.is_alive:
+            found.append(process)
+        else:
+            with suppress(OSError):
+                file.unlink()
+    return sorted(found, key=lambda process: (process.since, process.pid))
+
+
+def _read(file: Path) -> RunningProcess | None:
     try:
-        said = json.loads((folder / FILE).read_text())
+        said = json.loads(file.read_text())
         channels = {name: ChannelState(**state) for name, state in said.pop("channels").items()}
         failures = [Failed(**failed) for failed in said.pop("failures", ())]
-        found = RunningChannel(channels=channels, failures=failures, **said)
-    except (OSError, ValueError, TypeError, KeyError):
+        return RunningProcess(channels=channels, failures=failures, **said)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return found if found.is_alive else None
+
+
+def _age(file: Path) -> float | None:
+    """Seconds since its process last gave a sign of life; None if there is no file."""
+    try:
+        return time.time() - file.stat().st_mtime
+    except OSError:
+        return None

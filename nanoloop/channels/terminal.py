@@ -1,4 +1,4 @@
-"""The terminal for people: a prompt that stays, and answers that grow above it."""
+"""The terminal for people: a fixed prompt, and answers that grow above it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
 
 _TWICE_SECONDS = 2.0
-"""Two Ctrl-C within this time leave."""
+"""Pressing Ctrl-C twice within this time leaves."""
 _REFRESH_SECONDS = 1.0
 _REDRAW_SECONDS = 0.03
 _ROWS_BESIDE = 8
-"""Rows that a growing block leaves to the prompt and the status line."""
+"""Rows that a growing block leaves for the prompt and the status line."""
 _HISTORY_BYTES = 1_000_000
 
 _MARK = "› "  # noqa: RUF001 - the prompt
@@ -55,9 +55,9 @@ def _nothing() -> str:
 
 
 class TerminalChannel:
-    """Reads messages at a prompt. Enter sends; Esc-Enter or a backslash begins a new line.
+    """Reads messages at a prompt. Enter sends; Esc-Enter or a backslash starts a new line.
 
-    Ctrl-C stops the answer that is on its way; twice, or Ctrl-D, leaves.
+    Ctrl-C stops the current answer; Ctrl-C twice, or Ctrl-D, leaves.
     """
 
     name = "terminal"
@@ -76,8 +76,9 @@ class TerminalChannel:
         self._history = history
         self._status = status
         self.incidents = Incidents()
-        """What the operator is told of failures, who at a terminal is the person there."""
+        """What the operator is told about failures; at a terminal, that is its user."""
         self._waiting: list[str] = []
+        self._waiting_since = 0.0
         self._blocks = Blocks()
         self._interrupted_at = -_TWICE_SECONDS
         self._bus: Bus | None = None
@@ -121,7 +122,7 @@ class TerminalChannel:
         return None
 
     async def _sent(self, bus: Bus, text: str) -> str:
-        """Send it; returns what has to be typed again: nothing, unless the bus was full."""
+        """Send it; returns the text to be typed again, which is empty unless the bus was full."""
         said = printable(text).replace("\n", f"\n{' ' * len(_MARK)}")
         # Shown first: the answer may come at once.
         await self._show([("bold", f"{_MARK}{said}\n\n")])
@@ -131,6 +132,8 @@ class TerminalChannel:
         except BusFull as full:
             await self._show([(_STYLES["error"], f"{full}\n\n")])
             return text
+        if not self._waiting:
+            self._waiting_since = monotonic()
         self._waiting.append(str(message.message_id))
         return ""
 
@@ -153,6 +156,7 @@ class TerminalChannel:
         ends = bool(self._waiting) and item.reply_to == self._waiting[0]
         with suppress(ValueError):
             self._waiting.remove(str(item.reply_to))
+            self._waiting_since = monotonic()
         if item.kind == "answer":
             await self._show_markdown(self._blocks.settle(text))
             return
@@ -166,7 +170,7 @@ class TerminalChannel:
             await self._show(ANSI(f"{rendered(text, self._columns)}\n\n"))
 
     async def _show(self, text: AnyFormattedText) -> None:
-        """Print for good, above the prompt where there is one."""
+        """Print permanently, above the prompt if there is one."""
         app = self._prompt.app
         with set_app(app):
             async with in_terminal():
@@ -178,7 +182,7 @@ class TerminalChannel:
         return max(20, self._prompt.app.output.get_size().columns - 1)
 
     def _message(self) -> StyleAndTextTuples:
-        """The block that grows, as far as it fits, and the prompt below it."""
+        """The growing block, as far as it fits, and the prompt below it."""
         mark = FormattedText([("bold", _MARK)])
         if not self._blocks.open.strip():
             return mark
@@ -190,11 +194,13 @@ class TerminalChannel:
         if monotonic() - self._interrupted_at < _TWICE_SECONDS:
             hint = "Ctrl-C again leaves"
         else:
-            hint = "Ctrl-C stops" if self._waiting else ""
-        return " · ".join(filter(None, (printable(self._status()), hint)))
+            # A number that grows, so that nobody takes a slow answer for none.
+            seconds = f"{monotonic() - self._waiting_since:.0f} s"
+            hint = f"{seconds} · Ctrl-C stops" if self._waiting else ""
+        return " · ".join(filter(None, (hint, printable(self._status()))))
 
     def _interrupt(self, event: KeyPressEvent) -> None:
-        """Stop the answer, or clear the line; the second time leave."""
+        """Stop the answer or clear the line; leave the second time."""
         again = monotonic() - self._interrupted_at < _TWICE_SECONDS
         again = again and not event.current_buffer.text  # who typed meanwhile wants to stay
         self._interrupted_at = monotonic()
@@ -230,7 +236,7 @@ def _new_line(event: KeyPressEvent) -> Any:
 
 
 def keep_private(path: Path) -> None:
-    """Make the input history a file for its owner's eyes only, and of bearable size."""
+    """Make the input history private, and limit its size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
     path.chmod(0o600)

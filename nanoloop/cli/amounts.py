@@ -1,4 +1,4 @@
-"""Ages, sizes and durations as people say them."""
+"""Ages, sizes and durations in human-readable form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def age(moment: datetime) -> str:
-    """How long ago that was, roughly."""
+    """Roughly how long ago a moment was."""
     seconds = (datetime.now(timezone.utc) - moment).total_seconds()
     for least, unit, name in _AGES:
         if seconds >= least:
@@ -22,7 +22,7 @@ def age(moment: datetime) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes as one says them: 950 B, 1.2 kB, 3.4 MB."""
+    """A byte count in human-readable form: 950 B, 1.2 kB, 3.4 MB."""
     number = float(count)
     for unit in ("B", "kB", "MB"):
         if number < _KILO:
@@ -32,7 +32,7 @@ def size(count: int) -> str:
 
 
 def whole(text: str, *, least: int = 0, most: float = inf) -> int:
-    """A whole number within these bounds; raises what argparse tells the user."""
+    """Parse a whole number within these bounds; raises an error that argparse shows the user."""
     number = int(text) if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text) else None
     if number is None or not least <= number <= most:
         bounds = f"from {least} up" if most == inf else f"from {least} to {most}"
@@ -41,16 +41,16 @@ def whole(text: str, *, least: int = 0, most: float = inf) -> int:
 
 
 def size_in(text: str) -> int:
-    """`1200`, `1.5 kB`, `3MB`, `1GB` in bytes; raises what argparse tells the user."""
+    """Parse `1200`, `1.5 kB`, `3MB` or `1GB`; raises an error that argparse shows the user."""
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kmg]?)b?", text.strip().lower())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no size: write 1200, 20kB, 1.5MB or 1GB")
+        raise ArgumentTypeError(f"{text!r} is not a size: write 1200, 20kB, 1.5MB or 1GB")
     return int(float(match[1]) * _KILO ** " kmg".index(match[2] or " "))
 
 
 def duration(text: str) -> timedelta:
-    """`30d`, `12h`, `45m`, `2w`; raises what argparse tells the user."""
+    """Parse `30d`, `12h`, `45m` or `2w`; raises an error that argparse shows the user."""
     match = re.fullmatch(r"(\d{1,5})([mhdw])", text.strip().lower())
     if match is None:
-        raise ArgumentTypeError(f"{text!r} is no age: write 45m, 12h, 30d or 2w")
+        raise ArgumentTypeError(f"{text!r} is not an age: write 45m, 12h, 30d or 2w")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})

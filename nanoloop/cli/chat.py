@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,24 @@ from nanoloop.app import App
 from nanoloop.channels.pipe import PipeChannel
 from nanoloop.cli import Exit
 from nanoloop.cli.first_run import add_local, settings_with_model
+from nanoloop.cli.output import is_dumb
+from nanoloop.cli.status import shown
 from nanoloop.cli.transcript import key_of
 from nanoloop.errors import SettingsError
 from nanoloop.files import make_folder
+from nanoloop.models.catalogue import is_local
 from nanoloop.settings import Settings
+from nanoloop.stores.place import default_url, path_of
 from nanoloop.telemetry import Telemetry
 
 _LOG_BYTES = 5_000_000
-"""Above this size the log of interactive chats is started afresh; the previous one is kept."""
+"""Above this size the log of interactive chats is rotated; the previous one is kept."""
+
+
+FIRST_LIMIT, FIRST_KEPT = 12, 4
+"""The window of the very first conversation with a model on this machine."""
+_LEAVING_SECONDS = 3.0
+"""How long someone who leaves the prompt waits for an answer; a summary gets half of that."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -33,9 +44,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--session",
         metavar="NAME",
         default="default",
-        help="the conversation to go on with, or to begin (default: %(default)s)",
+        help="the conversation to continue or start (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
     add_local(parser)
 
 
@@ -54,34 +65,77 @@ def run(args: Namespace) -> int:
 
 def _is_for_a_person(args: Namespace) -> bool:
     plain = args.message is None and not args.json
-    return plain and os.isatty(0) and os.isatty(1)
+    return plain and os.isatty(0) and os.isatty(1) and not is_dumb()
 
 
 async def _for_script(settings: Settings, name: str, *, args: Namespace) -> int:
-    channel = PipeChannel(chat=name, message=args.message, as_json=args.json, streams=os.isatty(1))
-    app = App.of(settings, chat=key_of(name), telemetry=_quiet(settings))
+    with _log_of_script(settings) as telemetry:
+        return await _answered(settings, name, args, telemetry)
+
+
+async def _answered(settings: Settings, name: str, args: Namespace, telemetry: Telemetry) -> int:
+    channel = PipeChannel(
+        chat=name,
+        message=args.message,
+        as_json=args.json,
+        streams=os.isatty(1),
+        encoding=sys.stdout.encoding,
+    )
+    app = App.of(settings, chat=key_of(name), telemetry=telemetry)
     channel.incidents = app.loop.sentences.incidents
     app.add(channel)
-    await app.run()
+    with shown(app, settings, "chat"):
+        await app.run()
     return _exit_code(app, failed=channel.failed)
 
 
-def _quiet(settings: Settings) -> Telemetry:
-    """Warnings only, unless someone asked for a level: the answers are what is wanted."""
-    is_asked_for = settings.origin("log.level").kind != "default"
-    level = settings.log.level if is_asked_for else "warning"
-    return Telemetry(level=level, format=settings.log.format)
+@contextmanager
+def _log_of_script(settings: Settings) -> Iterator[Telemetry]:
+    """Log to the file shared by all chats, or to standard error if a level was given."""
+    log = settings.log
+    if settings.origin("log.level").kind != "default":
+        yield Telemetry(level=log.level, format=log.format)
+        return
+    with _log_file(settings.data) as stream:
+        yield Telemetry(level=log.level, format="json", stream=stream)
 
 
 async def _at_prompt(settings: Settings, name: str) -> int:
     from nanoloop.cli.prompt import Prompt  # noqa: PLC0415 - scripts need no prompt, and it is slow
 
+    is_first = not _has_sessions(settings)
+    if is_first and is_local(settings.model):
+        settings = _with_small_window(settings)
+    settings = _left_at_once(settings)
     with _log_file(settings.data) as stream:
         telemetry = Telemetry(level=settings.log.level, format="json", stream=stream)
         app = App.of(settings, chat=key_of(name), telemetry=telemetry)
-        app.add(Prompt(app=app, settings=settings, chat=name))
-        await app.run()
+        app.add(Prompt(app=app, settings=settings, chat=name, is_first=is_first))
+        with shown(app, settings, "chat"):
+            await app.run()
     return _exit_code(app)
+
+
+def _has_sessions(settings: Settings) -> bool:
+    """Whether anyone has ever talked here, as far as can be told without opening the store."""
+    path = path_of(settings.store.url or default_url(settings.data), settings.data)
+    return path is None or path.exists()
+
+
+def _with_small_window(settings: Settings) -> Settings:
+    """Settings with which the first summary appears within minutes; explicit settings stay."""
+    small = {"message_buffer_limit": FIRST_LIMIT, "message_buffer_min": FIRST_KEPT}
+    said = settings.model_fields_set
+    return settings if small.keys() & said else settings.model_copy(update=small)
+
+
+def _left_at_once(settings: Settings) -> Settings:
+    """Settings for leaving without a wait at a dead prompt; unfinished work resumes next time."""
+    loop = settings.loop
+    if "shutdown_turns_seconds" in loop.model_fields_set:
+        return settings
+    soon = loop.model_copy(update={"shutdown_turns_seconds": _LEAVING_SECONDS})
+    return settings.model_copy(update={"loop": soon})
 
 
 def _exit_code(app: App, *, failed: bool = False) -> int:
@@ -92,11 +146,17 @@ def _exit_code(app: App, *, failed: bool = False) -> int:
 
 @contextmanager
 def _log_file(folder: Path) -> Iterator[TextIO]:
-    """Where the log goes while a prompt has the screen; for its owner's eyes, of bounded size."""
-    make_folder(folder)
-    path = folder / "nanoloop.log"
-    if path.exists() and path.stat().st_size > _LOG_BYTES:
-        path.replace(path.with_suffix(".log.1"))
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(descriptor, "a", encoding="utf-8") as stream:
+    """Where the log goes while a prompt has the screen; private, of limited size."""
+    with os.fdopen(_log_opened(folder), "a", encoding="utf-8") as stream:
         yield stream
+
+
+def _log_opened(folder: Path) -> int:
+    path = folder / "nanoloop.log"
+    try:
+        make_folder(folder)
+        if path.exists() and path.stat().st_size > _LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # no log ends no conversation
+        return os.open(os.devnull, os.O_WRONLY)

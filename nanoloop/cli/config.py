@@ -9,42 +9,53 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import models_json_schema
 
+from nanoloop import plugins
 from nanoloop.cli import Exit, load_settings
-from nanoloop.settings import Settings
+from nanoloop.cli.output import json_text, say, say_json
+from nanoloop.providers.vendors import VENDORS
+from nanoloop.settings import ChannelSettings, Settings, ToolSettings
 from nanoloop.settings.keys import Unit, beside, by_name, is_named, table_of
 from nanoloop.settings.problems import MASK, shown
+from nanoloop.settings.vendors import table_for
 
 _HEAD = """\
 # Settings of nanoloop, written by `nanoloop config --example`.
 #
-# Each setting stands here with its default, or with an example if it has none:
-# take away the # in front of its name to change it. It is read from --config FILE, else
+# Each setting is listed with its default, or with an example if it has none:
+# remove the # in front of its name to change it. This file is read from --config FILE, else
 # from nanoloop.toml in the working folder, else from ~/.config/nanoloop/nanoloop.toml.
-# Stronger than the file are variables (NANOLOOP_MODEL; two underscores reach into a table:
-# NANOLOOP_LOG__LEVEL), and stronger than those are flags (--model).
+# Variables override the file (NANOLOOP_MODEL; two underscores separate a table:
+# NANOLOOP_LOG__LEVEL), and flags override variables (--model).
 """
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop config` takes."""
+    """Add the arguments of `nanoloop config`."""
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     how.add_argument("--example", action="store_true", help="a settings file with all defaults")
+    how.add_argument(
+        "--schema", action="store_true", help="the JSON Schema of a settings file, for editors"
+    )
 
 
 def run(args: Namespace) -> int:
-    """Print the effective settings, secrets masked."""
+    """Print the effective settings with secrets masked, or the possible ones."""
+    if args.schema:
+        say_json(schema())
+        return Exit.DONE
     if args.example:
-        print(example(), end="")
+        say(example(), end="")
         return Exit.DONE
     settings = load_settings(args)
-    print(as_json(settings) if args.json else as_text(settings))
+    say(json_text(as_json(settings)) if args.json else as_text(settings))
     return Exit.DONE
 
 
 def as_text(settings: Settings) -> str:
-    """A line for each setting: key, value, origin."""
+    """One line per setting: key, value, origin."""
     rows = [(key, shown(value), str(settings.origin(key))) for key, value in values(settings)]
     wide = max(len(key) for key, _, _ in rows)
     lines = [f"{key:{wide}}  {value:28}  {origin}" for key, value, origin in rows]
@@ -77,7 +88,7 @@ def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def example() -> str:
-    """A settings file that says nothing but shows everything."""
+    """A settings file that sets nothing but shows everything."""
     return "\n".join((_HEAD, *_table(Settings))).rstrip() + "\n"
 
 
@@ -110,11 +121,67 @@ def _header(key: str, field: FieldInfo, inner: type[BaseModel]) -> Iterator[str]
 
 
 def _setting(name: str, field: FieldInfo) -> Iterator[str]:
-    unit = next((f" ({mark.name})" for mark in field.metadata if isinstance(mark, Unit)), "")
     value = field.examples[0] if field.examples else field.default
-    yield f"# {field.description}{unit}"
+    yield f"# {field.description}{_unit(field)}"
     yield f"#{name} = {shown(value)}"
     yield ""
+
+
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema() -> dict[str, Any]:
+    """What a settings file may hold, with the tables of all installed plugins."""
+    named: dict[str, dict[str, type[BaseModel]]] = {
+        "channels": {name: ChannelSettings.table_for(name) for name in plugins.names("channels")},
+        "tools": {name: ToolSettings.table_for(name) for name in plugins.names("tools")},
+        "providers": {name: table_for(name) for name in _providers()},
+    }
+    tables: list[type[BaseModel]] = [
+        Settings,
+        *(table for own in named.values() for table in own.values()),
+    ]
+    refs, found = models_json_schema([(table, "validation") for table in tables])
+    kinds: dict[str, Any] = found["$defs"]
+    for model in {inner for table in tables for inner in _all_tables(table)}:
+        _tell_units(kinds[model.__name__], model)
+    top = kinds.pop(Settings.__name__)
+    for key, own in named.items():
+        table = top["properties"][key]
+        table = kinds[table["$ref"].rpartition("/")[2]] if "$ref" in table else table
+        table["additionalProperties"] = False
+        table.setdefault("properties", {}).update(
+            {name: refs[model, "validation"] for name, model in own.items()}
+        )
+    return {"$schema": _DRAFT, **top, "title": "Settings of nanoloop", "$defs": kinds}
+
+
+def _providers() -> Iterator[str]:
+    yield from (word for word in VENDORS if word != "local")
+    yield from plugins.names("providers")
+
+
+def _all_tables(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        if (inner := table_of(field)) is not None and by_name(field) is None:
+            yield from _all_tables(inner)
+
+
+def _tell_units(said: dict[str, Any], model: type[BaseModel]) -> None:
+    """Describe each number with its unit, and each table without a default."""
+    for name, field in model.model_fields.items():
+        about = said["properties"][name]
+        about.pop("title", None)
+        if table_of(field) is not None:
+            about.pop("default", None)
+        about["description"] = f"{field.description or ''}{_unit(field)}".strip()
+        if not about["description"]:
+            del about["description"]
+
+
+def _unit(field: FieldInfo) -> str:
+    return next((f" ({mark.name})" for mark in field.metadata if isinstance(mark, Unit)), "")
 
 
 def _plain(value: Any) -> Any:

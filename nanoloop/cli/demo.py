@@ -1,29 +1,48 @@
-"""`nanoloop demo`: a conversation in a small window, and what happens beside it, offline.
+"""`nanoloop demo`: a conversation in a small window, and what happens in the background, offline.
 
-Only the two models are played. Bus, loop, summariser and store are the real ones.
+Only the two models are scripted; the bus, loop, summariser and store are real.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
+import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 import anyio
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.cli import Exit
+from nanoloop.cli.fetching import (
+    DownloadRate,
+    busy,
+    on_bar,
+    progress_bar,
+    resumable,
+    said_first,
+)
+from nanoloop.cli.output import has_colours, say
+from nanoloop.errors import ModelError
 from nanoloop.events import Event, SummaryCommitted, SummaryStarted, WindowTrimmed, hearing
 from nanoloop.loop import AgentLoop
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.models.catalogue import Model
+from nanoloop.models.download import DownloadProgress, Tell, fetch
 from nanoloop.protocols import ChatMessage
 from nanoloop.providers.scripted import Line, ScriptedProvider
+from nanoloop.settings import Settings
 from nanoloop.stores.jsonl.store import JsonlStore
+
+if TYPE_CHECKING:  # slow, and only wanted for a bar
+    from rich.console import RenderableType
+    from rich.live import Live
+    from rich.progress import Progress
 
 LIMIT, KEEP = 12, 4
 CHAT = "demo"
@@ -50,32 +69,49 @@ SUMMARY = (
     "to nuts and hates raisins. Eight guests, a tin of 26 cm, an oven that runs hot: 165 °C."
 )
 _SUMMARY_COLUMNS = 64
+_LOOK_SECONDS = 6.0
+"""How long to wait for an estimate of a model's download speed."""
 _THINKING_SECONDS = 0.02
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop demo` takes."""
+    """Add the arguments of `nanoloop demo`."""
     parser.add_argument("--fast", action="store_true", help="without pauses")
 
 
 def run(args: Namespace) -> int:
-    """Play it; the conversation stays in a folder of its own, to be looked at."""
+    """Play the demo; its conversation is kept in its own folder, for inspection."""
     if args.data:
         Path(args.data).mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="nanoloop-demo-", dir=args.data))
-    anyio.run(_play, folder, DemoScreen(pace=0 if args.fast else 1))
+    anyio.run(_whole, folder, DemoScreen(pace=0 if args.fast else 1))
     return Exit.DONE
 
 
+def play_alone() -> None:
+    """Play the demo and keep nothing."""
+    anyio.run(_play_unkept)
+
+
+async def _play_unkept() -> None:
+    with tempfile.TemporaryDirectory(prefix="nanoloop-demo-") as folder:
+        await play(Path(folder), DemoScreen(pace=1))
+
+
+async def _whole(folder: Path, stage: DemoScreen) -> None:
+    await play(folder, stage)
+    await _end(folder, stage)
+
+
 class DemoScreen:
-    """Shows what is said, and set in behind a bar what happens beside it."""
+    """Shows the conversation and, indented after a bar, what happens in the background."""
 
     def __init__(self, *, pace: float) -> None:
         self.pace = pace
-        """1 for people, 0 for no pauses."""
+        """1 for the normal pauses, 0 for none."""
         self.committed = anyio.Event()
-        """Set once the summary is in."""
-        self._is_styled = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        """Set once the summary has been committed."""
+        self._is_styled = has_colours(sys.stdout)
         self._is_speaking = False
         self._held_back: list[str] = []
 
@@ -85,33 +121,37 @@ class DemoScreen:
 
     def line(self, text: str = "", style: str = "") -> None:
         """Print a line."""
-        print(f"\x1b[{style}m{text}\x1b[0m" if style and self._is_styled else text, flush=True)
+        say(f"\x1b[{style}m{text}\x1b[0m" if style and self._is_styled else text)
 
     def asked(self, text: str) -> None:
-        """Show what the person says; the answer's line begins."""
+        """Show what the person says; the answer follows on the next line."""
         self.line(f"you  {text}", "1")
 
     def spoken(self, piece: str) -> None:
         """Show a piece of the answer."""
-        print(piece if self._is_speaking else f"bot  {piece}", end="", flush=True)
+        say(piece if self._is_speaking else f"bot  {piece}", end="")
         self._is_speaking = True
 
     def answered(self) -> None:
         """End the answer's line."""
         self.line()
+        self.end_answer()
+
+    def end_answer(self) -> None:
+        """Show the lines held back during the answer."""
         self._is_speaking = False
         while self._held_back:
             self.beside(self._held_back.pop(0))
 
     def beside(self, text: str) -> None:
-        """Show what no one in the chat notices; never in the middle of an answer."""
+        """Show something that is invisible in the chat, but never in the middle of an answer."""
         if self._is_speaking:
             self._held_back.append(text)
         else:
             self.line(f"       | {text}", "36")
 
     def hear(self, event: Event) -> None:
-        """Tell what happens in the loop."""
+        """Show what happens in the loop."""
         match event:
             case WindowTrimmed():
                 self.beside(f"more than {LIMIT} messages: the window is cut, {event.kept} are left")
@@ -128,7 +168,8 @@ class DemoScreen:
                 self.committed.set()
 
 
-async def _play(folder: Path, stage: DemoScreen) -> None:
+async def play(folder: Path, stage: DemoScreen) -> None:
+    """Play the conversation, and store it in that folder."""
     stage.line("nanoloop demo: the models are played, everything else is real, nothing goes out")
     stage.line(f"a window of at most {LIMIT} messages, cut to about {KEEP}", "90")
     stage.line()
@@ -136,7 +177,6 @@ async def _play(folder: Path, stage: DemoScreen) -> None:
         await _first_start(folder, stage)
         await stage.pause(1)
         await _second_start(folder, stage)
-    await _end(folder, stage)
 
 
 async def _first_start(folder: Path, stage: DemoScreen) -> None:
@@ -203,7 +243,7 @@ async def _exchange(stage: DemoScreen, chat: DirectChannel, question: str) -> No
 
 
 def _from_the_request(messages: Sequence[ChatMessage], *_: object) -> str:
-    """An answer from nothing but what the request says, as a real model's would be."""
+    """An answer based on the request alone, like that of a real model."""
     known = " ".join(str(message.get("content")) for message in messages)
     if "allergic to nuts" not in known:
         return "I don't know: nothing in this request says so."
@@ -228,3 +268,115 @@ async def _end(folder: Path, stage: DemoScreen) -> None:
     stage.line("Look at them, or talk with a model of your own:")
     stage.line(f"  nanoloop sessions show {session.id} --data {folder}", "1")
     stage.line("  nanoloop chat", "1")
+
+
+# Above the bar of a first fetch
+
+
+def fetch_first_model(models: Sequence[Model], settings: Settings) -> Model:
+    """Fetch the first of these that is available, while the demo plays above a progress bar.
+
+    Says first what the download takes; if the file has arrived by then, no demo is played. Raises
+    `ModelError` after the demo if none could be fetched.
+    """
+    with resumable("nanoloop"):
+        return anyio.run(_FirstFetch(models, settings).run)
+
+
+class _FirstFetch:
+    """Fetches a model while the demo plays."""
+
+    def __init__(self, models: Sequence[Model], settings: Settings) -> None:
+        self._models = models
+        self._model = models[0]
+        """The model being fetched."""
+        self._settings = settings
+        self._is_over = anyio.Event()
+        self._found: Model | None = None
+        self._errors: list[ModelError] = []
+        self._rate = DownloadRate()
+        self._tell: Tell = self._rate.tell
+        self._started = time.monotonic()
+
+    async def run(self) -> Model:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._fetch, name="fetch the model")
+            with busy(f"asking for {self._models[0].name}"), anyio.move_on_after(_LOOK_SECONDS):
+                await self._rate.is_known.wait()
+            if not self._is_over.is_set():
+                for line in said_first(self._model, self._settings, self._rate.bytes_a_second):
+                    say(line)
+                await self._play()
+            elif self._found is None:
+                say(f"{self._errors[0]}\n\nSo this is only what nanoloop does, played:\n")
+                await _play_unkept()
+        if self._found is None:
+            raise self._errors[0]
+        seconds = time.monotonic() - self._started
+        say(f"\n{self._found.name} is here after {seconds:.0f} seconds.\n")
+        return self._found
+
+    async def _fetch(self) -> None:
+        hub = self._settings.local.hub
+        for model in self._models:
+            self._model = model
+            try:
+                await fetch(model, self._settings.models, hub=hub, tell=self._hear)
+            except ModelError as error:
+                self._errors.append(error)
+            else:
+                self._found = model
+                break
+        self._is_over.set()
+        self._rate.is_known.set()
+
+    def _hear(self, made: DownloadProgress) -> None:
+        self._tell(made)  # which is another one as soon as there is a bar
+
+    async def _play(self) -> None:
+        with (
+            tempfile.TemporaryDirectory(prefix="nanoloop-demo-") as folder,
+            _live() as (live, progress),
+        ):
+            self._tell = on_bar(progress, self._model)
+            await play(Path(folder), DemoAboveBar(live, progress))
+            await self._is_over.wait()
+
+
+class DemoAboveBar(DemoScreen):
+    """The demo above a fixed progress bar; the line being written is redrawn along with the bar."""
+
+    def __init__(self, live: Live, progress: Progress) -> None:
+        super().__init__(pace=1)
+        self._live = live
+        self._progress = progress
+        self._growing = ""
+
+    def spoken(self, piece: str) -> None:
+        """Show a piece of the answer."""
+        self._growing = f"{self._growing or 'bot  '}{piece}"
+        self._is_speaking = True
+        self._live.update(_stacked(self._growing, self._progress))
+
+    def answered(self) -> None:
+        """Print the answer's finished line above the bar."""
+        line, self._growing = self._growing, ""
+        self._live.update(_stacked("", self._progress))
+        self.line(line)
+        self.end_answer()
+
+
+def _stacked(growing: str, progress: Progress) -> RenderableType:
+    from rich.console import Group  # noqa: PLC0415 - slow, and only wanted here
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    return Group(Text(growing), progress) if growing else Group(Text(""), progress)
+
+
+@contextmanager
+def _live() -> Iterator[tuple[Live, Progress]]:
+    from rich.live import Live  # noqa: PLC0415 - slow, and only wanted here
+
+    progress = progress_bar()
+    with Live(_stacked("", progress), transient=True, refresh_per_second=8) as live:
+        yield live, progress

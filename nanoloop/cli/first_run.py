@@ -1,12 +1,14 @@
-"""The model that answers a command: the one that is set, else the one a person chooses now."""
+"""The model for a command: the configured one, or else one that is found or chosen now."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from getpass import getpass
 from importlib.util import find_spec
@@ -19,17 +21,32 @@ from pydantic import SecretStr
 from nanoloop.cli import load_settings
 from nanoloop.cli.amounts import size
 from nanoloop.cli.config import values
+from nanoloop.cli.fetching import busy, fetch_model
+from nanoloop.cli.output import ask, say
 from nanoloop.cli.servers import (
     MOST_SHOWN,
     RunningServer,
     models_at,
     models_of_vendor,
     running_servers,
+    usual_places,
 )
-from nanoloop.errors import SettingsError, how_to_install
+from nanoloop.errors import ModelError, ProviderError, SettingsError, how_to_install
 from nanoloop.files import user_folder
-from nanoloop.models.catalogue import CATALOGUE, PREFIX, SMALLEST, Model, file_of, find, is_local
-from nanoloop.models.download import DownloadProgress, Tell, fetch
+from nanoloop.models.catalogue import (
+    FROM_HUB,
+    PREFIX,
+    SMALLEST,
+    WORTHWHILE,
+    Address,
+    Model,
+    file_of,
+    find,
+    is_local,
+)
+from nanoloop.models.download import has_answer, part_of
+from nanoloop.parts import make_provider
+from nanoloop.providers.local.child import free_bytes
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.files import NAME, write
@@ -45,42 +62,55 @@ from nanoloop.settings.vendors import (
 )
 
 _HOW = """\
-{}. On this machine, without a key: nanoloop chat --local
+{}. To set one up: nanoloop setup. On this machine, without a key: nanoloop chat --local
 With a key for a hosted one: export OPENAI_API_KEY=... With a server, say your own:
 export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To look first: nanoloop demo"""
-
-
-_WAITING = "another process fetches it; waiting"
+_WAYS = """
+Two ways to a model, each followed by `nanoloop`:
+  a server on this machine, such as Ollama:  ollama pull qwen3:4b
+  a hosted model, with a key:                nanoloop setup"""
 
 
 def add_local(parser: ArgumentParser) -> None:
-    """The flag that takes a model on this machine, whatever the settings say."""
+    """Add the flag for using a model on this machine, whatever the settings say."""
     parser.add_argument(
         "--local",
         metavar="NAME",
         nargs="?",
-        const=SMALLEST.name,
-        help="a model on this machine, fetched if it is missing (%(const)s; see `model list`)",
+        const="",
+        help="a model on this machine, fetched if it is missing; without NAME, the best one for it",
     )
 
 
 def settings_with_model(args: Namespace, *, can_ask: bool) -> Settings | None:
-    """The settings with a model that can be asked; None, with a message, if there is none."""
+    """The settings with a usable model; None, after showing a message, if there is none."""
     if args.local is not None:
-        args.model = f"{PREFIX}{args.local.removeprefix(PREFIX)}"
+        args.model = f"{PREFIX}{(args.local or _best_local(args)).removeprefix(PREFIX)}"
     settings = load_settings(args)
     # Anyone who names a vendor has chosen already, and wants to hear which key is missing.
     can_ask = can_ask and not split(settings.model)[0]
-    found = settings if settings.has_model else _chosen(args, settings) if can_ask else None
-    if found is None:
-        print(f"nanoloop: {no_model(settings)}", file=sys.stderr)
-    else:
-        fetch_local_models(found)
-    return found
+    if can_ask and (not settings.has_model or _is_only_a_key(settings)):
+        try:
+            return set_up(args, settings)
+        except NoModel as none:
+            say(f"nanoloop: {none}", err=True)
+            return None
+    if not settings.has_model:
+        say(f"nanoloop: {no_model(settings)}", err=True)
+        return None
+    fetch_local_models(settings)
+    return settings
+
+
+def _best_local(args: Namespace) -> str:
+    models, why_not = worthwhile(load_settings(args))
+    if not models:
+        raise SettingsError(f"{why_not} A tiny one, to see it work: --local {SMALLEST.name}")
+    return models[0].name
 
 
 def no_model(settings: Settings) -> str:
-    """What these settings lack so that a model can be asked, and the ways to one."""
+    """What these settings lack for a usable model, and how to get one."""
     if settings.origin("model").kind == "default":
         keyed = keyed_vendors(settings)
         so = f" (but a key for {keyed[0]}: export NANOLOOP_MODEL={keyed[0]}:...)" if keyed else ""
@@ -91,13 +121,32 @@ def no_model(settings: Settings) -> str:
     return _HOW.format(f"neither a key nor a server is set for model {settings.model!r}")
 
 
-def _chosen(args: Namespace, settings: Settings) -> Settings | None:
-    said = ask_for_model(settings)
-    if said is None:
-        return None
+def _is_only_a_key(settings: Settings) -> bool:
+    """Whether nothing is set but a key in the environment, perhaps for other programs."""
+    is_ours = settings.origin("api_key").name.startswith("NANOLOOP_")
+    is_found = settings.origin("api_key").kind == "env" and not is_ours
+    said = (settings.origin(key).kind for key in ("model", "base_url"))
+    return is_found and set(said) == {"default"}
+
+
+class NoModel(Exception):
+    """No model was chosen; the text lists the other options."""
+
+
+Chosen = Mapping[str, str]
+"""Settings to write into the file."""
+
+
+def set_up(args: Namespace, settings: Settings) -> Settings:
+    """Find or choose a model, save it, and return the new settings; raises `NoModel`."""
+    return write_down(args, find_model(settings), settings)
+
+
+def write_down(args: Namespace, said: Chosen, settings: Settings) -> Settings:
+    """Save the choice to the settings file, and return the new settings."""
     path = Path(args.config) if args.config else settings.file or _usual_file()
     write(path, said)
-    print(f"Written to {path}; to choose again, take {' and '.join(said)} out of it\n")
+    say(f"Written to {path}. To choose another model: nanoloop setup\n")
     return _loaded(args, said)
 
 
@@ -106,7 +155,7 @@ def _usual_file() -> Path:
 
 
 def _loaded(args: Namespace, said: Mapping[str, str]) -> Settings:
-    """The settings as they are now; what was chosen a moment ago has to be in force."""
+    """Reload the settings; raises `SettingsError` if something overrides the choice."""
     args.model = None
     settings = load_settings(args)
     found = dict(values(settings))
@@ -121,147 +170,382 @@ def _plain(value: Any) -> Any:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-Chosen = Mapping[str, str]
-"""Settings to write into the file."""
-_BYTES_A_MINUTE = 50_000_000 / 8 * 60
-_MODELS_SHOWN = 4
+# What is there, and what of it answers
+
+
+_CHECK = [{"role": "user", "content": "Say hello."}]
+_CHECK_TOKENS = 16
+_CHECK_SECONDS = 60
+_TRIED = 3
+"""How many of a server's models are tried until one answers."""
 
 
 class _Choice(NamedTuple):
-    """A line of the menu, and what follows if it is taken; None means another try."""
+    """A line of the menu, and what to do if it is chosen; None means another try."""
 
     line: str
     follow: Callable[[], Chosen | None]
+    is_verified: bool = False
 
 
-def ask_for_model(
-    settings: Settings, servers: Sequence[RunningServer] | None = None
-) -> Chosen | None:
-    """What the person chose, or None if they left."""
-    found = running_servers() if servers is None else servers
-    keyed = [server_of(settings, word) for word in keyed_vendors(settings)]
+def find_model(
+    settings: Settings, servers: Sequence[RunningServer] | None = None, *, always_asks: bool = False
+) -> Chosen:
+    """The settings for a model that has just answered, or is on this machine.
+
+    Looks for what is available, and asks only if there is a choice. Raises `NoModel`.
+    """
+    if servers is None:
+        servers = running_servers(usual_places(settings))
+    keyed = _keyed_servers(settings)
+    able = [server for server in servers if server.models]
+    for server in servers:
+        if not server.models:
+            say(f"{server.name} runs but has no chat model: `ollama pull qwen3:4b`")
+    if always_asks or len(able) + len(keyed) > 1:
+        return _from_menu(settings, able, keyed)
+    try:
+        if able and (said := _first_verified(settings, able[0])):
+            return said
+        if keyed and _is_key_welcome(keyed[0]) and (said := _with_vendors_key(settings, keyed[0])):
+            return said
+    except EOFError:
+        raise NoModel(no_model(settings)) from None
+    if able or keyed:
+        return _from_menu(settings, [], [])
+    return _own_model(settings)
+
+
+def _told(why_not: str) -> Chosen | None:
+    """Say why this can't be chosen."""
+    say(why_not)
+    return None
+
+
+def _keyed_servers(settings: Settings) -> list[Configured]:
+    words = keyed_vendors(settings)
+    if settings.api_key and settings.base_url is None and "openai" not in words:
+        words.insert(0, "openai")  # the key for all is OpenAI's too
+    return [server_of(settings, word) for word in words]
+
+
+def _first_verified(settings: Settings, server: RunningServer) -> Chosen | None:
+    for model in server.models[:_TRIED]:
+        if said := _verified(
+            settings, _of_server(server, model), on=f"{server.name}, on this machine"
+        ):
+            return said
+    return None
+
+
+def _of_server(server: RunningServer, model: str) -> Chosen:
+    return {"model": model} if server.place.word else {"base_url": server.place.url, "model": model}
+
+
+def _is_key_welcome(server: Configured) -> bool:
+    question = f"{server.key_name} is set. Use {server.vendor.title} with it? [Y/n] "
+    return ask(question).strip().lower() in ("", "y", "yes")
+
+
+def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Chosen | None:
+    """A model of that vendor that answers; nothing was sent to the vendor before this."""
+    with busy(f"asking {server.vendor.title} for its models"):
+        listed = models_of_vendor(server)
+    usual = f"openai:{Settings.model_fields['model'].default}"
+    if server.word == "openai" and (usual in listed or not listed):
+        listed = [usual, *(model for model in listed if model != usual)]
+    if not listed:
+        return _told(f"{server.vendor.title} lists no models: check the key and the network.")
+    return _verified(settings, {**also, "model": listed[0]}, on=server.vendor.title)
+
+
+def _verified(settings: Settings, said: Chosen, *, on: str) -> Chosen | None:
+    """The choice, if the model answers a request with it; otherwise says why it doesn't."""
+    name = split(said["model"])[1]
+    started = time.monotonic()
+    try:
+        with busy(f"asking {name} ({on})"):
+            ask_once(with_said(settings, said))
+    except (ProviderError, SettingsError) as error:
+        return _told(f"{name} ({on}) can't be used: {error}")
+    say(f"{name} ({on}) answered in {time.monotonic() - started:.1f} seconds.")
+    return said
+
+
+def ask_once(settings: Settings) -> None:
+    """Send the model one request; raises `ProviderError` or `SettingsError` if it can't answer."""
+    anyio.run(_answer, settings)
+
+
+async def _answer(settings: Settings) -> None:
+    models = make_provider(settings)
+    limited = models.with_options({"max_tokens": _CHECK_TOKENS}) if models.with_options else models
+    try:
+        with anyio.fail_after(_CHECK_SECONDS):
+            await limited.chat(messages=_CHECK)
+    except TimeoutError:
+        raise ProviderError(f"no answer within {_CHECK_SECONDS} seconds") from None
+    finally:
+        await models.close()
+
+
+def with_said(settings: Settings, said: Chosen) -> Settings:
+    """The settings as they will be once this choice is in the file."""
+    update: dict[str, Any] = {}
+    for key, value in said.items():
+        *_, word, name = ("", "", *key.split("."))
+        if key.startswith("providers."):
+            own = own_of(settings, word).model_copy(update={name: SecretStr(value)})
+            update["providers"] = {**settings.providers, word: own}
+        else:
+            update[key] = SecretStr(value) if key == "api_key" else value
+    # What these leave out is as before, what else was named is of no matter here.
+    return settings.model_copy(update={"summary_model": None, "agents": {}, **update})
+
+
+# A menu, where there is a choice
+
+
+def _from_menu(
+    settings: Settings, servers: Sequence[RunningServer], keyed: Sequence[Configured]
+) -> Chosen:
+    tried = [(server, _first_verified(settings, server)) for server in servers]
     choices = [
-        *(_local(model, settings) for model in CATALOGUE),
+        *(_server(settings, server, said) for server, said in tried),
+        *(_keyed(settings, server) for server in keyed),
+        *_local_choices(settings),
         _Choice("a hosted model, with a key", partial(_with_key, settings)),
         _Choice("a server, by its address", partial(_with_address, settings)),
-        *(_server(server) for server in found),
-        *(_keyed(server) for server in keyed),
     ]
-    print("No model is set yet. Which model should answer? (Download times are for 50 Mbit/s.)\n")
+    best = next((n for n, choice in enumerate(choices, 1) if choice.is_verified), None)
+    say("\nWhich model should answer?\n")
     for number, choice in enumerate(choices, start=1):
-        print(f"  {number}  {choice.line}")
-    print()
+        say(f"  {number}  {choice.line}")
+    say()
     try:
-        return _taken(choices)
+        return _taken(choices, best)
     except EOFError:
-        return print("\n")
+        say("\n")
+        raise NoModel(no_model(settings)) from None
 
 
-def _taken(choices: Sequence[_Choice]) -> Chosen:
+def _taken(choices: Sequence[_Choice], best: int | None) -> Chosen:
+    enter = f"Enter is {best}, " if best else ""
     while True:
-        said = input(f"1 to {len(choices)} (Enter is 1, Ctrl-D leaves): ").strip() or "1"
+        said = ask(f"1 to {len(choices)} ({enter}Ctrl-D leaves): ").strip() or str(best or "")
         if said not in map(str, range(1, len(choices) + 1)):
-            print(f"{said!r} is none of them.")
+            say(f"{said!r} is none of them." if said else "Type one of the numbers.")
         elif chosen := choices[int(said) - 1].follow():
             return chosen
 
 
-def _local(model: Model, settings: Settings) -> _Choice:
-    minutes = (model.size_bytes or 0) / _BYTES_A_MINUTE
-    how_long = "under a minute" if minutes < 1 else f"{minutes:.0f} minutes"
-    is_here = (settings.models / model.file).exists()
-    effort = "here already" if is_here else f"{size(model.size_bytes or 0)}, {how_long}"
-    line = f"{model.name} on this machine ({effort}): {model.about}"
+_MODELS_SHOWN = 4
+
+
+def _server(settings: Settings, server: RunningServer, verified: Chosen | None) -> _Choice:
+    names = [split(model)[1] for model in server.models]
+    more = ", …" if len(names) > _MODELS_SHOWN else ""
+    line = f"{server.name}, which runs here: {', '.join(names[:_MODELS_SHOWN])}{more}"
 
     def follow() -> Chosen | None:
-        if can_run():
-            return {"model": f"{PREFIX}{model.name}"}
-        return print(EXTRA)
+        usual = split((verified or {}).get("model", server.models[0]))[1]
+        name = _one_of(names, usual)
+        word = server.place.word
+        said = _of_server(server, f"{word}:{name}" if word else name)
+        return verified if said == verified else _verified(settings, said, on=server.name)
 
-    return _Choice(line, follow)
-
-
-def _server(server: RunningServer) -> _Choice:
-    shown = ", ".join(server.models[:_MODELS_SHOWN])
-    more = ", …" if len(server.models) > _MODELS_SHOWN else ""
-    line = f"{server.name}, which runs here: {shown}{more}"
-    return _Choice(
-        line, lambda: {"base_url": server.url, "model": _one_of(server.models, server.models[0])}
-    )
+    return _Choice(line, follow, is_verified=verified is not None)
 
 
-def _keyed(server: Configured) -> _Choice:
-    line = f"{server.vendor.title}, with the key that is set"
+def _keyed(settings: Settings, server: Configured) -> _Choice:
+    line = f"{server.vendor.title}, with the key in {server.key_name} (not sent before you choose)"
+    return _Choice(line, partial(_with_vendors_key, settings, server))
 
-    def follow() -> Chosen | None:
-        listed = [model.removeprefix(f"{server.word}:") for model in models_of_vendor(server)]
-        if not listed:
-            return print(f"{server.vendor.title} lists no models: check the key.")
-        return {"model": f"{server.word}:{_one_of(listed[:MOST_SHOWN], listed[0])}"}
 
-    return _Choice(line, follow)
+def _local_choices(settings: Settings) -> Iterator[_Choice]:
+    models, why_not = worthwhile(settings)
+    for model in models[:1]:
+        is_here = (settings.models / model.file).exists()
+        effort = "here already" if is_here else f"{size(model.size_bytes or 0)} to fetch"
+        line = f"{model.name} on this machine ({effort}): {model.about}"
+        # Here they know what they choose, and a demo would be in the way.
+        yield _Choice(line, partial(_fetched, model, settings), is_verified=is_here)
+    if not models:
+        yield _Choice("a model on this machine", partial(_told, why_not))
+
+
+def _fetched(model: Model, settings: Settings) -> Chosen | None:
+    try:
+        fetch_model(model, settings)
+    except ModelError as error:
+        return _told(f"{model.name} is not available: {error}")
+    return {"model": f"{PREFIX}{model.name}"}
+
+
+_KEYS = {
+    "sk-ant-": "anthropic",
+    "sk-or-": "openrouter",
+    "sk-": "openai",
+    "gsk_": "groq",
+    "AIza": "gemini",
+    "xai-": "xai",
+    "fw_": "fireworks",
+}
+"""The prefixes of vendors' keys."""
+_ADDRESS = re.compile(r"https?://|localhost\b|[\w.-]+:\d+\b|\S+\.\S+/", re.IGNORECASE)
+_LEAST_KEY = 8
 
 
 def _with_key(settings: Settings) -> Chosen | None:
-    if not (key := getpass("Key (not shown): ").strip()):
-        return print("No key was typed.")
-    model = _one_of((), settings.model)
-    word, _ = split(model)
-    if not word:
-        return {"api_key": key, "model": model}
+    key = getpass("Key (not shown): ").strip()
+    if problem := what_is_wrong_with_key(key):
+        return _told(problem)
+    word = next((word for sign, word in _KEYS.items() if key.startswith(sign)), "")
+    if word:
+        name = f"providers.{word}.api_key"
+        server = server_of(with_said(settings, {name: key}), word)
+        return _with_vendors_key(with_said(settings, {name: key}), server, **{name: key})
+    return _with_key_for(settings, key, ask("Model, such as mistral:NAME: ").strip())
+
+
+def what_is_wrong_with_key(key: str) -> str | None:
+    """Why this can't be a key; None if it may be one."""
+    if not key:
+        return "No key was typed."
+    if _ADDRESS.match(key):
+        return "That is an address and no key: choose `a server, by its address`."
+    if not key.isascii() or len(key.split()) > 1 or len(key) < _LEAST_KEY:
+        return "That is no key: copy it whole from your vendor's page."
+    return None
+
+
+def _with_key_for(settings: Settings, key: str, model: str) -> Chosen | None:
+    word, name = split(model)
     if word == "local":
-        return print("A model on this machine takes no key.")
+        return _told("A model on this machine takes no key.")
+    if not word:
+        return _told(f"Whose key is it? Write the vendor before the model: {', '.join(_hosted())}.")
     if word not in VENDORS:
-        return print(f"What {word} takes is its package's to say: write [providers.{word}].")
-    if lacks := lacking(_with(settings, word, key), model):
-        return print(f"{model}: {lacks}.")
-    return {f"providers.{word}.api_key": key, "model": model}
+        return _told(f"What {word} takes is its package's to say: write [providers.{word}].")
+    said = {f"providers.{word}.api_key": key, "model": model}
+    if lacks := lacking(with_said(settings, said), model):
+        return _told(f"{model}: {lacks}.")
+    return _verified(settings, said, on=VENDORS[word].title) if name else None
 
 
-def _with(settings: Settings, word: str, key: str) -> Settings:
-    own = own_of(settings, word).model_copy(update={"api_key": SecretStr(key)})
-    return settings.model_copy(update={"providers": {**settings.providers, word: own}})
+def _hosted() -> list[str]:
+    return [f"{word}:NAME" for word, vendor in VENDORS.items() if vendor.keys]
 
 
-def _with_address(settings: Settings) -> Chosen:
+def _with_address(settings: Settings) -> Chosen | None:
     url = _address()
     key = getpass("Key (not shown; Enter if it wants none): ").strip()
     models = models_at(url, key or None)
     if not models:
-        print(f"Nothing at {url} lists its models; check the address, or go on.")
+        say(f"Nothing at {url} lists its models; check the address, or go on.")
     model = _one_of(models, models[0] if models else settings.model)
-    return {"base_url": url, "model": model} | ({"api_key": key} if key else {})
+    said = {"base_url": url, "model": model} | ({"api_key": key} if key else {})
+    return _verified(settings, said, on=url)
 
 
 def _address() -> str:
     while True:
-        typed = input("Address, such as http://localhost:11434/v1: ").strip()
+        typed = ask("Address, such as http://localhost:11434/v1: ").strip()
         try:
             return http_address(typed)
         except ValueError as error:
-            print(f"{typed!r} is {error}")
+            say(f"{typed!r} is {error}")
 
 
 def _one_of(models: Sequence[str], usual: str) -> str:
-    """The model's name, typed; any name will do, for lists are not always whole."""
+    """Ask for a model's name; any name is accepted, because lists are not always complete."""
     if len(models) == 1:
         return models[0]
     if models:
-        print("It has:", ", ".join(models))
-    return input(f"Model (Enter is {usual}): ").strip() or usual
+        say(f"It has: {', '.join(models[:MOST_SHOWN])}")
+    return ask(f"Model (Enter is {usual}): ").strip() or usual
+
+
+# A model on this machine
 
 
 EXTRA = f"a model on this machine needs xllamacpp: {how_to_install('local')}"
-_TINY = f"{SMALLEST.name} is tiny; to talk: nanoloop chat --local {CATALOGUE[1].name}"
+_TINY = f"{SMALLEST.name} is tiny; to talk: nanoloop chat --local"
+_HUB_SECONDS = 3.0
+_DISK_BESIDE = 200_000_000
+"""Bytes of disk space to leave free for other programs."""
 
 
 def can_run() -> bool:
-    """Whether what runs a model is installed."""
+    """Whether the package that runs models is installed."""
     return find_spec("xllamacpp") is not None
 
 
+def worthwhile(settings: Settings) -> tuple[list[Model], str]:
+    """The models worth talking to that this machine has room for; if none, why not."""
+    if not can_run():
+        return [], f"No model can run on this machine yet: {EXTRA}"
+    here = [model for model in WORTHWHILE if (settings.models / model.file).exists()]
+    least = min(WORTHWHILE, key=lambda model: model.running_bytes)
+    memory = free_bytes()
+    if memory < least.running_bytes:
+        return [], (
+            f"The smallest model worth talking to needs {size(least.running_bytes)} of memory, "
+            f"and {size(memory)} are free here."
+        )
+    if here:
+        return here, ""
+    room = free_room(settings.models)
+    begun = [model for model in WORTHWHILE if part_of(settings.models / model.file).exists()]
+    needed = (least.size_bytes or 0) + _DISK_BESIDE
+    if not begun and room < needed:
+        return [], (
+            f"The smallest model worth talking to needs {size(needed)} on the disk, "
+            f"and {size(room)} are free in {settings.models}."
+        )
+    return begun or _by_hub(settings), ""
+
+
+def free_room(folder: Path) -> int:
+    """The free space on the disk of a folder, which may not exist yet."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(there).free
+
+
+def _by_hub(settings: Settings) -> list[Model]:
+    """The hub's model first if the hub answers in time, otherwise only the package index's."""
+    others = [model for model in WORTHWHILE if model is not FROM_HUB]
+    [source] = FROM_HUB.sources
+    if isinstance(source, Address) and settings.local.hub:
+        with busy("looking for a model hub"):
+            asked = partial(has_answer, source, settings.local.hub, seconds=_HUB_SECONDS)
+            if anyio.run(asked):
+                return [FROM_HUB, *others]
+    return others
+
+
+def _own_model(settings: Settings) -> Chosen:
+    """A worthwhile model for this machine, fetched while the demo plays."""
+    from nanoloop.cli.demo import fetch_first_model, play_alone  # noqa: PLC0415 - only a first start plays it
+
+    say("No model server runs on this machine, and no key for a hosted model is set.")
+    models, why_not = worthwhile(settings)
+    if not models:
+        say(f"{why_not}\nSo this is only what nanoloop does, played:\n")
+        play_alone()
+        raise NoModel(f"no model is set. {why_not}{_WAYS}")
+    if (settings.models / models[0].file).exists():
+        say(f"{models[0].name} is on this machine already, and answers.")
+        return {"model": f"{PREFIX}{models[0].name}"}
+    try:
+        model = fetch_first_model(models, settings)
+    except ModelError as error:
+        raise NoModel(f"{error}{_WAYS}") from None
+    return {"model": f"{PREFIX}{model.name}"}
+
+
 def fetch_local_models(settings: Settings) -> None:
-    """Fetch the local models' files that are missing: anyone who names a model wants it."""
+    """Download the missing files of local models; naming a model is taken as consent."""
     models = {model for _, model in models_of(settings) if is_local(model)}
     if models and not can_run():
         raise SettingsError(EXTRA)
@@ -276,68 +560,4 @@ def _fetch_if_missing(model: str, settings: Settings) -> None:
             raise SettingsError(f"there is no model file {path}: check the path")
         fetch_model(find(path.stem), settings)
     if model == settings.model and path.stem == SMALLEST.name and sys.stderr.isatty():
-        print(_TINY, file=sys.stderr)
-
-
-def fetch_model(model: Model, settings: Settings) -> Path:
-    """The model's file, fetched with its progress shown; raises `ModelError`."""
-    if (path := settings.models / model.file).exists():
-        return path
-    shown = _bar if sys.stderr.isatty() else _lines
-    try:
-        with shown(model) as tell:
-            # In an event loop of its own: Ctrl-C ends it at once, whatever it waits for.
-            return anyio.run(
-                partial(fetch, model, settings.models, hub=settings.local.hub, tell=tell)
-            )
-    except KeyboardInterrupt:
-        words = f"nanoloop model get {model.typed or model.name}"
-        _say(f"stopped; what came is kept: `{words}` resumes it")
-        raise
-
-
-@contextmanager
-def _bar(model: Model) -> Iterator[Tell]:
-    from rich import progress  # noqa: PLC0415 - slow, and only wanted here
-    from rich.console import Console  # noqa: PLC0415 - as above
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(model.name, total=model.size_bytes)
-
-        def tell(made: DownloadProgress) -> None:
-            what = {"waiting": f"{model.name}: {_WAITING}", "checking": f"{model.name}: checking"}
-            about = what.get(made.step, model.name)
-            bar.update(task, description=about, completed=made.done, total=made.total)
-
-        yield tell
-
-
-@contextmanager
-def _lines(model: Model) -> Iterator[Tell]:
-    """A line for each tenth of the file, once."""
-    said = set()
-
-    def say_once(sentence: str) -> None:
-        if sentence not in said:
-            said.add(sentence)
-            _say(f"{model.name}: {sentence}")
-
-    def tell(made: DownloadProgress) -> None:
-        if made.step == "waiting":
-            say_once(_WAITING)
-        elif made.step == "fetching" and made.total and (tenths := made.done * 10 // made.total):
-            say_once(f"{tenths * 10} % of {size(made.total)}")
-
-    _say(f"fetching {model.name}" + (f" ({size(model.size_bytes)})" if model.size_bytes else ""))
-    yield tell
-
-
-def _say(sentence: str) -> None:
-    print(f"nanoloop: {sentence}", file=sys.stderr, flush=True)
+        say(_TINY, err=True)

@@ -1,8 +1,7 @@
-"""`nanoloop memory`: what lies where in a conversation; its summary, corrected or awaited."""
+"""`nanoloop memory`: map a conversation's log, correct its summary, or see which are due."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ import anyio
 
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions
+from nanoloop.cli.output import say, say_json
 from nanoloop.cli.transcript import about, find, opened
 from nanoloop.errors import SessionError
 from nanoloop.session.entry import Entry
@@ -29,16 +29,16 @@ from nanoloop.writing import SessionWriter
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop memory` takes."""
+    """Add the arguments of `nanoloop memory`."""
     action = add_actions(parser)
     shown = action("show", "draw what lies where", show)
     edited = action(
         "edit", "correct the summary: in $EDITOR, by --text, or from standard input", edit
     )
-    waiting = action("status", "list those that wait for a summary", status)
+    waiting = action("status", "list conversations waiting for a summary", status)
     for each in (shown, edited):
         each.add_argument(
-            "name", metavar="SESSION", help="its id, its key such as telegram:42, or --session's"
+            "name", metavar="SESSION", help="its id, key (like telegram:42) or chat --session name"
         )
     edited.add_argument("--text", metavar="TEXT", help="the new summary")
     for each in (shown, waiting):
@@ -46,37 +46,37 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 async def show(args: Namespace, settings: Settings) -> None:
-    """Draw what lies where."""
+    """Draw the map of a conversation's log."""
     async with opened(settings) as store:
         session = await find(store, args.name)
         picture = MemoryMap(session, await store.entries(session.id))
     if args.json:
-        print(json.dumps(picture.facts(), indent=2))
+        say_json(picture.facts())
         return
     summary = printable(session.summary).strip()
-    print("\n\n".join(filter(None, (about(session), picture.text(), summary))))
+    say("\n\n".join(filter(None, (about(session), picture.text(), summary))))
 
 
 async def status(args: Namespace, settings: Settings) -> None:
-    """List the sessions that wait for a summary, the most first."""
+    """List the sessions waiting for a summary, those with the most to summarise first."""
     async with opened(settings) as store:
         infos = [info async for info in store.list() if info.pending]
     infos.sort(key=lambda info: info.pending, reverse=True)
     if args.json:
         rows = [{"id": i.id, "pending": i.pending, "entries": i.entries} for i in infos]
-        print(json.dumps(rows, ensure_ascii=False, indent=2))
+        say_json(rows)
     elif not infos:
-        print("nothing waits for a summary", file=sys.stderr)
+        say("nothing waits for a summary", err=True)
     else:
-        print(f"{'PENDING':>7}  {'ENTRIES':>7}  ID")
-        print("\n".join(f"{info.pending:7}  {info.entries:7}  {info.id}" for info in infos))
+        say(f"{'PENDING':>7}  {'ENTRIES':>7}  ID")
+        say("\n".join(f"{info.pending:7}  {info.entries:7}  {info.id}" for info in infos))
 
 
 # Editing, in steps: Ctrl-C in the editor must find no event loop that would swallow it.
 
 
 def edit(args: Namespace, settings: Settings) -> int:
-    """Put another text in the place of the summary."""
+    """Replace the summary."""
     session_id, before = anyio.run(_summary, args.name, settings)
     draft = None if args.text is not None or not os.isatty(0) else _drafted(before)
     text = draft.read_text(encoding="utf-8") if draft else _given(args)
@@ -84,16 +84,21 @@ def edit(args: Namespace, settings: Settings) -> int:
         did_change = anyio.run(_save, session_id, before, text.strip(), settings)
     except BaseException:
         if draft is not None:
-            print(f"what you wrote is in {draft}", file=sys.stderr)
+            say(f"what you wrote is in {draft}", err=True)
         raise
     if draft is not None:
         draft.unlink()
-    print(f"{'changed' if did_change else 'left'} the summary of {session_id}", file=sys.stderr)
+    say(f"{'changed' if did_change else 'left'} the summary of {session_id}", err=True)
     return Exit.DONE
 
 
 def _given(args: Namespace) -> str:
-    return str(args.text) if args.text is not None else sys.stdin.read()
+    try:
+        return str(args.text) if args.text is not None else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise SessionError(
+            "what came from standard input is not UTF-8 text: write it so"
+        ) from error
 
 
 async def _summary(name: str, settings: Settings) -> tuple[str, str]:
@@ -103,7 +108,7 @@ async def _summary(name: str, settings: Settings) -> tuple[str, str]:
 
 
 def _drafted(before: str) -> Path:
-    """A file with what the editor left."""
+    """Let the user edit the text, and return the edited file."""
     fd, name = tempfile.mkstemp(prefix="nanoloop-summary-", suffix=".md")
     with os.fdopen(fd, "w", encoding="utf-8") as file:
         file.write(before)
@@ -117,7 +122,7 @@ def _drafted(before: str) -> Path:
 
 
 async def _save(session_id: str, before: str, text: str, settings: Settings) -> bool:
-    """Save it; raises `SessionError` if the summary has changed since it was read."""
+    """Save the summary; raises `SessionError` if it has changed since it was read."""
     if text == before.strip():
         return False
 
@@ -132,25 +137,25 @@ async def _save(session_id: str, before: str, text: str, settings: Settings) -> 
 
 
 WIDTH = 60
-"""Signs of the bar."""
+"""The width of the bar in characters."""
 SIGNS = {"summarised": "=", "pending": ".", "window": "#", "left_out": "-"}
-"""A sign for each place; `left_out` is what a handler shows nowhere."""
+"""The character for each place; `left_out` is for entries that a handler leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryCount:
-    """Some entries of the log, counted."""
+    """Counts over some entries of the log."""
 
     entries: int
     messages: int
     tokens: int
     first: int
-    """The lowest number, 0 where there is none."""
+    """The lowest entry number; 0 if there are no entries."""
     last: int
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> EntryCount:
-        """Count these."""
+        """Count these entries."""
         return cls(
             entries=len(entries),
             messages=message_count(entries),
@@ -161,7 +166,7 @@ class EntryCount:
 
 
 class MemoryMap:
-    """One session and its whole log, by where each entry is."""
+    """A session's whole log, divided by where each entry is."""
 
     def __init__(self, session: Session, entries: Sequence[Entry]) -> None:
         shown = {entry.seq for entry in session.window}
@@ -175,22 +180,22 @@ class MemoryMap:
 
     @property
     def summary_tokens(self) -> int:
-        """Tokens of the summary's text."""
+        """The number of tokens in the summary's text."""
         return text_tokens(self._session.summary)
 
     @property
     def ledger_tokens(self) -> int:
-        """Tokens of what the ledger keeps."""
+        """The number of tokens in the ledger."""
         return sum(text_tokens(_said(item)) for item in self._session.ledger)
 
     def bar(self) -> str:
-        """The log from its first entry to its last, a sign for one entry or for some."""
+        """The log from first entry to last, each character standing for one or more entries."""
         count = len(self._places)
         step = max(1, -(-count // WIDTH))
         return "".join(SIGNS[self._places[index]] for index in range(0, count, step))
 
     def text(self) -> str:
-        """All of it for people."""
+        """The whole map in human-readable form."""
         session = self._session
         reach = f"for all up to #{session.covered_seq}" if session.summary else "none yet"
         kept = f"{len(session.ledger)} kept word for word"
@@ -210,7 +215,7 @@ class MemoryMap:
         return [name for name in SIGNS if name != "left_out" or self.parts[name].entries]
 
     def facts(self) -> dict[str, Any]:
-        """The same for scripts, without what was said."""
+        """The same for scripts, without the text of any message."""
         session = self._session
         parts = {"log": self.log, **self.parts}
         return {

@@ -1,10 +1,8 @@
-"""`nanoloop model`: models listed, and the files of those for this machine fetched and removed."""
+"""`nanoloop model`: list models, and fetch and remove the files of those for this machine."""
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 
 from nanoloop.cli import Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import size
-from nanoloop.cli.first_run import fetch_model
+from nanoloop.cli.fetching import fetch_model
+from nanoloop.cli.output import say, say_json
 from nanoloop.cli.servers import ServerModels, configured_servers
 from nanoloop.errors import ModelError, NoSuchModel, SettingsError
 from nanoloop.models.catalogue import CATALOGUE, PREFIX, SUFFIX, Model, at, find, known
@@ -24,7 +23,7 @@ from nanoloop.words import did_you_mean
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop model` takes."""
     action = add_actions(parser)
-    listed = action("list", "list what is here, may be had, and is served", show_list)
+    listed = action("list", "list what is here, what is available, and what is served", show_list)
     listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
     got = action("get", "fetch a model, or resume one that was stopped", get)
     got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
@@ -39,24 +38,22 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def show_list(args: Namespace, settings: Settings) -> int:
-    """Print what runs on this machine, and what each server of the settings serves."""
+    """Print what runs on this machine, and what each configured server serves."""
     served = configured_servers(settings)
     here = files_in(settings.models)
     others = (Model(name=name, sources=()) for name in sorted(here) if not known(name))
     rows = [_facts(model, here.get(model.name, ())) for model in (*CATALOGUE, *others)]
     if args.json:
-        print(json.dumps([*rows, *_served(served)], indent=2))
+        say_json([*rows, *_served(served)])
     else:
-        print("\n".join(_table(rows)))
-        print(
-            f"\n{settings.models} is where they are kept; chat --local NAME talks", file=sys.stderr
-        )
+        say("\n".join(_table(rows)))
+        say(f"\n{settings.models} is where they are kept; chat --local NAME talks", err=True)
         for each in served:
-            print("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
+            say("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
     for each in served:
         if not each.models:
             told = f"nothing at {each.where} lists models: check the address and the key"
-            print(f"{each.name}: {told}", file=sys.stderr)
+            say(f"{each.name}: {told}", err=True)
     return Exit.DONE
 
 
@@ -66,7 +63,7 @@ def get(args: Namespace, settings: Settings) -> int:
     if args.sha256 and model in CATALOGUE:
         raise SettingsError(f"--sha256 is for an address: the catalogue has the sum of {args.name}")
     path = fetch_model(model, settings)
-    print(f"{path}\ntalk with it: nanoloop chat --local {model.name}", file=sys.stderr)
+    say(f"{path}\ntalk with it: nanoloop chat --local {model.name}", err=True)
     return Exit.DONE
 
 
@@ -75,26 +72,26 @@ def show_path(args: Namespace, settings: Settings) -> int:
     name, files = _files_of(args.name, settings.models)
     if not _is_whole(files):
         raise _not_here(name)
-    print(files[0])
+    say(files[0])
     return Exit.DONE
 
 
 def remove(args: Namespace, settings: Settings) -> int:
-    """Remove a model's file, or what was fetched of it, once someone agreed."""
+    """Remove a model's file, or a partial download, once someone has agreed."""
     name, files = _files_of(args.name, settings.models)
     what = f"{name}, {size(_bytes_of(files))} in {settings.models}"
     nobody = ModelError("say --yes to remove a model where nobody can be asked")
     if not (args.yes or is_agreed(f"{what}\nRemove it?", nobody_there=nobody)):
-        print("nothing was removed", file=sys.stderr)
+        say("nothing was removed", err=True)
         return Exit.FAILED
     for file in files:
         file.unlink(missing_ok=True)
-    print(f"removed {name}", file=sys.stderr)
+    say(f"removed {name}", err=True)
     return Exit.DONE
 
 
 def _files_of(name: str, folder: Path) -> tuple[str, Sequence[Path]]:
-    """The model's own name, and what is here of it; raises `NoSuchModel` with the next step."""
+    """The model's own name, and its files here; raises `NoSuchModel` with the next step."""
     here, name = files_in(folder), name.removeprefix(PREFIX).removesuffix(SUFFIX)
     if name in here:
         return name, here[name]

@@ -1,9 +1,7 @@
-"""`nanoloop pair`: who asks to talk with the bot; access given by a code, and revoked."""
+"""`nanoloop pair`: list who asks to talk to the bot, give access by code, and revoke it."""
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from contextlib import closing
@@ -13,6 +11,7 @@ from datetime import datetime, timezone
 from nanoloop.channels.kit.access import Pairing, Person
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions
+from nanoloop.cli.output import say, say_json
 from nanoloop.session.entry import rfc3339
 from nanoloop.settings import Settings
 
@@ -22,15 +21,15 @@ hour. Access can only be given by someone who has seen the code. It needs no run
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop pair` takes."""
+    """Add the arguments of `nanoloop pair`."""
     parser.description = f"{parser.description}\n{_HOW}"
     action = add_actions(parser)
-    listed = action("list", "list who has access, and who waits", show)
+    listed = action("list", "list who has access and who is waiting for it", show)
     listed.add_argument("--json", action="store_true", help="as JSON, for scripts")
     approved = action("approve", "give access to the holder of a code", approve)
     approved.add_argument("code", metavar="CODE", help="what the bot has told them")
     revoked = action("revoke", "revoke someone's access", revoke)
-    revoked.add_argument("channel", metavar="CHANNEL", help="telegram for example")
+    revoked.add_argument("channel", metavar="CHANNEL", help="the platform, such as telegram")
     revoked.add_argument("person", metavar="ID", help="their id there, as `pair list` shows it")
 
 
@@ -39,10 +38,11 @@ def show(args: Namespace, settings: Settings) -> int:
     with closing(Pairing(settings.data)) as pairing:
         people, waiting = pairing.people(), pairing.waiting()
     if args.json:
-        print(json.dumps({"people": [*map(asdict, people)], "waiting": [*map(asdict, waiting)]}))
+        people_of = {"people": [*map(asdict, people)], "waiting": [*map(asdict, waiting)]}
+        say_json(people_of, indent=None)
     else:
         lines = [*_lines(people, "in since"), *_lines(waiting, "asked at")]
-        print("\n".join(lines) or "nobody has access by a code, and nobody waits")
+        say("\n".join(lines) or "nobody has access by a code, and nobody waits")
     return Exit.DONE
 
 
@@ -51,9 +51,9 @@ def approve(args: Namespace, settings: Settings) -> int:
     with closing(Pairing(settings.data)) as pairing:
         person = pairing.approve(args.code)
     if person is None:
-        print("nanoloop: nobody waits with that code: it is good for an hour", file=sys.stderr)
+        say("nanoloop: that code is unknown or has expired: codes are valid for an hour", err=True)
         return Exit.NOT_FOUND
-    print(printable(f"{person.name or person.id} may talk on {person.channel} now"))
+    say(printable(f"{person.name or person.id} may talk on {person.channel} now"))
     return Exit.DONE
 
 
@@ -62,9 +62,9 @@ def revoke(args: Namespace, settings: Settings) -> int:
     with closing(Pairing(settings.data)) as pairing:
         had_access = pairing.revoke(args.channel, args.person)
     if not had_access:
-        print("nanoloop: nobody has access by that id: see `nanoloop pair list`", file=sys.stderr)
+        say("nanoloop: nobody has access by that id: see `nanoloop pair list`", err=True)
         return Exit.NOT_FOUND
-    print(printable(f"{args.person} has no access on {args.channel} now, unless by an allow-list"))
+    say(printable(f"{args.person} has no access on {args.channel} now, unless by an allow-list"))
     return Exit.DONE
 
 

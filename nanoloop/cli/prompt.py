@@ -1,15 +1,18 @@
-"""The prompt of `chat` and `run`: a welcome, and a line that says where the conversation stands."""
+"""The prompt of `chat` and `run`: a welcome, and a status line for the conversation."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from importlib import metadata
 
+import anyio
+
+from nanoloop import __version__
 from nanoloop.app import App
 from nanoloop.channels.screen import printable, rendered
 from nanoloop.channels.terminal import TerminalChannel
+from nanoloop.cli.output import say
 from nanoloop.errors import SessionNotFound
-from nanoloop.events import TextStreamed
+from nanoloop.events import Event, SummaryCommitted, TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
 from nanoloop.session.entry import Entry
@@ -22,17 +25,32 @@ CHANNEL = TerminalChannel.name
 _HISTORY = "input_history"
 _ASKED_SHOWN = 200
 _ANSWER_SHOWN = 600
-"""Characters of the last exchange that a welcome shows."""
+"""How many characters of the last exchange the welcome shows."""
 _THOUSAND = 1000
 _MILLION = 1_000_000
 _DIM, _BOLD, _PLAIN = "\x1b[90m", "\x1b[1m", "\x1b[0m"
+TO_TRY = (
+    "My sister Mira is allergic to nuts. Which cake could I bake for her?",
+    "Explain in three bullets how a rainbow forms.",
+    "What must Mira's cake not have in it?",
+)
+"""Suggestions for a first conversation; the last one shows what the memory is good for."""
+_MEMORY = "after five more questions, when only the summary knows it"
+SUMMARISED = "summary written in the background · nobody waited"
 
 
 class Prompt(TerminalChannel):
-    """The terminal, where the person sees which conversation it is and how it stands."""
+    """The terminal, with the name and the state of the conversation."""
 
-    def __init__(self, *, app: App, settings: Settings, chat: str) -> None:
+    def __init__(self, *, app: App, settings: Settings, chat: str, is_first: bool = False) -> None:
+        """With `is_first`, it suggests what to try, and says when the first summary is ready."""
         super().__init__(chat=chat, history=settings.data / _HISTORY, status=self._status_line)
+        self._is_first = is_first
+        self._summarised = anyio.Event()
+        """Set once the first summary is ready."""
+        if is_first:
+            app.observers.append(self._hear)
+            app.beside.append(self._tell_when_summarised)
         self._app = app
         self.incidents = app.loop.sentences.incidents
         self._key = f"{CHANNEL}:{chat}"
@@ -41,19 +59,34 @@ class Prompt(TerminalChannel):
         self._session: Session | None = None
 
     async def run(self, bus: Bus) -> None:
-        """Say where the conversation stands, and continue it."""
+        """Show the state of the conversation, and continue it."""
         await self._look()
-        print(self._welcome(), flush=True)
+        say(self._welcome())
         await super().run(bus)
         self._app.stop()  # leaving the prompt ends a daemon too: there is no other way to tell it
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Show one item, and below it how things stand after it."""
+        """Show one item, followed by the state."""
         await self._look()
         await super().send(item)
+        await self._tell_summarised()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SummaryCommitted):
+            self._summarised.set()
+
+    async def _tell_when_summarised(self) -> None:
+        await self._summarised.wait()
+        await self._tell_summarised()
+
+    async def _tell_summarised(self) -> None:
+        """Say once that the first summary is ready, but not in the middle of an answer."""
+        if self._is_first and self._summarised.is_set() and not self._waiting:
+            self._is_first = False
+            await self._show([("ansibrightblack", f"{SUMMARISED}\n\n")])
 
     async def _look(self) -> None:
-        """See which session the chat has now: `/new` changes that, the first message too."""
+        """Find the chat's current session, which `/new` or a first message changes."""
         sessions = self._app.loop.sessions
         session_id = await sessions.current_id(self._key)
         if self._session is None or self._session.id != session_id:
@@ -66,15 +99,22 @@ class Prompt(TerminalChannel):
         answers = session.turns if session else 0
         so_far = f"{answers} answer{'s'[: answers != 1]} so far" if answers else "new"
         facts = (
-            f"{_BOLD}nanoloop{_version()}{_PLAIN}",
+            f"{_BOLD}nanoloop {__version__}{_PLAIN}",
             self._model,
             f"conversation {self.chat!r}, {so_far}",
         )
         hint = f"{_DIM}/help lists commands · Esc Enter begins a new line · Ctrl-D leaves{_PLAIN}"
-        return "\n".join((" · ".join(facts), hint, "", *self._last_exchange()))
+        return "\n".join((" · ".join(facts), hint, "", *self._to_try(), *self._last_exchange()))
+
+    def _to_try(self) -> list[str]:
+        if not self._is_first:
+            return []
+        *others, last = TO_TRY
+        lines = [*others, f"{last}  {_DIM}({_MEMORY}){_PLAIN}"]
+        return ["To try:", *(f"  {line}" for line in lines), ""]
 
     def _last_exchange(self) -> list[str]:
-        """What was said last, so that a person who comes back knows where they were."""
+        """The last exchange, to remind a returning user where they left off."""
         said = last_exchange(self._session.window if self._session else ())
         if not said:
             return []
@@ -108,19 +148,13 @@ class Prompt(TerminalChannel):
         return f"{reach}, {'folding' if session.summary_in_progress else 'waiting'} {pending}"
 
 
-def _version() -> str:
-    with suppress(metadata.PackageNotFoundError):  # run from a checkout that is not installed
-        return f" {metadata.version('nanoloop')}"
-    return ""
-
-
 def _text(entry: Entry, most: int) -> str:
     text = printable(str(entry.content.get("text") or "")).strip()
     return text if len(text) <= most else f"{text[:most].rstrip()} …"
 
 
 def short(number: float) -> str:
-    """A number as one says it: 950, 1.2k, 3.4M."""
+    """A number in human-readable form: 950, 1.2k, 3.4M."""
     if number < _THOUSAND:
         return f"{number:.0f}"
     if number < _MILLION:

@@ -1,18 +1,23 @@
-"""`nanoloop serve`: the page and the API in a browser, beside all other channels."""
+"""`nanoloop serve`: serve the web page and the API alongside all other channels."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import anyio
 
 from nanoloop.app import App
-from nanoloop.cli import Exit, collect_garbage_seldom, loop_options
+from nanoloop.cli import Exit, collect_garbage_seldom, load_settings, loop_options
 from nanoloop.cli.amounts import whole
 from nanoloop.cli.first_run import add_local, settings_with_model
+from nanoloop.cli.output import say
+from nanoloop.cli.reload import Reload
+from nanoloop.cli.status import shown
+from nanoloop.cli.watchdog import watch
 from nanoloop.parts import make_with_program
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
@@ -25,7 +30,7 @@ once."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop serve` takes."""
+    """Add the arguments of `nanoloop serve`."""
     parser.description = f"{parser.description}\n{_HOW}"
     parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
     parser.add_argument("--port", metavar="NUMBER", type=_port, help="the port to listen on (8765)")
@@ -37,12 +42,16 @@ def run(args: Namespace) -> int:
     settings = settings_with_model(args, can_ask=sys.stdin.isatty() and sys.stdout.isatty())
     if settings is None:
         return Exit.NOT_CONFIGURED
-    anyio.run(_serve, _placed(settings, args), backend_options=loop_options())
+
+    def load() -> Settings:
+        return _placed(load_settings(args), args)
+
+    anyio.run(_serve, _placed(settings, args), load, backend_options=loop_options())
     return Exit.DONE
 
 
 def _placed(settings: Settings, args: Namespace) -> Settings:
-    """The settings with the address that was typed."""
+    """The settings with the address from the command line."""
     typed: dict[str, Any] = {"host": args.host, "port": args.port}
     given = {name: value for name, value in typed.items() if value is not None}
     web = settings.channels.of("web").model_copy(update=given)
@@ -50,13 +59,16 @@ def _placed(settings: Settings, args: Namespace) -> Settings:
     return settings.model_copy(update={"channels": channels})
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format))
     web = make_with_program(settings, "web", app)
     address = web.bind()
     app.add(web)
+    app.beside.append(Reload(app, settings, channels=[web], load=load).keep)
     if sys.stderr.isatty():
-        print(f"nanoloop serves {address}; its data is in {settings.data}", file=sys.stderr)
+        say(f"nanoloop serves {address}; its data is in {settings.data}", err=True)
+    watch(app, settings.log.stall_seconds)
     collect_garbage_seldom()
-    await app.run()
+    with shown(app, settings, "serve"):
+        await app.run()

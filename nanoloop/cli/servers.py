@@ -1,10 +1,10 @@
-"""Model servers, here and elsewhere: which ones run on this machine, and what each one serves."""
+"""Model servers, local and remote: which ones run on this machine, and what each serves."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from urllib.parse import urlsplit, urlunsplit
@@ -12,20 +12,26 @@ from urllib.parse import urlsplit, urlunsplit
 import anyio
 
 from nanoloop.channels.screen import printable
+from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings.problems import shown
-from nanoloop.settings.vendors import servers_of
+from nanoloop.settings.vendors import server_of, servers_of
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
     from nanoloop.settings.vendors import ServerSettings as Configured
 
-USUAL: Mapping[str, str] = {
-    "Ollama": "http://localhost:11434/v1",
-    "llama.cpp": "http://localhost:8080/v1",
-    "LM Studio": "http://localhost:1234/v1",
-}
+
+class ServerPlace(NamedTuple):
+    """An address on this machine where a model server may be running."""
+
+    name: str
+    word: str
+    """The prefix before the colon in its models' names; "" if it is identified by its address."""
+    url: str
+
+
 _PATIENCE_SECONDS = 1.0
-"""For a server on this machine, which answers at once or not at all."""
+"""The timeout for a server on this machine, which answers at once or not at all."""
 _FAR_SECONDS = 5.0
 _HERE = {"localhost", "127.0.0.1", "::1"}
 MOST_SHOWN = 30
@@ -33,69 +39,99 @@ _MOST_LISTED = 500
 _MOST_BYTES = 10_000_000
 _LONGEST_NAME = 200
 _NO_CHAT = re.compile(
-    r"embed|rerank|whisper|transcri|speech|moderation|dall-e|image"
-    r"|\b(audio|ocr|realtime|sora|tts|veo)\b",
+    r"embed|rerank|whisper|transcri|speech|moderation|dall-e|image|minilm|colbert|diffusion"
+    r"|kokoro|paraphrase|\b(audio|bge|clip|e5|flux|gte|ocr|parler|piper|realtime|sora|tts|veo)\b",
     re.IGNORECASE,
 )
-"""What the names of models have in them that don't chat."""
+"""Matches the names of models that can't chat."""
 _NO_CHAT_KINDS = {"audio", "embedding", "embeddings", "image", "moderation", "rerank", "transcribe"}
+_WELL_SUITED = re.compile(
+    r"latest|instruct|chat|turbo|versatile|\b(flash|mini|sonnet|small)\b", re.IGNORECASE
+)
+_ILL_SUITED = re.compile(
+    r"preview|exp\b|base\b|code|math|guard|search|vision|\bvl\b|\b(nano|lite)\b", re.IGNORECASE
+)
 
 
 class RunningServer(NamedTuple):
-    """A server that answered, and its models: at least one."""
+    """A server that answered, and its chat models."""
 
-    name: str
-    url: str
+    place: ServerPlace
     models: Sequence[str]
-
-
-class ServerModels(NamedTuple):
-    """What a configured server said when it was asked for its models."""
-
-    server: Configured
-    models: Sequence[str]
-    """As `model = …` takes them; none if it could not be asked."""
+    """Names as `model = …` accepts them, the one to try first at the start; may be empty."""
 
     @property
     def name(self) -> str:
-        """The vendor's word, or the address of a server that has none."""
+        """Its usual name."""
+        return self.place.name
+
+
+class ServerModels(NamedTuple):
+    """The models that a configured server lists."""
+
+    server: Configured
+    models: Sequence[str]
+    """Names as `model = …` accepts them; empty if it could not be asked."""
+
+    @property
+    def name(self) -> str:
+        """The vendor's word, or the server's address if it has none."""
         return self.server.word or self.where
 
     @property
     def where(self) -> str:
-        """Its address, without a password that may stand in it."""
+        """Its address, without any password."""
         return printable(shown(self.server.url).strip('"'))
 
 
-def running_servers(usual: Mapping[str, str] = USUAL) -> list[RunningServer]:
-    """The servers that run at their usual places, all looked for at once."""
-    asks = {url: _ListRequest(_list_of(url), {}, _PATIENCE_SECONDS) for url in usual.values()}
+def usual_places(settings: Settings) -> list[ServerPlace]:
+    """The addresses where such servers listen by default, or that the environment sets."""
+    words = ("ollama", "lmstudio", "vllm")
+    known = [
+        ServerPlace(VENDORS[word].title, word, server_of(settings, word).url or "")
+        for word in words
+    ]
+    return [
+        *known,
+        # LocalAI has the same port.
+        ServerPlace("llama.cpp or LocalAI", "llamacpp", server_of(settings, "llamacpp").url or ""),
+        ServerPlace("Jan", "", "http://localhost:1337/v1"),
+    ]
+
+
+def running_servers(places: Sequence[ServerPlace]) -> list[RunningServer]:
+    """The servers running at these places; all are checked at once, within a second."""
+    asks = {place.url: _ListRequest(_list_of(place.url), {}, _PATIENCE_SECONDS) for place in places}
     found = anyio.run(_all_listed, asks)
-    shown = {url: [name for name, _ in found[url]][:MOST_SHOWN] for url in found}
-    return [RunningServer(name, url, shown[url]) for name, url in usual.items() if shown[url]]
+    return [
+        RunningServer(place, _named(place.word, listed)[:MOST_SHOWN])
+        for place in places
+        # Of Ollama it is worth saying that it runs, though nobody pulled a model yet.
+        if (listed := found[place.url]) or (place.word == "ollama" and listed is not None)
+    ]
 
 
 def models_at(url: str, key: str | None = None) -> list[str]:
     """The models of the server at that address; none if it can't be asked."""
     asks = {url: _ListRequest(_list_of(url), _bearer(key), _FAR_SECONDS)}
-    return [name for name, _ in anyio.run(_all_listed, asks)[url]][:MOST_SHOWN]
+    return _named("", anyio.run(_all_listed, asks)[url] or [])[:MOST_SHOWN]
 
 
 def configured_servers(settings: Settings) -> list[ServerModels]:
-    """What each server of the settings serves to chat with, all of them asked at once."""
+    """The chat models of each configured server; all are asked at once."""
     servers = [server for server in servers_of(settings) if server.url]
     found = anyio.run(_all_listed, {server.word: _asked_of(server) for server in servers})
-    return [ServerModels(server, [*_named(server, found[server.word])]) for server in servers]
+    return [ServerModels(server, sorted(_of(server, found[server.word]))) for server in servers]
 
 
 def models_of_vendor(server: Configured) -> list[str]:
-    """The models of that vendor to chat with, as the settings name them."""
+    """That vendor's chat models, as the settings name them."""
     found = anyio.run(_all_listed, {server.word: _asked_of(server)})
-    return [*_named(server, found[server.word])]
+    return _of(server, found[server.word])
 
 
 class _ListRequest(NamedTuple):
-    """Where a list of models is, and how it is asked for."""
+    """Where a list of models is, and how to request it."""
 
     url: str
     headers: Mapping[str, str]
@@ -103,7 +139,7 @@ class _ListRequest(NamedTuple):
 
 
 Listed = list[tuple[str, str]]
-"""Models, each with its name, and its kind if the server says one."""
+"""Models, each with its name, and its type if the server reports one."""
 
 
 def _asked_of(server: Configured) -> _ListRequest:
@@ -119,7 +155,7 @@ def _list_of(url: str) -> str:
 
 
 def _list_of_anthropic(url: str) -> str:
-    """The same, also if the base URL ends in /v1 as OpenAI's does."""
+    """The address of Anthropic's list, even if the base URL ends in /v1 like OpenAI's."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/models"
     query = "&".join(filter(None, (parts.query, "limit=1000")))
@@ -130,16 +166,26 @@ def _bearer(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _named(server: Configured, listed: Listed) -> Iterator[str]:
-    """The models that chat, as the settings name them."""
-    for name, kind in sorted(listed):
-        if not (_NO_CHAT.search(name) or kind in _NO_CHAT_KINDS):
-            short = name.removeprefix(server.vendor.lists_under)
-            yield f"{server.word}:{short}" if server.word else short
+def _of(server: Configured, listed: Listed | None) -> list[str]:
+    under = server.vendor.lists_under
+    return _named(server.word, [(name.removeprefix(under), kind) for name, kind in listed or []])
 
 
-async def _all_listed(asks: Mapping[str, _ListRequest]) -> dict[str, Listed]:
-    found: dict[str, Listed] = {}
+def _named(word: str, listed: Listed) -> list[str]:
+    """The chat models, as the settings name them, those best suited to chatting first."""
+    chatting = [
+        name for name, kind in listed if not (_NO_CHAT.search(name) or kind in _NO_CHAT_KINDS)
+    ]
+    return [f"{word}:{name}" if word else name for name in sorted(chatting, key=_unsuitability)]
+
+
+def _unsuitability(name: str) -> int:
+    """A sort key based on the name alone; ties keep the server's order."""
+    return bool(_ILL_SUITED.search(name)) * 2 - bool(_WELL_SUITED.search(name))
+
+
+async def _all_listed(asks: Mapping[str, _ListRequest]) -> dict[str, Listed | None]:
+    found: dict[str, Listed | None] = {}
 
     async def look(name: str, ask: _ListRequest) -> None:
         found[name] = await _listed(ask)
@@ -150,7 +196,8 @@ async def _all_listed(asks: Mapping[str, _ListRequest]) -> dict[str, Listed]:
     return found
 
 
-async def _listed(ask: _ListRequest) -> Listed:
+async def _listed(ask: _ListRequest) -> Listed | None:
+    """The models listed at an address; None if nothing there lists models."""
     import aiohttp  # noqa: PLC0415 - it takes a while, and only these commands ask
 
     # No proxy stands before this machine; a server elsewhere is asked as the environment says.
@@ -162,14 +209,15 @@ async def _listed(ask: _ListRequest) -> Listed:
                 # No key follows a redirect.
                 client.get(ask.url, headers=ask.headers, allow_redirects=False) as answer,
             ):
-                is_list = answer.status == HTTPStatus.OK
-                return _names(json.loads(await _body(answer.content))) if is_list else []
+                if answer.status != HTTPStatus.OK:
+                    return None
+                return _names(json.loads(await _body(answer.content)))
     except (aiohttp.ClientError, OSError, RecursionError, TimeoutError, ValueError):
-        return []
+        return None
 
 
 async def _body(content: Any) -> bytes:
-    """All of it; raises `ValueError` if it is longer than any list of models."""
+    """The whole response; raises `ValueError` if it is longer than any list of models."""
     body = b""
     async for piece in content.iter_chunked(65_536):
         body += piece
@@ -179,9 +227,11 @@ async def _body(content: Any) -> bytes:
 
 
 def _names(said: Any) -> Listed:
-    """The ids in a list of models, if it is one, and only what may be shown and typed."""
+    """The ids in a list of models, if it is one; only those that can be shown and typed."""
     listed = said.get("data") if isinstance(said, dict) else said
     items = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    # Our own server's models are no further ones: they are this program's agents.
+    items = [item for item in items if item.get("owned_by") != "nanoloop"]
     found = ((item.get("id"), item.get("type")) for item in items)
     return [(name, str(kind)) for name, kind in found if _is_name(name)][:_MOST_LISTED]
 

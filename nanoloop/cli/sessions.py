@@ -1,7 +1,4 @@
-"""`nanoloop sessions`: what is stored, found, shown, exported, kept in order.
-
-What only reads works while a daemon runs; what writes needs the data folder for itself.
-"""
+"""`nanoloop sessions`: find, show, export and tidy stored conversations."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ import anyio
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Act, Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import age, duration, size, size_in, whole
+from nanoloop.cli.output import say, say_json
 from nanoloop.cli.transcript import about, export, find, key_of, one_line, opened, show, stats
 from nanoloop.commands import numbers
 from nanoloop.errors import SessionError, SessionExists, SessionNotFound, SettingsError
@@ -41,27 +39,27 @@ GROUPS: Mapping[str, Callable[[SessionInfo], str]] = {
     "channel": lambda info: (info.key or "").partition(":")[0] or "no channel",
     "month": lambda info: info.updated_at.strftime("%Y-%m"),
 }
-"""What `usage` adds up by."""
+"""What `usage` can group its totals by."""
 _COUNTED = ("entries", "size", "tokens_in", "tokens_out", "tokens_cached")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """What `nanoloop sessions` takes."""
+    """Add the arguments of `nanoloop sessions`."""
     action = add_actions(parser)
 
     def named(name: str, promise: str, act: Act) -> ArgumentParser:
         one = action(name, promise, act)
         one.add_argument(
-            "name", metavar="NAME", help="its id, its key such as telegram:42, or chat's --session"
+            "name", metavar="NAME", help="its id, key (like telegram:42) or chat --session name"
         )
         return one
 
     _add_list(action("list", "list them, the last active first", show_list))
-    _add_usage(action("usage", "add up what all conversations have taken", usage))
+    _add_usage(action("usage", "add up the size and token use of all conversations", usage))
     _add_reading(named)
     _add_changing(named)
     _add_import(action("import", "take in a file: an export, Magent's JSON, nanobot's JSONL", load))
-    _add_prune(action("prune", "archive those long unused, or delete archived ones", prune))
+    _add_prune(action("prune", "archive old conversations, or delete archived ones", prune))
 
 
 def _add_list(parser: ArgumentParser) -> None:
@@ -71,14 +69,16 @@ def _add_list(parser: ArgumentParser) -> None:
     parser.add_argument("--older-than", type=duration, metavar="AGE", help="unused for 30d, 12h")
     parser.add_argument("--larger-than", type=size_in, metavar="SIZE", help="over 20kB, 1.5MB")
     limit = partial(whole, least=1)
-    parser.add_argument("--limit", type=limit, metavar="N", help="at most so many")
+    parser.add_argument("--limit", type=limit, metavar="N", help="at most this many")
     parser.add_argument("--archived", action="store_true", help="archived ones, no others")
     parser.add_argument("--json", action="store_true", help="one JSON array, for scripts")
     parser.add_argument("--where", type=_refuse_condition, help=SUPPRESS)
 
 
 def _add_usage(parser: ArgumentParser) -> None:
-    parser.add_argument("--by", choices=tuple(GROUPS), default="agent", help="(%(default)s)")
+    parser.add_argument(
+        "--by", choices=tuple(GROUPS), default="agent", help="a row for each (%(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     parser.add_argument("--where", type=_refuse_condition, help=SUPPRESS)
 
@@ -98,7 +98,7 @@ def _add_reading(named: Callable[[str, str, Act], ArgumentParser]) -> None:
         "--json", action="store_true", help="one JSON object, for scripts"
     )
     named("export", "write a whole conversation to standard output", export).add_argument(
-        "--format", choices=("json", "yaml", "md"), default="json", help="(%(default)s)"
+        "--format", choices=("json", "yaml", "md"), default="json", help="of the file (%(default)s)"
     )
 
 
@@ -112,7 +112,7 @@ def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
     )
     _add_new_name(forked)
     named("undo", "take back the last exchange of a conversation", undo)
-    named("archive", "archive a conversation: kept, and listed with --archived only", archive)
+    named("archive", "archive a conversation: keep it, but list it only with --archived", archive)
     named("unarchive", "bring an archived conversation back", archive)
     deleted = named("delete", "delete a conversation for good", delete)
     erased = named("forget", "erase messages of a conversation for good, and its summary", forget)
@@ -147,7 +147,7 @@ def _add_yes(parser: ArgumentParser) -> None:
 
 
 async def show_list(args: Namespace, settings: Settings) -> None:
-    """Print the sessions that were asked for, the last active first."""
+    """Print the requested sessions, the most recently active first."""
     async with opened(settings) as store:
         infos = await _newest_first(store, archived=args.archived)
         is_empty = not infos
@@ -156,9 +156,9 @@ async def show_list(args: Namespace, settings: Settings) -> None:
             infos = [info for info in infos if await mentions(store, info.id, args.text)]
     infos = infos[: args.limit]
     if args.json:
-        print(json.dumps([_as_json(info) for info in infos], ensure_ascii=False, indent=2))
+        say_json([_as_json(info) for info in infos])
     elif infos:
-        print(_table(infos))
+        say(_table(infos))
     elif is_empty:
         which = "archived session" if args.archived else "session"
         _tell(f"no {which} in {settings.data} yet: `nanoloop chat` begins one")
@@ -192,7 +192,7 @@ def _as_json(info: SessionInfo) -> dict[str, object]:
 
 
 def _table(infos: Sequence[SessionInfo]) -> str:
-    """A line each: when, how many, how large, which."""
+    """One line per session: when, how many, how large, which."""
     wide = max(2, *(len(info.id) for info in infos))
     head = f"{'LAST ACTIVE':15}  {'ENTRIES':>7}  {'PENDING':>7}  {'SIZE':>8}  {'ID':{wide}}  TITLE"
     return "\n".join((head, *(_row(info, wide) for info in infos)))
@@ -207,7 +207,7 @@ def _row(info: SessionInfo, wide: int) -> str:
 
 
 async def usage(args: Namespace, settings: Settings) -> None:
-    """Print the totals of each group, in order of their names, and of all."""
+    """Print the totals of each group, ordered by name, and the overall total."""
     groups: dict[str, list[SessionInfo]] = defaultdict(list)
     async with opened(settings) as store:
         infos = [info async for info in store.list()]
@@ -215,9 +215,9 @@ async def usage(args: Namespace, settings: Settings) -> None:
         groups[GROUPS[args.by](info)].append(info)
     totals = {name: _total(groups[name]) for name in sorted(groups)}
     if args.json:
-        print(json.dumps({"groups": totals, "all": _total(infos)}, indent=2))
+        say_json({"groups": totals, "all": _total(infos)})
     else:
-        print(_usage_table(args.by, totals | {"TOTAL": _total(infos)}))
+        say(_usage_table(args.by, totals | {"TOTAL": _total(infos)}))
 
 
 def _total(infos: Sequence[SessionInfo]) -> dict[str, int]:
@@ -262,7 +262,7 @@ async def fork(args: Namespace, settings: Settings) -> None:
 
 
 async def undo(args: Namespace, settings: Settings) -> None:
-    """Take back its last exchange."""
+    """Undo its last exchange."""
     async with opened(settings, read_only=False) as store:
         taken = await Sessions(store).undo(await find(store, args.name))
     said = one_line(str(taken[0].content.get("text") or "")) if taken else ""
@@ -278,7 +278,7 @@ async def archive(args: Namespace, settings: Settings) -> None:
 
 
 async def load(args: Namespace, settings: Settings) -> None:
-    """Take in a file of ours or of the systems before."""
+    """Import a file of ours or of an earlier system."""
     told: list[Event] = []
     try:
         with hearing(told.append):
@@ -317,7 +317,7 @@ def _session_in(text: str) -> Session:
 
 
 def _mapping_in(text: str) -> Mapping[str, Any]:
-    """What this JSON says; empty if it is none, or no mapping."""
+    """The mapping in this JSON; empty if there is none."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -326,7 +326,7 @@ def _mapping_in(text: str) -> Mapping[str, Any]:
 
 
 async def _free_key(store: Store, name: str | None) -> str | None:
-    """The key that a new name gives; raises `SessionExists` if something has that name."""
+    """The key for a new name; raises `SessionExists` if the name is taken."""
     if name is None:
         return None
     try:
@@ -336,7 +336,7 @@ async def _free_key(store: Store, name: str | None) -> str | None:
 
 
 async def _bind(store: Store, session: Session) -> None:
-    """Let `chat --session` find it by its new name, if it was given one."""
+    """Let `chat --session` find it by its new name, if it has one."""
     if session.key is not None:
         await store.bind(session.key, session.id)
 
@@ -358,7 +358,7 @@ def forget(args: Namespace, settings: Settings) -> int:
     """Erase some messages of one conversation for good."""
     seqs = numbers(args.seqs)
     if not seqs:
-        raise SettingsError(f"{args.seqs!r} is no number: write 12 or 12-15, as `show` has them")
+        raise SettingsError(f"{args.seqs!r} is not a number: write 12 or 12-15, as `show` has them")
     session = anyio.run(_found, args.name, settings)
     if seqs[-1] > session.last_seq:
         raise SessionError(f"session {session.id!r} has no message #{seqs[-1]}")
@@ -370,12 +370,12 @@ def forget(args: Namespace, settings: Settings) -> int:
 
 
 def prune(args: Namespace, settings: Settings) -> int:
-    """Archive what is long unused; with --archived, delete what was archived."""
+    """Archive what has not been used for long; with --archived, delete what was archived."""
     infos = anyio.run(_unused, args, settings)
     if not infos:
         _tell("nothing is that old")
         return Exit.DONE
-    print(_table(infos))
+    say(_table(infos))
     if args.dry_run:
         return Exit.DONE
     ids = [info.id for info in infos]
@@ -398,7 +398,7 @@ async def _unused(args: Namespace, settings: Settings) -> list[SessionInfo]:
 
 
 def _may_delete(args: Namespace, what: str) -> bool:
-    """Whether someone agreed; says so if not, and raises `SettingsError` if nobody can be asked."""
+    """Whether the user agreed; says so if not, and raises `SettingsError` if it can't ask."""
     nobody = SettingsError("deleting is for good: say --yes where nobody can be asked")
     if args.yes or is_agreed(f"{what}\nDelete for good?", nobody_there=nobody):
         return True
@@ -429,7 +429,7 @@ async def _erase(session_id: str, seqs: Collection[int], settings: Settings) -> 
 async def _leave_index(
     store: Store, settings: Settings, session_id: str, seqs: Collection[int] | None = None
 ) -> None:
-    """Let the recall index forget too, also if recall has been switched off."""
+    """Make the search index forget too, even if recall has been turned off."""
     if not (file := recall_file(settings)).exists():
         return
     index = Index(file)
@@ -440,4 +440,4 @@ async def _leave_index(
 
 
 def _tell(what: str) -> None:
-    print(what, file=sys.stderr)
+    say(what, err=True)

@@ -1,8 +1,7 @@
-"""`nanoloop store`: where sessions are kept: copied, checked, brought up to date."""
+"""`nanoloop store`: copy, check and bring up to date the stores that sessions are kept in."""
 
 from __future__ import annotations
 
-import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
@@ -14,16 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nanoloop.cli import Exit, add_actions
+from nanoloop.cli.output import say, say_json
 from nanoloop.errors import SettingsError
 from nanoloop.events import hearing
-from nanoloop.parts import open_store
+from nanoloop.parts import make_installation, open_store
 from nanoloop.settings import Settings
 from nanoloop.settings.problems import shown
 from nanoloop.stores.copying import Copied, Tell, check, copy
 from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 
-_PLACE = f"{FORMS}; left out, it is the store of the settings"
+_PLACE = f"{FORMS}; by default, the store in the settings"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -41,7 +41,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     looked = action("check", "find broken sessions", _check)
     looked.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
-    looked.add_argument("--json", action="store_true", help="an object a line, for scripts")
+    looked.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
+    action(
+        "adopt", "use the configured store, even if it is empty or another installation's", _adopt
+    )
     raised = action("migrate", "make a database's tables, or bring them up to date", _migrate)
     raised.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
 
@@ -53,7 +56,7 @@ async def _copy(args: Namespace, settings: Settings) -> int:
 
     def warn(name: str, what: str) -> None:
         damaged.add(name)
-        print(f"{name}: {what}", file=sys.stderr)
+        say(f"{name}: {what}", err=True)
 
     async with (
         _opened(settings, args.source, read_only=True) as source,
@@ -64,23 +67,23 @@ async def _copy(args: Namespace, settings: Settings) -> int:
         total = len([name async for name in source.names()])
         with _telling(total) as tell:
             done = await copy(source, target, replace=args.replace, tell=tell, warn=warn)
-    print(
+    say(
         f"copied {done.copied} sessions; {done.same} were there already, and the same. All "
         f"{done.entries} entries and {done.keys} keys are verified",
-        file=sys.stderr,
+        err=True,
     )
     if damaged:
-        print(
+        say(
             f"{len(damaged)} sessions are damaged: {done.left_out} of them were left out, of the "
             "others all was copied that can be read",
-            file=sys.stderr,
+            err=True,
         )
     return Exit.FAILED if damaged else Exit.DONE
 
 
 @contextmanager
 def _telling(total: int) -> Iterator[Tell]:
-    """Show how far it is; if it is interrupted, say so."""
+    """Show its progress; if it is interrupted, say so."""
     looked_at = 0
     bar = Progress(
         TextColumn("copying"),
@@ -101,19 +104,19 @@ def _telling(total: int) -> Iterator[Tell]:
         with bar:
             yield tell
     except anyio.get_cancelled_exc_class():  # somebody pressed Ctrl-C
-        print(f"stopped after {looked_at} of {total}; the same command resumes it", file=sys.stderr)
+        say(f"stopped after {looked_at} of {total}; the same command resumes it", err=True)
         raise
 
 
 def _is_missing(url: str | None, settings: Settings) -> bool:
-    """Whether it names a file or folder that isn't there; says so."""
+    """Whether it names a missing file or folder; if so, says so."""
     try:
         path = path_of(url or settings.store.url or default_url(settings.data), settings.data)
     except ValueError:  # no URL at all: opening it says so
         return False
     if path is None or path.exists():
         return False
-    print(f"nanoloop: {path} does not exist: name a store that is there", file=sys.stderr)
+    say(f"nanoloop: {path} does not exist: name a store that is there", err=True)
     return True
 
 
@@ -126,10 +129,10 @@ async def _check(args: Namespace, settings: Settings) -> int:
             sessions += 1
             broken += bool(found.problems)
             if args.json:
-                print(json.dumps({"id": found.id, "problems": found.problems}))
+                say_json({"id": found.id, "problems": found.problems}, indent=None)
             for problem in () if args.json else found.problems:
-                print(f"{found.id}: {problem}")
-    print(f"{sessions} sessions were looked at, {broken} are broken", file=sys.stderr)
+                say(f"{found.id}: {problem}")
+    say(f"{sessions} sessions were looked at, {broken} are broken", err=True)
     return Exit.FAILED if broken else Exit.DONE
 
 
@@ -140,7 +143,17 @@ async def _migrate(args: Namespace, settings: Settings) -> int:
         else:  # the others see to it when they are opened to write
             await store.delete_expired()
             done = "it is up to date"
-    print(done, file=sys.stderr)
+    say(done, err=True)
+    return Exit.DONE
+
+
+async def _adopt(_: Namespace, settings: Settings) -> int:
+    installation = make_installation(settings)
+    if installation is None:
+        raise SettingsError("sessions are in memory: set store.url first")
+    async with _opened(settings, None) as store:
+        await installation.adopt(store)
+    say(f"{settings.data.absolute()} uses {installation.place} from now on", err=True)
     return Exit.DONE
 
 
@@ -148,7 +161,7 @@ async def _migrate(args: Namespace, settings: Settings) -> int:
 async def _opened(
     settings: Settings, url: str | None, *, read_only: bool = False
 ) -> AsyncIterator[Any]:
-    """The store at this URL, else that of the settings; raises `SettingsError`."""
+    """The store at this URL, else the configured one; raises `SettingsError`."""
     try:
         place = None if url is None else store_url(url)
     except ValueError as error:

@@ -11,6 +11,7 @@ from textwrap import indent
 
 from nanoloop.channels.screen import printable
 from nanoloop.cli.amounts import age
+from nanoloop.cli.output import json_text, say, say_json
 from nanoloop.errors import SessionNotFound
 from nanoloop.events import hearing
 from nanoloop.parts import make_store
@@ -52,7 +53,7 @@ class _NoSuchName(SessionNotFound):
 
 
 async def find(store: Store, name: str) -> Session:
-    """The session with this id; else the one a key has now; else the one `chat --session` means."""
+    """The session with this id; else a key's current one; else the one `chat --session` means."""
     async for session_id in _candidates(store, name):
         with suppress(SessionNotFound):
             return await store.load(session_id)
@@ -68,7 +69,7 @@ async def _candidates(store: Store, name: str) -> AsyncIterator[str]:
 
 
 def key_of(name: str) -> str:
-    """The routing key of the conversation that `--session NAME` means."""
+    """The routing key of the conversation in `--session NAME`."""
     return f"{TERMINAL}:{name}"
 
 
@@ -79,9 +80,9 @@ def _names(info: SessionInfo) -> Iterator[str]:
 
 
 _LINE_SHOWN = 200
-"""Characters of a tool's call or result that `show` has room for."""
+"""How many characters of a tool's call or result `show` prints."""
 _READ = 200
-"""Entries that `show` reads at a time, from the newest on."""
+"""How many entries `show` reads at a time, starting with the newest."""
 
 
 async def show(args: Namespace, settings: Settings) -> None:
@@ -97,11 +98,11 @@ async def show(args: Namespace, settings: Settings) -> None:
         )
     if left_out > 0:
         blocks.append(f"... entries before this: {left_out}; `--last 0` shows all")
-    print("\n\n".join((*blocks, *filter(None, map(_shown, entries)))))
+    say("\n\n".join((*blocks, *filter(None, map(_shown, entries)))))
 
 
 async def _newest(store: Store, session: Session, *, count: int) -> list[Entry]:
-    """The entries from the last so many messages on; all of them for 0."""
+    """The entries of the last messages; all of them for 0."""
     if count <= 0:
         return await store.entries(session.id)
     entries: list[Entry] = []
@@ -115,7 +116,7 @@ async def _newest(store: Store, session: Session, *, count: int) -> list[Entry]:
 
 
 def about(session: Session) -> str:
-    """Its title, and the facts in a line."""
+    """Its title, and the facts about it on one line."""
     facts = [f"session {session.id}"]
     facts += [f"agent {session.agent}"] if session.agent else []
     facts += [f"{session.entry_count} entries", f"begun {_local(session.created_at)}"]
@@ -136,7 +137,7 @@ def _shown(entry: Entry) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text on one line, and not too much of it."""
+    """The text on one line, shortened."""
     text = " ".join(text.split())
     return text if len(text) <= _LINE_SHOWN else f"{text[:_LINE_SHOWN]}..."
 
@@ -162,9 +163,9 @@ async def stats(args: Namespace, settings: Settings) -> None:
         "covered_by_summary": session.covered_seq,
     }
     if args.json:
-        print(json.dumps(facts, ensure_ascii=False, indent=2))
+        say_json(facts)
     else:
-        print("\n".join((about(session), *(_fact(name, facts[name]) for name in facts))))
+        say("\n".join((about(session), *(_fact(name, facts[name]) for name in facts))))
 
 
 def _fact(name: str, value: object) -> str:
@@ -173,7 +174,10 @@ def _fact(name: str, value: object) -> str:
 
 
 async def export(args: Namespace, settings: Settings) -> None:
-    """Print the whole of it."""
+    """Print all of it."""
     async with opened(settings) as store:
         session = await store.get((await find(store, args.name)).id)
-    print((session.to_markdown() if args.format == "md" else session.dump(args.format)).rstrip())
+    if args.format == "json":
+        say(json_text(session.dump()))
+    else:
+        say((session.to_markdown() if args.format == "md" else session.dump("yaml")).rstrip())

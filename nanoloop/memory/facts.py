@@ -1,4 +1,4 @@
-"""What people said exactly, such as numbers and names, kept beside the summary word for word."""
+"""Exact details, such as numbers and names, kept word for word beside the summary."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ DECISION = "decision"
 LEDGER_ITEMS = 60
 """How many names, dates, figures and the like are kept word for word beside the summary."""
 LEDGER_CHARS = 3000
-"""How long they may be together."""
+"""How many characters they may have in total."""
 WORTH = {"money": 40, "date": 40, "file": 60, "link": 60, "id": 80, "contact": 120}
-"""By how many entries an item counts as newer than it is."""
+"""How many entries newer an item counts as, by its kind."""
 USER_WORTH = 40
 REPEATED_WORTH = 20
-"""For each time that it was said again, ten times at most."""
+"""How many more for each time that it was repeated, up to ten times."""
 PER_MESSAGE = 12
-"""Items of one message, so that a list of figures doesn't push out all the rest."""
+"""How many items one message may add, so that a list of figures doesn't push out the rest."""
 SPEAKER_LIMIT = 40
 
 
 def found_in(entry: Entry) -> list[Item]:
-    """What must not be paraphrased of what a user or the assistant said, oldest first."""
+    """What a user or the assistant said that must not be paraphrased, oldest first."""
     if entry.role not in {"user", "assistant"}:
         return []
     who = _speaker(entry)
@@ -47,7 +47,7 @@ def merged(
     items: int = LEDGER_ITEMS,
     chars: int = LEDGER_CHARS,
 ) -> Quotes:
-    """The ledger with what was found later, within its bounds; the same thing stands in it once."""
+    """The ledger with later finds added, without duplicates and within its limits."""
     known: dict[tuple[str, str], Item] = {}
     for item in (*before, *found):
         key = (str(item["kind"]), str(item["text"]).casefold())
@@ -70,7 +70,7 @@ def _speaker(entry: Entry) -> str:
 
 
 def _best(items: Sequence[Item], limit: int) -> list[Item]:
-    """As many as may stay, in the order they have."""
+    """The best items that fit, in their original order."""
     if len(items) <= limit:
         return list(items)
     ranked = sorted(range(len(items)), key=lambda index: _worth(items[index]), reverse=True)
@@ -90,11 +90,11 @@ def _size(item: Mapping[str, Any]) -> int:
 
 
 SCANNED = 8000
-"""Characters of a text that are looked through; a longer one is no chat but something pasted."""
+"""How many characters of a text are scanned; a longer text was probably pasted."""
 NEAR = 30
-"""Characters told of what stands before and after a find."""
+"""How many characters before and after a find are shown."""
 DECISION_LIMIT = 200
-"""Characters of a marked line that are kept."""
+"""How many characters of a marked line are kept."""
 
 _MARKS = (
     "remember|decision|decided|agreed|important|merke?|merk dir|entscheidung|entschieden|beschluss"
@@ -172,7 +172,7 @@ _KINDS = {
 }
 _EXACT = re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in _KINDS.items()))
 _HINT = re.compile(r"[\d\"“„«`「『@~/\\一二两三四五六七八九十百千万]|[.]\S")
-"""What every find has some of: most lines that people say have none."""
+"""Matches part of every find, but nothing in most lines that people write."""
 _SECRET = re.compile(
     r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|glpat|hf|AKIA|eyJ)[-_A-Za-z0-9]{8,}"
     r"|(?:passwor[dt]|passwort|token|secret|api[ _-]?key|密码|パスワード|пароль)"
@@ -183,18 +183,18 @@ _SECRET = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """Something found, as it stands in the text."""
+    """A match, exactly as it appears in the text."""
 
     kind: str
     text: str
     near: str
-    """The same with a few words around it."""
+    """The match with a few words around it."""
 
 
 def exact_in(text: str, *, by_user: bool = True) -> Iterator[Exact]:
-    """All that must not be paraphrased, in the order it is said; only users mark decisions.
+    """Everything that must not be paraphrased, in order; only users mark decisions.
 
-    Lines that seem to hold a password or a key are passed over, and so is the middle of a text that
+    Lines that seem to contain a password or a key are skipped, and so is the middle of a text that
     is longer than `SCANNED` characters.
     """
     for line in _scanned(text).splitlines():

@@ -1,4 +1,4 @@
-"""The index of what was said: a file beside the store that can be built anew."""
+"""The search index: a file next to the store that can be rebuilt from it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import json
 import os
 import sqlite3
 import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from nanoloop.errors import IndexUnusable
+from nanoloop.files import locked_file
 from nanoloop.memory.ranking import Traits
 from nanoloop.memory.terms import IS_TOOL, marks_of, plain, words_of
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 FORMAT = f"1 {unicodedata.unidata_version}"
-"""A file of another format is made anew."""
+"""A file in another format is rebuilt."""
+ALONE_SECONDS = 10
+"""How long to wait for another process that is creating the file."""
 
 
 class Index:
-    """Rows of turns by (session, number of the entry), and the words in them.
+    """Rows of turns, keyed by session and entry number, and the words in them.
 
     `path` is its file; None keeps it in memory.
     """
@@ -36,19 +40,20 @@ class Index:
         self._writing = threading.Lock()
         self._reading = threading.Lock() if path is not None else self._writing
         self.opened = 0
-        """How often the file was opened."""
+        """How many times the file was opened."""
         self.set_aside: Path | None = None
-        """Where a damaged file was put, for whoever reports it."""
+        """Where a damaged file was moved to, for the report."""
 
     # Opening
 
     def _open(self) -> sqlite3.Connection:
-        """The writing connection; holds the writing lock."""
+        """The connection for writing; the caller holds the writing lock."""
         if self._writer is None:
             if self._path is not None:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.opened += 1
-            self._writer = self._ready()
+            with nullcontext() if self._path is None else _alone_at(self._path):
+                self._writer = self._ready()
             self._reader = self._writer if self._path is None else self._connect()
         return self._writer
 
@@ -97,7 +102,7 @@ class Index:
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def start_anew(self, opened: int) -> None:
-        """Put the file aside that was damaged at this opening; the next use makes a new one."""
+        """Set aside the file that was just found damaged; the next use creates a new one."""
         with self._writing:
             if opened != self.opened:  # someone else has seen to it
                 return
@@ -106,7 +111,7 @@ class Index:
                 self._put_aside()
 
     def close(self) -> None:
-        """Let go of the file; closing twice is fine."""
+        """Close the file; safe to call twice."""
         with self._writing:
             self._close()
 
@@ -120,21 +125,21 @@ class Index:
     # Writing
 
     def standing(self, session_id: str) -> IndexedUpTo | None:
-        """How far this session is indexed; None where nothing of it is."""
+        """How far this session is indexed; None if it is not."""
         with self._writing:
             return standing_of(self._open(), session_id)
 
     def sessions(self) -> list[str]:
-        """The sessions that anything is known of."""
+        """The indexed sessions."""
         with self._writing:
             rows = self._open().execute("SELECT json_group_array(id) FROM session").fetchone()
         found: list[str] = json.loads(rows[0])
         return found
 
     def add(self, session_id: str, born: str, entries: Sequence[Entry], reach: int) -> None:
-        """Take in these entries and note how far that goes, in one commit.
+        """Index these entries and record how far that goes, in one commit.
 
-        What is known of a session of the same name that was made at another time goes.
+        Entries of an older session with the same name are removed.
         """
         with self._writing:
             connection = self._open()
@@ -146,7 +151,7 @@ class Index:
                 add(connection, known or begin(connection, session_id, born), entries, reach)
 
     def forget(self, session_id: str, seqs: Iterable[int] | None = None) -> None:
-        """Remove all of a session, or some entries; their words leave the file too."""
+        """Remove a session or some of its entries, including their words in the file."""
         with self._writing:
             connection = self._open()
             with _commit(connection):
@@ -163,15 +168,32 @@ class Index:
     # Reading
 
     def reading(self, session_id: str) -> IndexReader:
-        """One session's turns, for as long as the `with` lasts."""
+        """Open one session's turns for reading, for the duration of the `with`."""
         if self._reader is None:  # else it waits for no writer
             with self._writing:
                 self._open()
         return IndexReader(session_id, lambda: self._reader, self._reading)
 
 
+@contextmanager
+def _alone_at(path: Path) -> Iterator[None]:
+    """Let no other process create or replace this file meanwhile; raises `IndexUnusable`."""
+    beside, give_up = path.with_name(f".{path.name}.lock"), time.monotonic() + ALONE_SECONDS
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked_file(beside))
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise IndexUnusable(f"another process is creating {path}") from None
+                time.sleep(0.01)
+        stack.callback(beside.unlink, missing_ok=True)  # before it is unlocked
+        yield
+
+
 def _keep_private(path: Path) -> None:
-    """Make it a file for its owner's eyes only; SQLite makes those beside it alike."""
+    """Make the file private; SQLite gives its other files the same permissions."""
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
     with suppress(PermissionError):  # someone else's, who decides on it
@@ -205,7 +227,7 @@ def _create(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def _commit(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of it, or nothing."""
+    """Commit everything, or nothing if an error is raised."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -216,13 +238,13 @@ def _commit(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 COUNTED = 10_000
-"""Turns with a word that are counted; in more of them it is as good as in all."""
+"""How many turns with a word are counted; a word in more counts as being in all of them."""
 LOOKED_AT = 400
-"""Words that are compared with one that isn't there."""
+"""How many words are compared with a word that does not occur."""
 
 
 class IndexReader:
-    """One session's rows, as ranking sees them. No other session's turn is in it."""
+    """One session's rows, for ranking; it never sees another session's turns."""
 
     def __init__(
         self,
@@ -279,16 +301,16 @@ class IndexReader:
         return json.loads(self._connection.execute(sql, values).fetchone()[0])
 
     def having(self, word: str, limit: int) -> list[int]:
-        """The places of turns with this word, the newest ones, so many at most."""
+        """The newest turns with this word, up to a limit."""
         return self._places(_quoted(word), limit)
 
     def having_both(self, word: str, others: Sequence[str], limit: int) -> list[int]:
-        """The places of turns with this word and one of the others."""
+        """The turns with this word and one of the others."""
         either = " OR ".join(map(_quoted, others))
         return self._places(f"{_quoted(word)} AND ({either})", limit)
 
     def count(self, word: str) -> int:
-        """How many turns have this word, counted up to a bound."""
+        """How many turns have this word, counted up to a limit."""
         sql = (
             "SELECT count(*) FROM (SELECT 1 FROM said WHERE said MATCH ? "
             "AND rowid BETWEEN ? AND ? LIMIT ?)"
@@ -298,7 +320,7 @@ class IndexReader:
         return self.total if counted == COUNTED else counted
 
     def near(self, word: str) -> list[str]:
-        """Words that are spelled much like this one, or begin with most of it."""
+        """Words with a similar spelling or the same beginning."""
         if len(word) < 4 or not word.isalpha() or not word.isascii():  # noqa: PLR2004 - shorter ones all look alike
             return []
         sql = (
@@ -310,19 +332,19 @@ class IndexReader:
         return near
 
     def speakers(self) -> list[str]:
-        """The names of all who spoke."""
+        """The names of all speakers."""
         number = self._first >> PLACES
         sql = "SELECT json_group_array(name) FROM speaker WHERE number = ?"
         found: list[str] = self._listed(sql, (number,))
         return found
 
     def traits(self, places: Iterable[int]) -> dict[int, Traits]:
-        """What is known of these turns; those that are gone are left out."""
+        """The traits of these turns; missing ones are left out."""
         found = self._turns("row - ?, seq, who, role, length, marks, year, month", places)
         return {turn[0]: Traits(*turn) for turn in found}
 
     def entries(self, places: Iterable[int]) -> dict[int, Entry]:
-        """The entries at these places; those that are gone are left out."""
+        """The entries at these places; missing ones are left out."""
         found = self._turns("row - ?, seq, entry", places)
         return {place: Entry.from_dict(json.loads(text), seq=seq) for place, seq, text in found}
 
@@ -341,9 +363,9 @@ def _quoted(word: str) -> str:
 
 
 PLACES = 32
-"""Bits of a row number that say the place in its session; the others say which session."""
+"""How many bits of a row number are the place in the session; the rest identify the session."""
 TOOL_CHARS = 2000
-"""Characters of a tool's arguments or result that can be found."""
+"""How many characters of a tool's arguments or result are indexed."""
 
 SCHEMA = """
 CREATE TABLE format (version TEXT NOT NULL);
@@ -379,7 +401,7 @@ class IndexedUpTo:
 
 
 def standing_of(connection: sqlite3.Connection, session_id: str) -> IndexedUpTo | None:
-    """How far this session is indexed; None where nothing of it is."""
+    """How far this session is indexed; None if it is not."""
     sql = "SELECT number, born, reach, turns, words FROM session WHERE id = ?"
     row = connection.execute(sql, (session_id,)).fetchone()
     names = ("number", "born", "reach", "turns", "words")
@@ -387,7 +409,7 @@ def standing_of(connection: sqlite3.Connection, session_id: str) -> IndexedUpTo 
 
 
 def begin(connection: sqlite3.Connection, session_id: str, born: str) -> IndexedUpTo:
-    """Make room for a session of which nothing is known."""
+    """Make room for a new session."""
     sql = "INSERT INTO session(id, born, reach, turns, words) VALUES (?, ?, 0, 0, 0)"
     number = connection.execute(sql, (session_id, born)).lastrowid
     assert number is not None  # noqa: S101 - an insert has a row
@@ -397,7 +419,7 @@ def begin(connection: sqlite3.Connection, session_id: str, born: str) -> Indexed
 def add(
     connection: sqlite3.Connection, known: IndexedUpTo, entries: Sequence[Entry], reach: int
 ) -> None:
-    """Take in entries that are new, and note how far that goes."""
+    """Index new entries, and record how far that goes."""
     turns, words = known.turns, known.words
     for entry in entries:
         text = said_in(entry)
@@ -429,7 +451,7 @@ def _insert(
 
 
 def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
-    """Remove these entries of a session, or all that there is of it."""
+    """Remove these entries of a session, or all of them."""
     first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
     rows = connection.execute(
         "SELECT row, seq, entry FROM turn WHERE row BETWEEN ? AND ?", (first, last)
@@ -446,7 +468,7 @@ def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -
 
 
 def said_in(entry: Entry) -> str:
-    """What can be found of an entry; "" for a thought and for what recall itself brought up."""
+    """The searchable text of an entry; "" for thoughts and for the results of recall."""
     content = entry.content
     if entry.type == MESSAGE:
         return str(content.get("text") or "") if entry.role != "system" else ""
@@ -466,7 +488,7 @@ def _shortened(value: Any) -> str:
 
 
 def speaker_of(entry: Entry) -> str:
-    """Who said it, in plain words: the sender, or the name that stands before the text."""
+    """The speaker's plain name: the sender, or the name in front of the text."""
     sender = entry.metadata.get("sender")
     if sender:
         return " ".join(words_of(str(sender)))

@@ -1,4 +1,4 @@
-"""Which turns answer a query best: rare words, who spoke, what stands beside, what is asked for.
+"""Ranks turns by how well they answer a query: rare words, speakers, neighbours, what is asked.
 
 Pure: it sees an index only through its reader. No step reads more than a fixed number of rows,
 however long the conversation is.
@@ -18,38 +18,38 @@ if TYPE_CHECKING:
     from nanoloop.memory.index import IndexReader
 
 MOST_ROWS = 400
-"""Rows read for one word: one that is in more of them only weighs among those the others find."""
+"""How many rows are read per word; a more frequent word only weights what others find."""
 CANDIDATES = 40
-"""Turns that are looked at closely, their neighbours beside them."""
+"""How many turns are examined closely, with their neighbours."""
 
 LENGTH = 0.35
-"""How much a long turn has to hold more of the words than a short one."""
+"""How much more of the query a long turn must contain than a short one."""
 SATURATION = 1.2
 BESIDE = {-1: 0.25, 1: 0.15, -2: 0.08, 2: 0.05}
-"""What a word counts that stands in a neighbouring turn only, by its distance."""
+"""The weight of a word found only in a neighbouring turn, by its distance."""
 ASKED = 0.6
-"""What it counts in the question that a turn answers."""
+"""The weight of a word found in the question that a turn answers."""
 COVERED = 0.35
 """How much of the score depends on how many of the words were found."""
 SPOKEN = 1.4
-"""For a turn of the speaker that the query names."""
+"""The factor for a turn by the speaker named in the query."""
 MEANT = 1.1
-"""For a turn of whom I or you means."""
+"""The factor for a turn by the person meant by I or you."""
 FITTING = 1.15
-"""For a turn that tells a time or an amount where one is asked for."""
+"""The factor for a turn that gives a time or an amount if one is asked for."""
 DATED = 1.25
-"""For a turn of the month or the year that is asked for."""
+"""The factor for a turn in the requested month or year."""
 ASKING = 0.7
-"""For a turn that only asks."""
+"""The factor for a turn that only asks."""
 TOOL = 0.8
-"""For what a tool was asked and gave back."""
+"""The factor for a tool's arguments and result."""
 NAMED = 0.3
-"""What a speaker's name counts as a word: others say it when they speak to them."""
+"""The weight of a speaker's name as a word: people say it to address that speaker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the index knows of a turn beside its words."""
+    """What the index knows about a turn besides its words."""
 
     place: int
     seq: int
@@ -63,7 +63,7 @@ class Traits:
 
 @dataclass(slots=True)
 class Matches:
-    """Which of the words each turn has, a bit for each."""
+    """The words found in each turn, one bit per word."""
 
     weights: list[float] = field(default_factory=list)
     bits: dict[int, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Matches:
     _seen: set[tuple[int, ...]] = field(default_factory=set)
 
     def add(self, places: Sequence[int], weight: float) -> None:
-        """Take in the turns of a word; one that means the same as another counts once."""
+        """Add the turns that contain a word; a synonym of an earlier word counts once."""
         known = tuple(places)
         if not known or known in self._seen:
             return
@@ -83,7 +83,7 @@ class Matches:
             bits[place] = bits.get(place, 0) | bit
 
     def worth(self, mask: int) -> float:
-        """What these words count together."""
+        """The weight of these words together."""
         found = self._sums.get(mask)
         if found is None:
             found = sum(w for i, w in enumerate(self.weights) if mask >> i & 1)
@@ -96,7 +96,7 @@ def ranked(
 ) -> list[tuple[int, float]]:
     """The places of the best turns with their scores, the best first.
 
-    `allows` says of an entry's number whether it may be returned.
+    `allows` decides by an entry's number whether it may be returned.
     """
     if not rows.total:
         return []
@@ -142,7 +142,7 @@ def _match(
 
 
 def _match_near(word: str, weight: float, rows: IndexReader, matches: Matches) -> None:
-    """A word that nobody said may be a typing error, or one that only begins like another."""
+    """Match similar words: one that was never said may be a typo, or share another's prefix."""
     found = {place for near in rows.near(word) for place in rows.having(near, MOST_ROWS)}
     if found:
         matches.add(sorted(found), weight * _rarity(len(found), rows.total) / 2)
@@ -150,7 +150,7 @@ def _match_near(word: str, weight: float, rows: IndexReader, matches: Matches) -
 
 @dataclass(slots=True, kw_only=True)
 class _Judge:
-    """Scores turns closely."""
+    """Scores turns in detail."""
 
     query: Query
     rows: IndexReader
@@ -171,7 +171,7 @@ class _Judge:
         return nlargest(limit, (hit for hit in scored if hit[1] > 0), key=lambda hit: hit[::-1])
 
     def score(self, place: int) -> float:
-        """What a turn is worth: its own words, then those beside it, then who and what it is."""
+        """The score of a turn: its own words, its neighbours', then who said it and what it is."""
         traits = self.traits[place]
         matches = self.matches
         own = matches.bits.get(place, 0)

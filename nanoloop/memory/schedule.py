@@ -1,4 +1,4 @@
-"""When a summary may be asked for: who waits and why, a day's budget, and a model's breaker."""
+"""When a summary may be requested: which sessions wait and why, a daily budget, and breakers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
+from weakref import ReferenceType, ref
 
 import anyio
 
@@ -21,43 +22,49 @@ from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
 Why = Literal["failure", "breaker", "budget", "small"]
-"""It failed a short while ago; no model may be asked; the day's tokens are spent; there is less
-to summarise than a summary is long."""
+"""Why a session waits: a recent failure, no model that may be called, or the day's budget is spent.
+
+`small`: the text is shorter than a summary.
+"""
 
 SESSIONS_LIMIT = 1000
-"""Sessions that are held in memory until they may have their summary."""
+"""How many sessions are kept in memory until their summary."""
 FAILURES_LIMIT = 10_000
-"""Sessions whose failures are remembered."""
+"""How many sessions' failures are remembered."""
 RETRY_SECONDS = 5
 """How long to wait after a failed call; doubled with each further failure."""
 RETRY_LIMIT_SECONDS = 600
-"""How long that wait may become."""
+"""The longest such wait."""
 PATIENCE_SECONDS = 6 * 3600
-"""The longest pause between two tries that nobody's message brings about: a text that no model
-takes must not be paid for every few minutes, for ever."""
+"""The longest pause between two tries without a new message.
+
+A text that no model accepts must not be paid for every few minutes, for ever.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """One session that waits."""
+    """One waiting session."""
 
-    session: Session
+    session_id: str
+    known: ReferenceType[Session]
+    """The session, for as long as it is in use elsewhere: it may wait for hours."""
     why: Why
     since: float
     due: float
     pending_seq: int
-    """How far what waits reached when it was last looked at."""
+    """The last pending entry when it was last checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often a session's summary failed in a row, and when it is asked for again."""
+    """How often a session's summary failed in a row, and when it is retried."""
 
     count: int
     until: float
-    """Before that not at all."""
+    """No retry before this time."""
     wake_at: float
-    """Then though nobody speaks: at first the end of its rest, then later and later."""
+    """When to retry even without a new message: at first after its delay, then later and later."""
 
 
 class Schedule:
@@ -76,39 +83,44 @@ class Schedule:
     # Who waits
 
     def waiting(self, session_id: str) -> Waiting | None:
-        """What this session waits for, if it does."""
+        """This session's record, if it is waiting."""
         return self._waiting.get(session_id)
 
     def waiting_for(self, why: Why) -> list[Waiting]:
-        """Those that wait for this reason."""
+        """The sessions that wait for this reason."""
         return [waiting for waiting in self._waiting.values() if waiting.why == why]
 
     def due(self) -> list[Waiting]:
-        """Those whose time has come."""
+        """The sessions that are due."""
         now = self._clock()
         return [waiting for waiting in self._waiting.values() if waiting.due <= now]
 
     @property
     def next_due(self) -> float | None:
-        """When the first of them is due; None where none waits."""
+        """When the first of them is due; None if none waits."""
         return min((waiting.due for waiting in self._waiting.values()), default=None)
 
     @property
     def counts(self) -> Mapping[Why, int]:
-        """How many wait for each reason."""
+        """How many sessions wait for each reason."""
         return Counter(waiting.why for waiting in self._waiting.values())
 
     async def changed(self) -> None:
-        """Wait until one more has to wait."""
+        """Wait until another session has to wait."""
         await self._changed.wait()
         self._changed = anyio.Event()
 
     def postpone(self, session: Session, why: Why, due: float) -> None:
-        """Let it wait; that is told where it did not wait for the same reason already."""
+        """Make this session wait; logged unless it already waited for the same reason."""
         now = self._clock()
         before = self._waiting.get(session.id)
         self._waiting[session.id] = Waiting(
-            session=session, why=why, since=now, due=due, pending_seq=session.pending_seq
+            session_id=session.id,
+            known=ref(session),
+            why=why,
+            since=now,
+            due=due,
+            pending_seq=session.pending_seq,
         )
         self._changed.set()
         is_new = before is None or before.why != why
@@ -117,19 +129,24 @@ class Schedule:
             with about(session_id=session.id):
                 announce(SummaryPostponed(reason=why, seconds=seconds))
 
+    def try_later(self, waiting: Waiting) -> None:
+        """Make it due again a little later, in case its session can't be opened now."""
+        due = self._clock() + RETRY_SECONDS
+        self._waiting[waiting.session_id] = replace(waiting, due=due)
+
     def remove(self, session_id: str) -> None:
-        """It waits no more; one that did not is fine."""
+        """Remove this session; it is fine if it was not waiting."""
         self._waiting.pop(session_id, None)
 
     # What failed
 
     def is_resting(self, session_id: str) -> bool:
-        """Whether it failed a short while ago."""
+        """Whether this session failed a short while ago."""
         failures = self._failures.get(session_id)
         return failures is not None and self._clock() < failures.until
 
     def rest(self, session: Session) -> None:
-        """Let one that failed a short while ago wait on."""
+        """Make a session that failed a short while ago wait longer."""
         self.postpone(session, "failure", self._failures[session.id].wake_at)
 
     def failed(self, session: Session) -> Failures:
@@ -147,13 +164,13 @@ class Schedule:
         return failures
 
     def succeeded(self, session: Session) -> None:
-        """Forget that it ever failed."""
+        """Forget its failures."""
         self._failures.pop(session.id, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Calls and tokens; calls that came to nothing are among them."""
+    """Calls and tokens; failed calls are included."""
 
     calls: int = 0
     tokens_in: int = 0
@@ -162,20 +179,20 @@ class Spent:
 
     @property
     def tokens(self) -> int:
-        """In and out."""
+        """Input and output tokens together."""
         return self.tokens_in + self.tokens_out
 
 
 def local_now() -> datetime:
-    """The time here: a day ends at the operator's midnight."""
+    """The local time: a day ends at the operator's midnight."""
     return datetime.now().astimezone()
 
 
 class Budget:
     """Counts a day's tokens; without a limit there is always room.
 
-    Where it is `kept_in` a file, a process that begins anew has no more for its day than is left,
-    and several have it together.
+    With a file, `kept_in`, the budget of a day survives a restart and is shared by several
+    processes.
     """
 
     def __init__(
@@ -191,11 +208,11 @@ class Budget:
         self._day = now().date()
         self._spent = Spent()
         self._seen: tuple[int, int] | None = None
-        """Which state of the file is known."""
+        """The last known state of the file."""
 
     @property
     def spent_today(self) -> Spent:
-        """Since midnight; where no file keeps it, since the process began at the earliest."""
+        """What was spent since midnight; without a file, at most since the process started."""
         if self._now().date() != self._day:
             self._day, self._spent = self._now().date(), Spent()
         self._look()
@@ -203,12 +220,12 @@ class Budget:
 
     @property
     def has_room(self) -> bool:
-        """Whether a further call may be made today."""
+        """Whether another call may be made today."""
         return self._daily_tokens is None or self.spent_today.tokens < self._daily_tokens
 
     @property
     def seconds_to_midnight(self) -> float:
-        """Until the next day begins."""
+        """How many seconds until the next day begins."""
         now = self._now()
         midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
         return (midnight - now).total_seconds()
@@ -230,14 +247,14 @@ class Budget:
         self._keep()
 
     def _keep(self) -> None:
-        """Let it last; a disk that fails stops no summary."""
+        """Save the budget; a failing disk does not stop summaries."""
         if self._file is not None:
             with suppress(OSError):
                 save_json(self._file, {"day": str(self._day), **asdict(self._spent)})
                 self._seen = self._stamp()
 
     def _look(self) -> None:
-        """See what other processes have spent of this day, or an earlier one."""
+        """Read what other processes, or an earlier one, have spent today."""
         if self._file is not None:
             with suppress(OSError, ValueError, TypeError, AttributeError):
                 if self._seen == (stamp := self._stamp()):
@@ -254,7 +271,7 @@ class Budget:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else counts meanwhile; where that can't be had, one call may go uncounted."""
+        """Let no one else count meanwhile; if the lock is taken, one call may go uncounted."""
         with ExitStack() as stack:
             if self._file is not None:
                 with suppress(OSError):
@@ -267,13 +284,13 @@ class Budget:
 BreakerState = Literal["closed", "open", "half-open"]
 
 FAILURES = 3
-"""Failures in a row, of whatever sessions, that open it."""
+"""How many failures in a row, in any sessions, open the breaker."""
 BREAKER_SECONDS = 60
-"""How long it then stays open, until one call is let through."""
+"""How long it then stays open before one call is tried."""
 
 
 class Breaker:
-    """Lets calls to one model through, or keeps them back for a while."""
+    """Lets calls to one model through, or blocks them for a while."""
 
     def __init__(
         self,
@@ -288,18 +305,18 @@ class Breaker:
 
     @property
     def state(self) -> BreakerState:
-        """`open` keeps every call back, `half-open` lets the next one through."""
+        """`open` blocks every call, `half-open` lets the next one through."""
         if self._open_until is None:
             return "closed"
         return "open" if self._clock() < self._open_until else "half-open"
 
     @property
     def admits_at(self) -> float:
-        """When, by its clock, the next call is let through; a moment in the past is now."""
+        """When, by its clock, the next call is let through; a time in the past means now."""
         return self._open_until or 0
 
     def admit(self) -> bool:
-        """Whether a call may be made now; say then how it went."""
+        """Whether a call may be made now; report its result afterwards."""
         if self.state == "open":
             return False
         if self._open_until is not None:
@@ -308,14 +325,14 @@ class Breaker:
         return True
 
     def succeeded(self) -> bool:
-        """Hear that a call went well; returns whether that closed it."""
+        """Note that a call succeeded; returns whether that closed the breaker."""
         was_open, self._open_until, self._failures = self._open_until is not None, None, 0
         if was_open:
             announce(BreakerClosed(model=self.model))
         return was_open
 
     def failed(self) -> None:
-        """Hear that a call went wrong."""
+        """Note that a call failed."""
         self._failures += 1
         if self._failures < FAILURES:
             return

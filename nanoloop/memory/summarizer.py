@@ -1,4 +1,4 @@
-"""The background task that folds what left the window into a summary."""
+"""The background task that adds what left the window to the summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from nanoloop import defaults
-from nanoloop.errors import ModelResting, SessionNotFound, StoreConflict
+from nanoloop.errors import ModelResting, SessionNotFound, StoreConflict, StoreError
 from nanoloop.events import (
     SummaryCommitted,
     SummaryDropped,
@@ -36,23 +36,26 @@ from nanoloop.memory.schedule import (
     Why,
     local_now,
 )
-from nanoloop.memory.writer import SummaryWriter, Written, batches, line_size
+from nanoloop.memory.writer import PROMPT, SummaryWriter, Written, batches, line_size
 from nanoloop.protocols import Provider, Store
+from nanoloop.sentences import Say, in_english
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
 from nanoloop.writing import SessionWriter
 
 Callback = Callable[[str], Awaitable[None] | None]
+Opened = Callable[[str], Awaitable[Session]]
+"""Opens the session with an id; raises `SessionNotFound`."""
 
 LEAST_PAUSE_SECONDS = 0.01
-"""Between two looks at who waits, whatever the clock says."""
+"""The least pause between two checks of what is due, whatever the clock says."""
 BATCH_CHARS = 24_000
-"""How much talk goes into one call; more takes several calls, one after the other."""
+"""How much text goes into one call; more takes several calls, one after the other."""
 IDLE_SECONDS = 600
-"""Less talk than the summary is long waits for more, until nobody has spoken for so long."""
+"""Text shorter than the summary waits for more until the chat has been quiet for this long."""
 READ_AHEAD = 200
-"""Entries read from the store at a time."""
+"""How many entries are read from the store at a time."""
 
 
 T = TypeVar("T")
@@ -60,26 +63,28 @@ T = TypeVar("T")
 
 @dataclass(eq=False, repr=False)
 class Summarizer:
-    """Summarises in tasks of its own, which live in its `async with`.
+    """Summarises in its own tasks, which live in its `async with`.
 
-    Used without one, as in a script, it keeps its tasks by itself: nothing cancels them, and
-    nothing takes up again what has to wait.
+    Without that, as in a script, it manages its tasks itself: nothing cancels them, and nothing
+    retries what has to wait.
     """
 
     provider: Provider
     model: str | None = None
     _: KW_ONLY
     store: Store | None = None
-    """Where sessions are read and kept; a loop lends it its own."""
+    """Where sessions are read and stored; a loop lends it its own."""
     fallback_model: str | None = None
     timeout_seconds: float = defaults.SUMMARY_TIMEOUT_SECONDS
     batch_chars: int = BATCH_CHARS
     daily_tokens: int | None = None
     spent_file: Path | None = None
-    """With it what a day's tokens were spent on outlasts the process."""
+    """If set, the count of a day's tokens survives the process."""
     idle_seconds: float | None = None
-    """Less talk than a summary is long waits so long for more."""
+    """How long text shorter than the summary waits for more."""
     max_concurrent: int = 16
+    prompt: str = PROMPT
+    """What the model is told to do."""
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = local_now
 
@@ -93,11 +98,13 @@ class Summarizer:
             chars=self.batch_chars,
             budget=self._budget,
             clock=self.clock,
+            prompt=self.prompt,
         )
         self._schedule = Schedule(
             clock=self.clock,
         )
         self._writes = None if self.store is None else SessionWriter(self.store)
+        self._open: Opened | None = None if self.store is None else self.store.load
         self._limiter = anyio.Semaphore(self.max_concurrent)
         self._group: TaskGroup | None = None
         self._loose: set[asyncio.Task[None]] = set()
@@ -117,10 +124,10 @@ class Summarizer:
         group.cancel_scope.cancel()
         return await group.__aexit__(*exc)  # type: ignore[arg-type]
 
-    def keep_in(self, writer: SessionWriter) -> None:
-        """Read and keep sessions where the loop does, unless it was given another store."""
+    def keep_in(self, writer: SessionWriter, *, opened: Opened) -> None:
+        """Read and store sessions where the loop does, unless it was given another store."""
         if self.store in {None, writer.store}:
-            self.store, self._writes = writer.store, writer
+            self.store, self._writes, self._open = writer.store, writer, opened
 
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         return act(session) if self._writes is None else await self._writes.change(session, act)
@@ -134,25 +141,25 @@ class Summarizer:
 
     @property
     def working_beside(self) -> int:
-        """In how many sessions something else is being done now, such as a resize."""
+        """How many sessions have other work running now, such as a resize."""
         return len(self._worked_beside)
 
     def is_resting(self, session_id: str) -> bool:
-        """Whether this session's summary failed a short while ago and is left alone for now."""
+        """Whether this session's summary failed a short while ago and is not retried yet."""
         return self._schedule.is_resting(session_id)
 
     def waits_for(self, session_id: str) -> Why | None:
-        """Why this session's summary has to wait, where it does."""
+        """Why this session's summary has to wait, if it does."""
         waiting = self._schedule.waiting(session_id)
         return waiting.why if waiting else None
 
     def spent_today(self) -> Spent:
-        """Calls and tokens since midnight, or since the process began where no file keeps them."""
+        """Calls and tokens since midnight or, without a file, since the process started."""
         return self._budget.spent_today
 
     @property
     def waiting(self) -> Mapping[Why, int]:
-        """How many sessions wait, by the reason."""
+        """How many sessions are waiting, by reason."""
         return self._schedule.counts
 
     @property
@@ -170,12 +177,12 @@ class Summarizer:
         focus: str = "",
         **claimed: object,
     ) -> bool:
-        """Start to fold in what is pending, and return at once; False where nothing is started.
+        """Start summarising what is pending, and return at once; False if nothing was started.
 
-        Where `summary_in_progress` is up already, somebody has claimed the summary: only who does
-        so as the seeds do, and hands over what was evicted, is that somebody.
-        One task per session: what is evicted while it runs is folded in by the same one. With
-        `force` neither a rest nor a small amount holds it up; `focus` is what to keep in mind.
+        If `summary_in_progress` is already set, the summary is claimed: only the claimant, which
+        hands over what was evicted, may start it. There is one task per session: what is
+        evicted while it runs is summarised by the same task. `force` ignores backoff and small
+        amounts; `focus` is what to keep in mind.
         """
         if session in self._folded_now:
             return False
@@ -193,9 +200,9 @@ class Summarizer:
         return True
 
     async def compact(self, session: Session, *, keep: int, focus: str = "") -> int | None:
-        """Let all but about the last `keep` messages leave the window now, and be folded in.
+        """Let all but about the last `keep` messages leave the window now, and be summarised.
 
-        Returns how many left; None where none did and nothing is started.
+        Returns how many left; None if none did and nothing was started.
         """
         evicted, did_trim = await self._change(
             session, lambda now: now.trim_if_needed(limit=keep, min_keep=keep)
@@ -209,28 +216,50 @@ class Summarizer:
         return len(evicted) if did_trim or did_start else None
 
     def summarize_idle(self, after_seconds: float = 0) -> int:
-        """Fold what waits for more to be said, where nobody spoke so long; returns how many."""
+        """Summarise what waited for more text in chats that are quiet now; returns how many."""
         quiet_since = self.clock() - after_seconds
         idle = [w for w in self._schedule.waiting_for("small") if w.since <= quiet_since]
         return self._start_waiting(idle)
 
     def start_due(self) -> int:
-        """Take up again what has waited long enough; returns how many were started."""
+        """Retry what has waited long enough; returns how many were started."""
         return self._start_waiting(self._schedule.due())
 
     def _start_waiting(self, all_waiting: Iterable[Waiting]) -> int:
-        started = 0
-        for waiting in all_waiting:
-            session, even_small = waiting.session, waiting.why == "small"
-            is_over = session.summary_in_progress or not session.has_pending
-            if is_over or session.has_expired():
-                self._schedule.remove(session.id)
-            elif self._schedule.is_resting(session.id):
-                self._schedule.rest(session)
-            elif not self._has_to_wait(session, even_small=even_small):
-                self._start(session, even_small=even_small)
-                started += 1
-        return started
+        return sum(map(self._start_one, all_waiting))
+
+    def _start_one(self, waiting: Waiting) -> bool:
+        session = waiting.known()
+        if session is not None:
+            return self._start_known(session, even_small=waiting.why == "small")
+        if self._open is None:  # it was in memory only, and nobody holds it
+            self._schedule.remove(waiting.session_id)
+            return False
+        self._schedule.try_later(waiting)
+        work = partial(self._open_and_start, waiting, self._open)
+        self._start_task(work, name=f"opening {waiting.session_id}")
+        return True
+
+    async def _open_and_start(self, waiting: Waiting, opened: Opened) -> None:
+        try:
+            session = await opened(waiting.session_id)
+        except SessionNotFound:
+            self._schedule.remove(waiting.session_id)
+        except StoreError:  # away: it waits on
+            return
+        else:
+            self._start_known(session, even_small=waiting.why == "small")
+
+    def _start_known(self, session: Session, *, even_small: bool) -> bool:
+        is_over = session.summary_in_progress or not session.has_pending
+        if is_over or session.has_expired():
+            self._schedule.remove(session.id)
+        elif self._schedule.is_resting(session.id):
+            self._schedule.rest(session)
+        elif not self._has_to_wait(session, even_small=even_small):
+            self._start(session, even_small=even_small)
+            return True
+        return False
 
     def _start(self, session: Session, *, even_small: bool, focus: str = "") -> None:
         self._schedule.remove(session.id)
@@ -241,7 +270,7 @@ class Summarizer:
             self._start_task(work, name=f"summary {session.id}")
 
     def work_beside(self, session: Session, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do this too in a task of its own; nothing where something is done in that session."""
+        """Run this in its own task, unless something is already running for that session."""
         if session not in self._worked_beside:
             self._worked_beside.add(session)
             self._start_task(partial(self._work, session, work), name=f"beside {session.id}")
@@ -264,7 +293,7 @@ class Summarizer:
     def _has_to_wait(
         self, session: Session, batch: Sequence[Entry] = (), *, even_small: bool = False
     ) -> bool:
-        """Whether it must not be asked for now; without a `batch`, as far as that is known."""
+        """Whether it must wait; without a `batch`, as far as is known."""
         rest = self._writer.rest
         if rest is None and not even_small and self._is_small(session, batch):
             rest = "small", self.clock() + (self.idle_seconds or 0)
@@ -273,10 +302,10 @@ class Summarizer:
         return rest is not None
 
     def _is_small(self, session: Session, batch: Sequence[Entry]) -> bool:
-        """Whether there is less to summarise than the summary is long, so that more should come.
+        """Whether there is less text than the summary is long, so that more should come.
 
-        What waits unseen is thus never more than the summary is long, and never for longer than
-        the chat goes on.
+        So pending text is never longer than the summary, and never waits longer than the chat is
+        active.
         """
         if self.idle_seconds is None or self._group is None:  # nobody would take it up again
             return False
@@ -297,7 +326,7 @@ class Summarizer:
             self.start_due()
 
     async def drain(self, seconds: float) -> int:
-        """Wait for the running ones, so long at most; returns how many are still not done."""
+        """Wait up to this long for running tasks; returns how many are not done."""
         with anyio.move_on_after(seconds):
             while self._folded_now or self._worked_beside:
                 self._idle = anyio.Event()
@@ -343,7 +372,7 @@ class Summarizer:
             self.fire_and_forget(session, force=True)
 
     async def _fold_batch(self, session: Session, epoch: int, even_small: bool, focus: str) -> bool:
-        """Fold one batch in; False where it is better to leave it for later."""
+        """Summarise one batch; False if it is better left for later."""
         started = self.clock()
         try:
             batch = await self._next_batch(session)
@@ -366,7 +395,7 @@ class Summarizer:
     # One batch: whatever it raises, everything is as it was before
 
     async def _next_batch(self, session: Session) -> list[Entry]:
-        """The oldest pending entries, as many as one call takes."""
+        """The oldest pending entries, as many as fit into one call."""
         after, upto = session.covered_seq, session.pending_seq
         entries: Sequence[Entry] = session.pending
         if self.store is not None and (not entries or entries[0].seq > after + 1):
@@ -383,14 +412,14 @@ class Summarizer:
         epoch: int,
         focus: str,
     ) -> bool:
-        """Make them part of the summary; False where what came back was too late for that."""
+        """Fold them into the summary; False if the result came too late."""
         started, before = self.clock(), session.summary
         self._announce_start(batch)
         written = await self._writer.write(batch, before, focus=focus)
         found = await _exact_in(batch)
 
         def act(session: Session) -> str:
-            """Commit it; returns why it is dropped, "" where it is not."""
+            """Commit it; returns why it is dropped, "" if it is not."""
             if session.epoch == epoch and session.summary != before:
                 return "edited"
             is_in_time = session.update_summary(
@@ -453,23 +482,15 @@ def _spent(written: Written) -> dict[str, int]:
     }
 
 
-WAITS: Mapping[Why, str] = {
-    "failure": "for another try",
-    "breaker": "for a model",
-    "budget": "for tomorrow's tokens",
-    "small": "for more to be said",
-}
-
-
-def state_text(summarizer: Summarizer) -> str:
-    """How it stands, in one line."""
-    parts = [f"{summarizer.running} running"]
-    parts += [f"{count} waiting {WAITS[why]}" for why, count in summarizer.waiting.items()]
-    parts += [
-        f"model {model or 'as for answers'} {how}"
-        for model, how in summarizer.models.items()
-        if how != "closed"
-    ]
-    spent = summarizer.spent_today()
-    parts.append(f"today {spent.calls} calls, {spent.tokens} tokens")
+def state_text(summarizer: Summarizer, say: Say = in_english) -> str:
+    """Its state, in one line."""
+    spent, as_answers = summarizer.spent_today(), say("model_as_answers")
+    waiting = ((count, say(f"wait_{why}")) for why, count in summarizer.waiting.items())
+    models = {name: state for name, state in summarizer.models.items() if state != "closed"}
+    parts = (
+        say("summaries_running", count=summarizer.running),
+        *(say("summaries_waiting", count=count, why=why) for count, why in waiting),
+        *(say(f"model_{state}", model=name or as_answers) for name, state in models.items()),
+        say("summaries_today", calls=spent.calls, tokens=spent.tokens),
+    )
     return "; ".join(parts)

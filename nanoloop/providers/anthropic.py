@@ -1,4 +1,4 @@
-"""Claude, asked through Anthropic's own SDK, or any server that speaks the same API."""
+"""Claude, called through Anthropic's own SDK, or any server with the same API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # it takes long to load
 KEY_NAME = "ANTHROPIC_API_KEY"
 DEFAULT_BASE_URL = "https://api.anthropic.com"
 OWN = {"messages", "model", "stream", "system", "tools"}
-"""What a request says that no option may."""
+"""Parts of a request that no option may set."""
 NOT_KNOWN = {
     "frequency_penalty",
     "logit_bias",
@@ -42,7 +42,7 @@ NOT_KNOWN = {
     "top_p",
     "verbosity",
 }
-"""Options of OpenAI's that a client may send along, and that this API does not know."""
+"""OpenAI options that a client may send but this API does not know."""
 
 
 class AnthropicProvider:
@@ -50,8 +50,8 @@ class AnthropicProvider:
 
     def __init__(
         self,
-        *,
         model: str,
+        *,
         api_key: str | None = None,
         base_url: str | None = None,
         first_token_timeout_seconds: float = defaults.FIRST_TOKEN_TIMEOUT_SECONDS,
@@ -60,7 +60,7 @@ class AnthropicProvider:
         options: Mapping[str, Any] | None = None,
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` go into each request as they are (`thinking` …); None leaves one out."""
+        """`options` go into each request unchanged (`thinking` …); None removes one."""
         if find_spec("anthropic") is None:
             raise SettingsError(f"the SDK of Anthropic is missing: {how_to_install('anthropic')}")
         self._model = model
@@ -88,7 +88,7 @@ class AnthropicProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text comes in pieces too. Raises `ProviderError` only."""
+        """Answer; with `on_text` the text comes in pieces too. Raises only `ProviderError`."""
         about: dict[str, Any] = {
             "model": model or self._model,
             "options": self._options,
@@ -124,22 +124,22 @@ class AnthropicProvider:
         return replace(reply, reasoning=taking.reasoning) if reply.tool_calls else reply
 
     def with_options(self, options: Mapping[str, Any]) -> AnthropicProvider:
-        """One whose requests have these options too, where the API knows them."""
+        """A provider whose requests have these options too, if the API knows them."""
         known = {key: value for key, value in options.items() if key not in NOT_KNOWN}
         other = copy(self)
         other._options = {**self._options, **clean_options(known, OWN)}  # noqa: SLF001 - its own
         return other
 
     def vendor_of(self, model: str | None) -> str:  # noqa: ARG002 - of each of its models
-        """Whose reasoning it takes back."""
+        """The vendor whose reasoning it takes back."""
         return VENDOR
 
     async def load(self) -> None:
-        """Load the SDK, in a thread; a call does so too."""
+        """Load the SDK in a thread; a call does this too."""
         await self._server.load()
 
     async def close(self) -> None:
-        """Let go of connections; closing twice is fine."""
+        """Close connections; closing twice is fine."""
         await self._server.close()
 
     def _sdk(self, http_client: httpx2.AsyncClient) -> SDK:
@@ -172,7 +172,7 @@ class AnthropicProvider:
 
 
 def _messages(url: str) -> str:
-    """The address of the Messages API, also where the base URL ends in /v1 as OpenAI's does."""
+    """The address of the Messages API, even if the base URL ends in /v1 as OpenAI's does."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/messages"
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))

@@ -1,4 +1,4 @@
-"""What went wrong with a call, as one sentence with the next step and no secret in it. Pure."""
+"""Explains what went wrong with a call, in one sentence with the next step and no secrets. Pure."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ NO_IMAGES = re.compile(
     r"|\b(text[- ]only (input|model)|only ['\"`]?text['\"`]? (content|input|is|parts?))",
     re.IGNORECASE,
 )
-"""The model or its server says that it takes no images."""
+"""Matches a message saying that the model or its server accepts no images."""
 ONLY_TEXT = re.compile(
     r"content\W{1,10}(value )?(must|should) be a (valid )?string|sequence, expected a string"
     r"|untagged enum \w*content|unexpected item type in content|should be 'text'"
     r"|cannot unmarshal array into .*content of type string",
     re.IGNORECASE,
 )
-"""The same, in the words of a server that knows nothing but text."""
+"""Matches the same in the words of a server that supports only text."""
 MANY_IMAGES = re.compile(
     r"at most \d+ image|up to \d+ images|too many images|(count|number) of images", re.IGNORECASE
 )
@@ -81,26 +81,27 @@ BAD_IMAGE = re.compile(
     r"|image_(file_)?(parse_error|too_(large|small))|when reading image",
     re.IGNORECASE,
 )
-"""One image can't be read, whoever's it is."""
+"""Matches a message saying that an image, whichever it is, can't be read."""
 LOOKED_AT = 500
-"""Characters of a server's words that are searched for what it says of images: further on it may
-repeat what was sent."""
+"""How many characters of a server's words are searched for images: later ones may repeat what was
+sent.
+"""
 KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|Bearer \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
 QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
 MOST_PARTS = 50_000
-"""Lists and objects in one answer, or one event of it; a real one has a few."""
+"""How many lists and objects an answer, or one of its events, may have; a real one has a few."""
 SHOWN = 200
-"""Characters of a server's own words that an error shows at most."""
+"""The most characters of a server's own words that an error shows."""
 READ = 2000
-"""Characters of each of a server's words that are looked at."""
+"""How many characters of each part of a server's message are examined."""
 RUN = 16
-"""So many characters in a row that were sent as well are taken for message text."""
+"""This many characters in a row that were also sent count as message text."""
 TRY_AGAIN = "try again in a moment"
 OTHER_MODEL = "choose another model"
 
 ADDRESS = "the address (base_url in the settings, or OPENAI_BASE_URL)"
-"""What to look at where something else than the model's server answers."""
+"""What to check if something other than the model's server answers."""
 CHECK_PROXY = "check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY"
 
 
@@ -109,14 +110,14 @@ class Asked:
     """A call that was made: what its errors may name, and what they must not."""
 
     where: str
-    """The base URL, fit to be shown."""
+    """The base URL, without secrets."""
     model: str
     has_key: bool
     secrets: tuple[str, ...]
     body: bytes
-    """What was sent: nothing of it may come back in an error."""
+    """What was sent: none of it may appear in an error."""
     key_name: str = "OPENAI_API_KEY"
-    """The variable that a key is looked for in."""
+    """The variable that should hold the key."""
 
 
 class ServerSaid(Exception):
@@ -128,7 +129,7 @@ class ServerSaid(Exception):
 
 
 def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
-    """The answer, or event of one, in these bytes; raises `BadAnswer` and `ServerSaid`."""
+    """The answer in these bytes, or one of its events; raises `BadAnswer` and `ServerSaid`."""
     found = decoded(data)
     if not isinstance(found, dict):
         raise no_answer(asked, data)
@@ -138,7 +139,7 @@ def answered(asked: Asked, data: bytes) -> Mapping[str, Any]:
 
 
 def decoded(data: bytes) -> Any:
-    """The JSON in it, or None."""
+    """The decoded JSON, or None."""
     if has_too_many_parts(data):
         return None
     try:
@@ -148,7 +149,7 @@ def decoded(data: bytes) -> Any:
 
 
 def has_too_many_parts(data: bytes) -> bool:
-    """Whether reading that JSON would hold up every chat, for as long as it takes to make."""
+    """Whether parsing this JSON would block every chat for too long."""
     return data.count(b"[") + data.count(b"{") > MOST_PARTS
 
 
@@ -159,7 +160,7 @@ def shown_url(url: str) -> str:
 
 
 def url_secrets(url: str) -> tuple[str, ...]:
-    """What `shown_url` left out."""
+    """The parts of the URL that `shown_url` leaves out."""
     parts = urlsplit(url)
     values = re.findall(r"=([^&]+)", parts.query)
     return tuple(filter(None, (parts.username, parts.password, *values)))
@@ -168,7 +169,7 @@ def url_secrets(url: str) -> tuple[str, ...]:
 def refusal(
     asked: Asked, *, status: int | None, said: object, retry_after: str | None = None
 ) -> ProviderError:
-    """The error for what a server said in place of an answer."""
+    """The error for a server's message in place of an answer."""
     words = server_words(said)
     if FILTERED.search(words):
         return AnswerRefused("a content filter stopped the answer: say it in other words")
@@ -182,12 +183,12 @@ def refusal(
 
 
 def out_of_credit(status: int | None, said: object) -> bool:
-    """Whether waiting won't help."""
+    """Whether the credit is used up, so that waiting won't help."""
     return status == 402 or NO_CREDIT.search(server_words(said)) is not None  # noqa: PLR2004
 
 
 def is_of_images(said: object) -> bool:
-    """Whether it is the images that are refused: the same ones always will be."""
+    """Whether the images are refused for good: the same ones always will be."""
     words = _words_of_images(said)
     return any(known.search(words) for known in (MANY_IMAGES, NO_IMAGES, BAD_IMAGE))
 
@@ -209,7 +210,7 @@ def _too_long(asked: Asked) -> ContextTooLong:
 
 
 def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None:
-    """The error for what a server said of the images that were sent, if it said that."""
+    """The error for what a server said about the images that were sent, or None."""
     words = _words_of_images(said)
     if MANY_IMAGES.search(words):
         return _too_many_images(asked, words)
@@ -222,7 +223,7 @@ def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None
 
 
 def _words_of_images(said: object) -> str:
-    """The beginning of the server's words, and of those of a server behind it."""
+    """The start of the server's message, and of one from a server behind it."""
     inner = said.get("error", said) if isinstance(said, Mapping) else None
     behind = inner.get("metadata") if isinstance(inner, Mapping) else None
     raw = behind.get("raw", "") if isinstance(behind, Mapping) else ""
@@ -272,7 +273,7 @@ def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
 
 
 def server_words(said: object) -> str:
-    """Type, code and message of an error body in whatever form it came."""
+    """The type, code and message of an error body, whatever its form."""
     if not isinstance(said, Mapping):
         return said[:READ] if isinstance(said, str) else ""
     inner: Any = said.get("error", said)
@@ -283,7 +284,7 @@ def server_words(said: object) -> str:
 
 
 def _fit_to_show(asked: Asked, words: str) -> str:
-    """The server's words, unless they may hold a secret or something that was said."""
+    """The server's words, except any that may contain a secret or something that was said."""
     words = " ".join(words.split())
     if "<" in words:
         return ""
@@ -296,7 +297,7 @@ def _fit_to_show(asked: Asked, words: str) -> str:
 
 
 def _repeats(sent: str, words: str) -> bool:
-    """Whether the words hold a run of what was sent, or the whole of a short message."""
+    """Whether the words contain a run of what was sent, or an entire short message."""
     runs = (words[at : at + RUN] for at in range(len(words) - RUN + 1))
     return any(run in sent for run in runs) or any(
         text in words for text in SHORT_TEXT.findall(sent)
@@ -331,7 +332,7 @@ def turned_away(asked: Asked, proxy: str) -> NoConnection:
 
 
 def redirected(asked: Asked, place: str | None) -> NoConnection:
-    """The error for a server that sends the question elsewhere, or round and round."""
+    """The error for a server that redirects the request elsewhere, or in a loop."""
     if place is None:
         return NoConnection(f"{asked.where} redirects without an end: check {ADDRESS}")
     return NoConnection(
@@ -341,12 +342,12 @@ def redirected(asked: Asked, place: str | None) -> NoConnection:
 
 
 def broken_off(asked: Asked) -> NoConnection:
-    """The error for a connection that was lost before the answer was whole."""
+    """The error for a connection that was lost before the answer was complete."""
     return NoConnection(f"{asked.where} broke the connection before it had answered: {TRY_AGAIN}")
 
 
 def no_answer(asked: Asked, body: bytes) -> BadAnswer:
-    """The error for a body that is no answer."""
+    """The error for a body that is not an answer."""
     if body.lstrip()[:1] == b"<":
         return BadAnswer(
             f"{asked.where} sent a web page and no answer: check {ADDRESS}, which often ends in /v1"

@@ -1,6 +1,6 @@
-"""A server of models, asked through its vendor's SDK: bounded in time, and again where that helps.
+"""A model server, called through its vendor's SDK: with time limits, and retries if they help.
 
-The SDK asks again until an answer begins; what goes wrong later is for this file.
+The SDK retries until an answer begins; later failures are handled here.
 """
 
 from __future__ import annotations
@@ -46,36 +46,36 @@ OF_THIS_MACHINE = (
     "X-Stainless-Runtime",
     "X-Stainless-Runtime-Version",
 )
-"""Headers in which an SDK tells about this machine."""
+"""Headers in which an SDK reveals details of this machine."""
 CLOSE_SECONDS = 1
 LINGER_SECONDS = 0.25
-"""How long a finished stream may take to end, so that its connection can be used again."""
+"""How long a finished stream may take to end, so that its connection can be reused."""
 USAGE_SECONDS = 5
-"""How long to wait behind the end of an answer for what it took, and for the word that it ends."""
+"""How long to wait after the end of an answer for its usage, and for the end of the stream."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 _PASSING = (BrokenOff, NoConnection, ServerFailed)
-"""What may go well the next time, once the server had begun to answer."""
+"""Failures after the server began to answer that may not recur."""
 
 MakeSDK = Callable[["httpx2.AsyncClient"], "SDK"]
-"""Makes a vendor's client that asks through this one."""
+"""Makes a vendor's client that connects through this one."""
 Take = Callable[[PartialAnswer, Mapping[str, Any]], str]
-"""Puts an answer, or an event of one, into the draft; returns the text that is new."""
+"""Adds an answer, or an event of one, to the draft; returns the new text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SDK:
-    """A vendor's SDK, as it is asked."""
+    """A vendor's SDK, as used here."""
 
     client: Any
     options: Mapping[str, Any]
-    """Of each request, as its `post` takes them."""
+    """The arguments to `post` for each request."""
     error: type[Exception]
-    """What all its errors are."""
+    """The base class of its errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """How long a server may take, how often it is asked again, and how much it may say."""
+    """How long a server may take, how often it is retried, and how much it may send."""
 
     first_token_timeout_seconds: float
     call_timeout_seconds: float
@@ -90,26 +90,26 @@ class _Client:
     sdk: Any = None
     """An `SDK`, once it is made."""
     calls: int = 0
-    """Calls that are under way."""
+    """Calls in progress."""
     making: anyio.Lock = field(default_factory=anyio.Lock)
 
 
 class HostedServer:
-    """Takes requests as bytes and gives replies."""
+    """Sends requests to one hosted server, as bytes, and returns its replies."""
 
     def __init__(self, url: str, path: str, *, make_sdk: MakeSDK, terms: Terms) -> None:
-        """`path` is what is asked there, as the SDK's `post` takes it."""
+        """`path` is the path of the call, as the SDK's `post` takes it."""
         self._url = url
         self._path = path
         self._make_sdk = make_sdk
         self._terms = terms
         self._clients: WeakKeyDictionary[AbstractEventLoop, _Client] = WeakKeyDictionary()
         self._http: Any = None
-        """The module that holds all that takes long to load."""
+        """The module that contains everything slow to import."""
         self._is_closed = False
 
     async def ask(self, asked: Asked, take: Take, on_text: OnText | None) -> Reply:
-        """The answer; with `on_text` its text comes in pieces too. Raises `ProviderError` only."""
+        """The answer; with `on_text` its text also comes in pieces. Raises `ProviderError` only."""
         client = await self._client()
         with anyio.move_on_after(self._terms.call_timeout_seconds):
             return await self._asked(client, asked, take, on_text)
@@ -208,7 +208,7 @@ class HostedServer:
         )
 
     async def close(self) -> None:
-        """Let go of connections, each once its call is over; closing twice is fine."""
+        """Close connections, each once its call is over; closing twice is fine."""
         self._is_closed = True
         while self._clients:
             loop, client = self._clients.popitem()
@@ -223,7 +223,7 @@ class HostedServer:
 
 
 def headers_in(variable: str) -> list[str]:
-    """The headers that an environment variable wants an SDK to send, by their names."""
+    """The headers that an environment variable adds to an SDK's requests, by name."""
     lines = os.environ.get(variable, "").split("\n")
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
@@ -238,7 +238,7 @@ def _pause(tried: int) -> float:
 
 
 class _HostedCall:
-    """One request, and what came of it."""
+    """One request, and its result."""
 
     def __init__(
         self, asked: Asked, take: Take, on_text: OnText | None, limits: AnswerLimits
@@ -252,11 +252,11 @@ class _HostedCall:
         self._was_heard = False
 
     def may_be_made_again(self, failure: ProviderError) -> bool:
-        """Whether the same may go well, where the SDK did not try: an answer had begun."""
+        """Whether a retry may succeed that the SDK did not make because an answer had begun."""
         return self._has_answered and not self._was_heard and isinstance(failure, _PASSING)
 
     async def read(self, response: httpx2.Response, patience: Patience, http: Any) -> Reply:
-        """The answer of a stream, or of a server that doesn't stream."""
+        """The answer from a stream, or from a server that doesn't stream."""
         self._has_answered = True
         kind = response.headers.get("content-type", "")
         if self.on_text is not None and "json" not in kind and "html" not in kind:
@@ -292,7 +292,9 @@ class _HostedCall:
             if not self._draft.has_ended:
                 raise
         if not (self._draft.has_ended or self._draft.is_full):
-            raise BrokenOff(f"the answer of {self.asked.where} broke off in the middle: try again")
+            raise BrokenOff(
+                f"the answer from {self.asked.where} broke off in the middle: try again"
+            )
 
     def _hear(self, event: bytes) -> None:
         if event == b"[DONE]":
@@ -310,7 +312,7 @@ class _HostedCall:
 
 
 def clean_key(key: str | None) -> str:
-    """A key as a header may hold it; raises `SettingsError` where it can be none."""
+    """A key that fits into a header; raises `SettingsError` if it doesn't."""
     key = (key or "").strip()
     if not (key.isascii() and key.isprintable()):
         raise SettingsError("the key holds characters that no key has: copy it again")
@@ -318,7 +320,7 @@ def clean_key(key: str | None) -> str:
 
 
 def clean_url(base_url: str) -> str:
-    """A base URL; raises `SettingsError` where it is none."""
+    """A base URL; raises `SettingsError` if it is not one."""
     url = base_url.strip()
     try:
         parts = urlsplit(url)
@@ -332,7 +334,7 @@ def clean_url(base_url: str) -> str:
 
 
 def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> dict[str, Any]:
-    """Options of a request; raises `SettingsError` for what the provider says itself."""
+    """Options of a request; raises `SettingsError` for those that the provider sets itself."""
     if taken := sorted(set(own) & set(options or ())):
         raise SettingsError(f"options may not set {', '.join(taken)}: leave it out")
     return dict(options or {})
@@ -341,7 +343,7 @@ def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> di
 def asked_of(
     url: str, *, model: str, key: str, body: bytes, key_name: str = "OPENAI_API_KEY"
 ) -> Asked:
-    """A call to the server at this URL, and what its errors may tell."""
+    """A call to the server at this URL, and what its errors may reveal."""
     secrets = (key, *failures.url_secrets(url))
     return Asked(
         where=failures.shown_url(url),

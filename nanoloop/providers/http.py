@@ -1,6 +1,6 @@
-"""The SDKs' HTTP client, and what a server may send through it: so much, and so long.
+"""The SDKs' HTTP client, and limits on what a server may send through it.
 
-Loaded with the first call to a hosted model: it brings the OpenAI SDK.
+Loaded with the first call to a hosted model: it imports the OpenAI SDK.
 """
 
 from __future__ import annotations
@@ -48,42 +48,42 @@ if TYPE_CHECKING:
     from nanoloop.providers.hosted import SDK
 
 CONNECT_TIMEOUT_SECONDS = 10
-"""How long reaching the server may take."""
+"""How long connecting to the server may take."""
 CLOSE_SECONDS = 1
 KEPT_SECONDS = 4
-"""After so long without use a connection is closed, before servers that wait for 5 close it."""
+"""Idle connections are closed after this time, before servers that wait for 5 s close them."""
 REFUSAL_BYTES = 65_536
 REFUSAL_SECONDS = 5
-"""How much of a refusal is read, and how long."""
+"""How much of a refusal is read, and for how long."""
 SLICE_SECONDS = 0.004
-"""So long one answer is read at a stretch, before others have their turn."""
+"""How long one answer is read at a stretch, before others have their turn."""
 PIECE = 16_384
 REDIRECTS = 5
-"""How many are followed, one after the other."""
+"""How many redirects are followed."""
 _ASKS_NOTHING = (301, 302, 303)
-"""Redirects that turn a question into a mere look at the other address."""
+"""Redirects that turn the request into a GET of the other address."""
 
 
 class TooMuch(Exception):
-    """The server sent more than an answer may hold."""
+    """The server sent more than an answer may contain."""
 
     def __init__(self, data: bytes = b"") -> None:
         super().__init__()
         self.data = data
-        """What came before."""
+        """What had been received by then."""
 
 
 class Redirected(Exception):
-    """The server sends the question elsewhere, in a way that can't be followed."""
+    """The server redirects the request in a way that can't be followed."""
 
     def __init__(self, place: str | None = None) -> None:
         super().__init__()
         self.place = place
-        """Where to; None if one redirect only leads to the next."""
+        """The target; None if one redirect only leads to the next."""
 
 
 class UnreadableAnswer(Exception):
-    """The server sent something in a form that it was not asked for."""
+    """The server sent something in a form that was not requested."""
 
 
 class Patience:
@@ -96,28 +96,28 @@ class Patience:
         self._has_tried = False
 
     def watch(self, scope: anyio.CancelScope, seconds: float) -> None:
-        """From now on end this scope where a try takes longer."""
+        """From now on, cancel this scope if a try takes longer than this."""
         self._scope, self.seconds = scope, seconds
 
     @property
     def retries_of_next(self) -> int:
-        """How often the next request may be tried again by the SDK."""
+        """How many times the SDK may retry the next request."""
         return max(0, self.retries_left - self._has_tried)
 
     def begin(self) -> None:
-        """Hear that a try begins."""
+        """Note that a try begins."""
         if self._has_tried:
             self.retries_left -= 1
         self._has_tried = True
         self._scope.deadline = anyio.current_time() + self.seconds
 
     def end(self) -> None:
-        """Wait as long as it takes."""
+        """Stop the clock: from now on, wait as long as it takes."""
         self._scope.deadline = math.inf
 
 
 patience: ContextVar[Patience | None] = ContextVar("patience", default=None)
-"""Of the call that is being made."""
+"""The patience of the current call."""
 
 
 def make_client(url: str) -> httpx2.AsyncClient:
@@ -164,10 +164,10 @@ async def _watch(request: httpx2.Request) -> None:
 
 
 class _Handshake:
-    """Closes the connection to a SOCKS proxy that won't do; httpx2 would leave it open."""
+    """Closes the connection to a SOCKS proxy that refuses; httpx2 would leave it open."""
 
     async def heard(self, event: str, info: Mapping[str, Any]) -> None:
-        """Hear how far the connection is."""
+        """Note the state of the connection."""
         if event == "socks.setup_socks5_connection.started":
             self._stream = info["stream"]
         elif event == "socks.setup_socks5_connection.failed":
@@ -176,7 +176,7 @@ class _Handshake:
 
 
 async def post(sdk: SDK, path: str, body: bytes, waits: Patience) -> httpx2.Response:
-    """What the server answers, its body still to be read; raises one of `ERRORS` or the SDK's."""
+    """The server's response, its body still to be read; raises one of `ERRORS` or the SDK's."""
     token = patience.set(waits)
     try:
         # Not `create`, which looks at each message anew and at the whole answer: most of its time.
@@ -189,7 +189,7 @@ async def post(sdk: SDK, path: str, body: bytes, waits: Patience) -> httpx2.Resp
             stream_cls=openai.AsyncStream,
         )
     except UnicodeError as error:  # a host's name in a redirect that is none
-        raise httpx2.InvalidURL("no such name can be asked") from error
+        raise httpx2.InvalidURL("the server redirects to an invalid host name") from error
     finally:
         patience.reset(token)
     return response
@@ -204,7 +204,7 @@ async def _before(request: httpx2.Request) -> None:
 
 
 async def _after(response: httpx2.Response) -> None:
-    """Read a refusal as far as it may go, and say where asking again is no use."""
+    """Read a refusal up to its limit, and note if retrying is no use."""
     if response.is_success:
         return
     if response.has_redirect_location:
@@ -215,7 +215,7 @@ async def _after(response: httpx2.Response) -> None:
             async for piece in _inflated(response, raw, REFUSAL_BYTES):
                 said += piece
         except (TooMuch, UnreadableAnswer):
-            """What was read says enough."""
+            """What was read is enough."""
     if (waits := patience.get()) is not None:
         waits.end()  # the wait for the next try is as long as the server asks
     await raw.aclose()
@@ -229,7 +229,7 @@ async def _after(response: httpx2.Response) -> None:
 
 
 def _follow(response: httpx2.Response) -> None:
-    """Raise `Redirected` if the next request would not ask the same, or there have been enough."""
+    """Raise `Redirected` if the next request would differ, or after too many redirects."""
     seen = response.request.extensions.get("redirects", 0)
     place = response.request.url.join(response.headers["location"])
     if response.status_code in _ASKS_NOTHING and response.request.method == "POST":
@@ -243,7 +243,7 @@ def _follow(response: httpx2.Response) -> None:
 
 
 def _is_too_late(response: httpx2.Response) -> bool:
-    """Whether the call will be given up before the time that the server asks for has passed."""
+    """Whether the call will be given up before the server's retry time has passed."""
     return anyio.current_time() + _asked_for(response) > anyio.current_effective_deadline()
 
 
@@ -265,7 +265,7 @@ def _asked_for(response: httpx2.Response) -> float:
 
 
 async def body(response: httpx2.Response, limit: int) -> bytes:
-    """The whole body; raises `TooMuch`, which holds what came before the limit."""
+    """The whole body; raises `TooMuch`, which contains what came before the limit."""
     size = response.headers.get("content-length", "")
     is_bounded = size.isdecimal() and len(size) < len(str(limit))
     if is_bounded and "content-encoding" not in response.headers:  # as nearly always
@@ -302,7 +302,7 @@ async def events(response: httpx2.Response, limits: AnswerLimits) -> AsyncIterat
 async def _inflated(
     response: httpx2.Response, raw: AsyncIterable[bytes], limit: int
 ) -> AsyncGenerator[bytes]:
-    """What comes, decompressed in small pieces: at most `limit` bytes, then `TooMuch`."""
+    """Incoming data, decompressed in small pieces: at most `limit` bytes, then `TooMuch`."""
     encoding = response.headers.get("content-encoding", "").strip().lower()
     pace = _Pace()
     inflate = _inflater(encoding)
@@ -336,20 +336,20 @@ def _inflater(encoding: str) -> Callable[[bytes], Iterable[bytes]]:
 
 
 class _Pace:
-    """Lets one answer be read for a short while at a stretch, and half of the time at most."""
+    """Lets one answer be read only briefly at a stretch, and at most half of the time."""
 
     def __init__(self) -> None:
         self._worked = 0.0
         self._since = time.monotonic()
 
     def begin(self) -> None:
-        """Hear that there is something to read; the time since the last time was rest."""
+        """Note that there is something to read; the time since the last call was a pause."""
         now = time.monotonic()
         self._worked = max(0.0, self._worked - (now - self._since))
         self._since = now
 
     async def keep(self) -> None:
-        """Hear that it was read; rest where that took long."""
+        """Note that it was read; pause if that took long."""
         now = time.monotonic()
         self._worked += now - self._since
         self._since = now
@@ -358,7 +358,7 @@ class _Pace:
 
 
 def begun(data: bytes) -> Mapping[str, Any]:
-    """What there is of an answer of which only the beginning was read."""
+    """What can be made of an answer of which only the beginning was read."""
     if failures.has_too_many_parts(data):
         return {}
     try:
@@ -380,7 +380,7 @@ ERRORS = (
     httpx2.InvalidURL,
     httpx2.StreamError,
 )
-"""Whatever a call may raise, beside the errors of its vendor's SDK."""
+"""Whatever a call may raise, besides the errors of its vendor's SDK."""
 _PROXY_REFUSED = 407
 _NO_CONNECTION = (
     httpx2.InvalidURL,
@@ -393,7 +393,7 @@ _NO_CONNECTION = (
 
 
 def failure(asked: Asked, error: Exception) -> ProviderError:
-    """The error for people, of one of `ERRORS` or of an SDK's: they have the same form."""
+    """The error to show people for one of `ERRORS` or an SDK's, which have the same form."""
     if isinstance(error, ServerSaid):
         return failures.refusal(asked, status=_status_in(error.said), said=error.said)
     # Some SDKs put their own error around whatever is raised.
@@ -413,7 +413,7 @@ def failure(asked: Asked, error: Exception) -> ProviderError:
 
 
 def _on_the_way(asked: Asked, causes: Sequence[BaseException], proxy: str | None) -> ProviderError:
-    """The error of a connection that failed."""
+    """The error for a failed connection."""
 
     def is_any(*kinds: type[BaseException]) -> bool:
         return any(isinstance(cause, kinds) for cause in causes)
@@ -449,7 +449,7 @@ _STATUS_OF = {
     "rate_limit_error": 429,
     "request_too_large": 413,
 }
-"""Of a type of error that comes within a stream."""
+"""The HTTP status for each type of error within a stream."""
 
 
 def _status_in(said: Mapping[str, Any]) -> int | None:

@@ -1,4 +1,4 @@
-"""The form of Anthropic's Messages API: a request as bytes, an answer put into a draft. Pure."""
+"""The format of Anthropic's Messages API: requests as bytes, answers added to a draft; no I/O."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from nanoloop.session.chat import REASONING
 
 VENDOR = "anthropic"
 MAX_TOKENS = 16_000
-"""Of an answer, where the options don't say; what it may think is added."""
+"""The limit of an answer if the options don't set one; thinking is added to it."""
 LOOKBACK = 20
-"""So many blocks before a breakpoint the API looks for an earlier one that it has kept."""
+"""How many blocks back from a breakpoint the API looks for an earlier cached one."""
 
 _IMAGES = {"image/jpeg", "image/png", "image/gif", "image/webp"}
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=]+)")
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 _NAME_CHARS = 128
 _OWN_PARTS = {"image", "document"}
-"""Parts that came in this API's own form and go as they are."""
+"""Parts that came in this API's own form and are sent unchanged."""
 _THOUGHTS = {"thinking", "redacted_thinking"}
 _FAILED = "Error: "
-"""How the text of a tool that failed begins (`result_text`)."""
+"""The beginning of a failed tool's text (`result_text`)."""
 
 _UNSHOWN = "[an image that can't be shown]"
 _EMPTY = "[an empty message]"
 _EARLIER = "[the conversation began earlier]"
-"""A conversation has to begin with the user: stands first where it does not."""
+"""Inserted first if a conversation does not begin with the user, as it must."""
 
 Block = dict[str, Any]
 
@@ -51,7 +51,7 @@ def request_bytes(
 ) -> bytes:
     """The body of a request; equal input gives equal bytes.
 
-    Without `with_thoughts` what the model thought in the turn going on is left out.
+    Without `with_thoughts`, what the model thought in the current turn is left out.
     """
     system, said = _translated(messages, with_thoughts=with_thoughts)
     form = {"model": model, **({"stream": True} if stream else {}), **_fitting(options)}
@@ -82,7 +82,7 @@ def _plain(value: object) -> dict[str, Any]:
 
 
 def _fitting(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in this API's words, with the limit that it asks for."""
+    """The options in this API's words, with the limit that it requires."""
     form = {key: value for key, value in options.items() if value is not None}
     if limit := form.pop("max_completion_tokens", None):
         form.setdefault("max_tokens", limit)
@@ -126,9 +126,9 @@ def _choice(choice: Any, parallel: Any) -> dict[str, Any]:
 
 
 def _may_think(form: Mapping[str, Any], said: Sequence[Block]) -> bool:
-    """Whether the thinking that is asked for can be: a turn begun without it ends without it.
+    """Whether the requested thinking is possible: a turn begun without it ends without it.
 
-    So it is where another vendor's model began the turn, or where its thoughts were refused.
+    A turn begins without it if another vendor's model began it, or if its thoughts were refused.
     """
     if _mapping(form.get("thinking")).get("type") != "enabled":
         return True
@@ -152,7 +152,7 @@ def _tools_named_in(said: Sequence[Block]) -> list[Block]:
 def _translated(
     messages: Sequence[ChatMessage], *, with_thoughts: bool
 ) -> tuple[list[Block], list[Block]]:
-    """The system prompt's blocks, and the messages: the user first, roles in turn."""
+    """The system prompt's blocks, and the messages: the user first, roles alternating."""
     opening = 0
     while opening < len(messages) and _is_system(messages[opening]):
         opening += 1
@@ -179,8 +179,8 @@ def _is_system(message: ChatMessage) -> bool:
 def _turn_begins(messages: Sequence[ChatMessage]) -> int:
     """The index of the question that is being answered.
 
-    What was thought before it is left out. The API binds a thought to all that stood before it, the
-    system prompt too, and refuses it once the window moves or the summary changes.
+    Earlier thinking is left out. The API binds a thought to everything before it, the system prompt
+    too, and refuses it once the window moves or the summary changes.
     """
     begins, follows_result = 0, False
     for index, message in enumerate(messages):
@@ -206,7 +206,7 @@ def _blocks(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool) -> tupl
 
 
 def _said_and_called(message: ChatMessage, ids: _CallIds, *, with_thoughts: bool) -> list[Block]:
-    """What the model said and called, its thoughts where they stood."""
+    """What the model said and called, with its thoughts in place."""
     content = message.get("content")
     text = content if isinstance(content, str) else _joined(_words(message))
     calls = iter([_tool_use(call, ids) for call in message.get("tool_calls") or ()])
@@ -238,7 +238,7 @@ def _tool_use(call: Mapping[str, Any], ids: _CallIds) -> Block:
 
 
 def _input(arguments: Any) -> dict[str, Any]:
-    """Arguments as the object that the API wants; whatever is none stands in one."""
+    """Arguments as the object that the API requires; anything else is wrapped in one."""
     try:
         said = json.loads(arguments or "{}")
         json.dumps(said, allow_nan=False)  # numbers that JSON doesn't know
@@ -262,14 +262,14 @@ def _result(message: ChatMessage, ids: _CallIds) -> Block:
 
 
 class _CallIds:
-    """Ids as the API takes them: no odd signs, none twice; a result has that of its call."""
+    """Ids as the API accepts them: no odd characters, no duplicates; a result has its call's id."""
 
     def __init__(self) -> None:
         self._open: dict[str, list[str]] = {}
         self._count: dict[str, int] = {}
 
     def of_call(self, call_id: str) -> str:
-        """An id of its own, also where a server counts its calls anew each turn."""
+        """A unique id, even if a server numbers its calls afresh each turn."""
         clean = _clean(call_id) or "call"
         self._count[clean] = number = self._count.get(clean, 0) + 1
         given = clean if number == 1 else f"{clean}__{number}"
@@ -335,16 +335,17 @@ def _image(url: str) -> Block:
 
 
 def _with_breakpoints(said: list[Block]) -> list[Block]:
-    """The messages, marked where the window's steady part ends and at their very end.
+    """The messages, marked where the window's stable part ends and at their very end.
 
-    The mark at the end keeps this request for the next one. The other is the one that surely finds
-    what an earlier request kept, since the API looks only `LOOKBACK` blocks back from a mark:
-    - Among the steps of a turn, the end of the request before, which is what stands before the
-      model's last words: a step with many calls is longer than the API looks back.
-    - At a question, the last answer before it. Behind that may stand what only this request says,
-      and what the model thought in that turn is gone now, so the end of the request before may be
-      unknown; the answer before it is in reach. Where it is not, since the turn was long, that
-      answer is marked instead, as it was when that turn began.
+    The mark at the end caches this request for the next one. The other mark is certain to find what
+    an earlier request cached, because the API looks only `LOOKBACK` blocks back from a mark:
+
+    - Among the steps of a turn, the end of the previous request, which is before the model's last
+      words: a step with many calls is longer than the API looks back.
+    - At a question, the last answer before it. After that there may be text that only this request
+      contains, and what the model thought in that turn is gone now, so the end of the previous
+      request may be unknown; the answer before it is within reach. If it is not, because the turn
+      was long, that answer is marked instead, as it was when that turn began.
     """
     steady = _steady_end(said)
     marked = {len(said) - 1} | ({steady} if steady >= 0 else set())
@@ -355,7 +356,7 @@ def _with_breakpoints(said: list[Block]) -> list[Block]:
 
 
 def _steady_end(said: Sequence[Block]) -> int:
-    """The index of the message at whose end the steady part ends; -1 where there is none."""
+    """The index of the last message of the stable part; -1 if there is none."""
     question = _question(said)
     if question < len(said) - 1:
         spoke = max(i for i, message in enumerate(said) if message["role"] == "assistant")
@@ -366,7 +367,7 @@ def _steady_end(said: Sequence[Block]) -> int:
 
 
 def _question(said: Sequence[Block]) -> int:
-    """The index of the newest message of the user's that answers no call; 0 where none is."""
+    """The index of the newest user message that answers no call; 0 if there is none."""
     for index in range(len(said) - 1, 0, -1):
         is_result = said[index]["content"][0]["type"] == "tool_result"
         if said[index]["role"] == "user" and not is_result:
@@ -375,14 +376,14 @@ def _question(said: Sequence[Block]) -> int:
 
 
 def _marked(blocks: Sequence[Block]) -> list[Block]:
-    """The same with a breakpoint at the end, which is no part of what is kept."""
+    """The blocks with a breakpoint at the end, which is not part of what is cached."""
     return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral"}}]
 
 
 # The answer
 
 SEAL_CHARS = 256_000
-"""Of all signatures of an answer."""
+"""The limit on all signatures of an answer together."""
 MOST_BLOCKS = 1000
 _COUNTED = (
     "input_tokens",
@@ -394,21 +395,21 @@ _REASONS = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-"""Why an answer ended, where `PartialAnswer` knows no such word."""
+"""Why an answer ended, if `PartialAnswer` has no word for it."""
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A block of the answer, as far as it goes back with the results of its calls."""
+    """A block of the answer, as it is sent back with the results of its calls."""
 
     type: str
     words: list[str] = field(default_factory=list)
     seal: list[str] = field(default_factory=list)
-    """The signature of a thought, or the data of one that is not shown."""
+    """The signature of a thought, or the data of a hidden one."""
     chars: int = 0
 
     def form(self) -> Block | None:
-        """As it goes back, or as what stands in its place in our messages; None for a wrong one."""
+        """The block to send back, or its replacement in our messages; None for an invalid one."""
         if self.type == "text":
             return {"type": "text", "chars": self.chars}
         if self.type == "tool_use":
@@ -423,7 +424,7 @@ class _Piece:
 
 
 class Taking:
-    """Puts the events of an answer, or a whole one, into a draft."""
+    """Adds the events of an answer, or a whole one, to a draft."""
 
     def __init__(self) -> None:
         self._draft: PartialAnswer | None = None
@@ -432,7 +433,7 @@ class Taking:
         self._room = SEAL_CHARS
 
     def __call__(self, draft: PartialAnswer, data: Mapping[str, Any]) -> str:
-        """Take one; returns the text that is new."""
+        """Add an event or a whole answer; returns the new text."""
         if draft is not self._draft:  # asked again
             self._draft, self._pieces, self._counted = draft, {}, {}
             self._room = SEAL_CHARS
@@ -454,7 +455,7 @@ class Taking:
 
     @property
     def reasoning(self) -> Reasoning | None:
-        """What goes back; None where nothing was thought, or not all of it can."""
+        """The reasoning to send back; None if there was none, or if not all of it can be sent."""
         pieces = [] if self._draft is None or self._draft.is_full else [*self._pieces.values()]
         while pieces and pieces[-1].type not in _THOUGHTS:
             pieces.pop()
@@ -528,7 +529,7 @@ class Taking:
             piece.seal.append(words)
 
     def _count(self, draft: PartialAnswer, usage: object) -> None:
-        """Hear what was used so far; the last count of each kind is the one that holds."""
+        """Note the usage so far; the last count of each kind is the one that applies."""
         said = _mapping(usage)
         self._counted |= {
             kind: count(said[kind]) for kind in _COUNTED if said.get(kind) is not None

@@ -1,4 +1,4 @@
-"""All models behind one provider: each is asked where it is served, by the vendor in its name."""
+"""All models behind one provider, which calls each at the vendor given in its name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from nanoloop.errors import ProviderError, SettingsError
-from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
+from nanoloop.protocols import (
+    ChatMessage,
+    OnText,
+    Provider,
+    Reply,
+    ToolSpec,
+    in_background,
+    vendor_of,
+)
 from nanoloop.providers.vendors import VENDORS, split
 
+if TYPE_CHECKING:  # an extra
+    from nanoloop.providers.local.provider import LocalProvider
+
 Make = Callable[[str, str], Provider]
-"""Given a vendor's word ("" for none) and the first model asked of it, makes its provider."""
+"""Makes a provider, given the vendor's word ("" for none) and its first model."""
 Around = Callable[[Provider], Provider]
 WithOptions = Callable[[Mapping[str, Any]], Provider]
 
@@ -21,10 +32,10 @@ UNSEEN = {"type": "text", "text": "[an image that can't be shown]"}
 
 
 class Models:
-    """A provider of many vendors' models; each vendor's own is made once, when first asked."""
+    """A provider of many vendors' models; each vendor's provider is made once, on first use."""
 
     def __init__(self, model: str, make: Make) -> None:
-        """`model` answers where a call names none; `make` may raise `SettingsError`."""
+        """`model` is used if a call names none; `make` may raise `SettingsError`."""
         self._model = model
         self._make = make
         self._arounds: tuple[Around, ...] = ()
@@ -38,7 +49,7 @@ class Models:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer as the vendor's provider does. Raises `ProviderError` only."""
+        """Answer with the vendor's provider; raises only `ProviderError`."""
         word, name = split(model or self._model)
         if word in VENDORS and not VENDORS[word].quirks.sees_images:
             messages = [_without_images(message) for message in messages]
@@ -46,14 +57,14 @@ class Models:
         return await provider.chat(messages=messages, tools=tools, model=name, on_text=on_text)
 
     def provider_of(self, model: str) -> Provider:
-        """The provider that is asked for that model; raises `SettingsError` as its maker does."""
+        """The provider of that model; raises `SettingsError` if it can't be made."""
         word, name = split(model)
         # A plugin and a model file are made for one model; a server has many.
         key = word if word in VENDORS and word != "local" else model
         return self._shelf.get(key if word else "", lambda: self._make(word, name))
 
     def vendor_of(self, model: str | None) -> str:
-        """Whose reasoning that model's provider takes back; "" also where it can't be made."""
+        """The vendor whose reasoning that model's provider accepts; "" if it can't be made."""
         try:
             return vendor_of(self.provider_of(model or self._model), model)
         except (ProviderError, SettingsError):  # its call says what is wrong
@@ -61,23 +72,29 @@ class Models:
 
     @property
     def with_options(self) -> WithOptions | None:
-        """Makes one whose requests have these options too; None where the usual model has none."""
+        """Makes a copy with additional request options; None if the usual model supports none."""
         usual = getattr(self.provider_of(self._model), "with_options", None)
         return None if usual is None else lambda options: self._around(_optioned(options))
 
     def in_background(self) -> Models:
-        """The same models for work that can wait, where their providers tell the two apart."""
+        """The same models for work that can wait, if that makes a difference to their providers."""
         return self._around(in_background)
 
     async def load(self) -> None:
-        """Load what the providers that were made so far need; one that can't says so when asked."""
+        """Load what the existing providers need; one that fails reports it when called.
+
+        If the usual model is local, it is loaded too, so that the first question need not wait.
+        """
         for provider in self._shelf.made:
             if (load := getattr(provider, "load", None)) is not None:
                 with suppress(Exception):  # a plugin's may raise anything
                     await load()
+        if split(self._model)[0] == "local":
+            with suppress(Exception):  # as above: the first call says what is wrong
+                await cast("LocalProvider", self.provider_of(self._model)).ready()
 
     async def close(self) -> None:
-        """Close all that were made; closing twice is fine."""
+        """Close all providers made so far; safe to call twice."""
         await self._shelf.close()
 
     def _around(self, around: Around) -> Models:
@@ -96,7 +113,7 @@ class Models:
 
 
 class _LocalModels:
-    """The providers that were made; loops in several threads may ask at once."""
+    """The providers made so far; loops in several threads may ask at once."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -125,12 +142,6 @@ class _LocalModels:
                 stack.push_async_callback(provider.close)
 
 
-def in_background(provider: Provider) -> Provider:
-    """The provider as work is done that can wait, where it tells the two apart."""
-    apart = getattr(provider, "in_background", None)
-    return provider if apart is None else apart()
-
-
 def _optioned(options: Mapping[str, Any]) -> Around:
     def around(provider: Provider) -> Provider:
         fitted: WithOptions | None = getattr(provider, "with_options", None)
@@ -140,7 +151,7 @@ def _optioned(options: Mapping[str, Any]) -> Around:
 
 
 def _without_images(message: ChatMessage) -> ChatMessage:
-    """The message as a model may read it that takes no images."""
+    """The message for a model that accepts no images."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -149,7 +160,7 @@ def _without_images(message: ChatMessage) -> ChatMessage:
 
 
 def joined(parts: list[Any]) -> Any:
-    """One text where there is nothing else: servers of models that see nothing want that."""
+    """The parts as one text if they are all text, as servers of text-only models require."""
     if all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
         return "\n\n".join(str(part["text"]) for part in parts)
     return parts

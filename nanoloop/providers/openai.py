@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's chat completions, asked through OpenAI's own SDK."""
+"""Any server with OpenAI's chat completions, called through OpenAI's own SDK."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:  # it takes long to load
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
 OWN = {"messages", "model", "stream", "tools"}
-"""What a request says that no option may."""
+"""Parts of a request that no option may set."""
 LIMITS = {"max_tokens", "max_completion_tokens"}
-"""What servers call the limit of an answer's tokens."""
+"""Servers' names for the limit of an answer's tokens."""
 HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "nanoloop",
 }
 UNSAID = ("Accept", "OpenAI-Organization", "OpenAI-Project", *OF_THIS_MACHINE)
-"""Headers of the SDK that say nothing, that are for OpenAI alone, or that tell too much."""
+"""Headers of the SDK that say nothing, are for OpenAI alone, or reveal too much."""
 
 
 class OpenAIProvider:
@@ -51,8 +51,8 @@ class OpenAIProvider:
 
     def __init__(
         self,
-        *,
         model: str,
+        *,
         api_key: str | None = None,
         base_url: str | None = None,
         first_token_timeout_seconds: float = defaults.FIRST_TOKEN_TIMEOUT_SECONDS,
@@ -63,9 +63,9 @@ class OpenAIProvider:
         key_name: str = "OPENAI_API_KEY",
         limits: AnswerLimits | None = None,
     ) -> None:
-        """`options` go into each request as they are (`temperature` …); None leaves one out.
+        """`options` go into each request unchanged (`temperature` …); None removes one.
 
-        `key_name` is the variable that errors name where the key is refused.
+        `key_name` is the variable that errors name if the key is refused.
         """
         self._model = model
         self._key = clean_key(api_key)
@@ -95,7 +95,7 @@ class OpenAIProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text comes in pieces too. Raises `ProviderError` only."""
+        """Answer; with `on_text` the text also comes in pieces. Raises `ProviderError` only."""
         model = model or self._model
         body = request_bytes(
             model=model,
@@ -107,9 +107,9 @@ class OpenAIProvider:
         return await self._server.ask(asked, take, on_text)
 
     def with_options(self, options: Mapping[str, Any]) -> OpenAIProvider:
-        """One whose requests have these options too; it shares the connections.
+        """A provider whose requests have these options too; it shares the connections.
 
-        The limit of an answer's tokens is called what this server calls it.
+        The limit of an answer's tokens gets this server's name for it.
         """
         field = self._quirks.max_tokens_field
         own = {field if key in LIMITS else key: value for key, value in options.items()}
@@ -124,7 +124,7 @@ class OpenAIProvider:
         await self._server.load()
 
     async def close(self) -> None:
-        """Let go of connections; closing twice is fine."""
+        """Close connections; closing twice is fine."""
         await self._server.close()
 
     def _own_options(self, *, is_streamed: bool) -> dict[str, Any]:
@@ -200,14 +200,14 @@ def request_bytes(
 
 
 def _without_reasoning(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """The messages as any server takes them: what a vendor wants back is for that vendor alone."""
+    """The messages as any server accepts them, without the parts that are for one vendor alone."""
     if not any(map(contains, messages, repeat(REASONING))):  # in C: it is asked each time
         return list(messages)
     return [{k: v for k, v in message.items() if k != REASONING} for message in messages]
 
 
 def tool_form(tool: ToolSpec) -> dict[str, Any]:
-    """A tool as the server wants to hear of it."""
+    """A tool in the server's form."""
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -220,7 +220,7 @@ def tool_form(tool: ToolSpec) -> dict[str, Any]:
 
 
 def take(draft: PartialAnswer, data: Mapping[str, Any]) -> str:
-    """Put a chunk, or a whole answer, into the draft; returns the text that is new."""
+    """Add a chunk, or a whole answer, to the draft; returns the new text."""
     draft.model = draft.model or _string(data.get("model"))
     if isinstance(counted := data.get("usage"), dict):
         draft.usage = _usage(counted)
@@ -268,7 +268,7 @@ def _usage(counted: Mapping[str, Any]) -> Usage:
 
 
 def _text(content: object) -> str:
-    """Text that came as a string, or as parts of which some are text."""
+    """Text that came as a string, or as parts, some of which are text."""
     if isinstance(content, list):
         return "".join(_string(_mapping(part).get("text")) for part in content)
     return _string(content)
@@ -286,7 +286,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _without_user(url: str) -> tuple[str, str]:
-    """The header for the name and password in a URL, empty where there are none, and the rest."""
+    """The header for the name and password in a URL, empty if there are none, and the rest."""
     parts = urlsplit(url)
     user, at, place = parts.netloc.rpartition("@")
     header = f"Basic {b64encode(unquote(user).encode()).decode()}" if at else ""

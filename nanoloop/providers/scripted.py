@@ -1,4 +1,4 @@
-"""A provider that says what it was told to: for tests, demos and a first look without a key."""
+"""A provider with scripted answers: for tests, demos and a first look without a key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import anyio
 from nanoloop.protocols import ChatMessage, OnText, Reply, ToolSpec
 
 Line = str | Reply | Exception | Callable[..., Any]
-"""What to say: a text, a whole reply, an error to raise, or a function that returns one of these,
+"""The next line: a text, a whole reply, an error to raise, or a function that returns one of these,
 called with messages, tools and model; it may be async."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedCall:
-    """What the provider was asked, as it was at that moment."""
+    """A recorded call, as it was at that moment."""
 
     messages: list[ChatMessage]
     tools: list[ToolSpec] | None
@@ -30,13 +30,13 @@ class ScriptedCall:
 
 
 def echo(messages: Sequence[ChatMessage], _tools: object, _model: object) -> str:
-    """Say again what the user said last."""
+    """Repeat what the user said last."""
     said = (m.get("content") for m in reversed(messages) if m.get("role") == "user")
     return f"You said: {next(said, '')}"
 
 
 class ScriptedProvider:
-    """Plays its replies in order, then `otherwise` each time; remembers what it was asked."""
+    """Plays its replies in order, then `otherwise` each time; remembers its calls."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ScriptedProvider:
         word_delay_seconds: float = 0,
         keep_calls: int = 1000,
     ) -> None:
-        """With `held` every call waits for `release`; with `keep_calls=0` none is remembered."""
+        """With `held`, every call waits for `release`; with `keep_calls=0`, none is remembered."""
         self._replies = deque(replies)
         self._otherwise = otherwise
         self._is_held = held
@@ -60,7 +60,7 @@ class ScriptedProvider:
         self.calls: deque[ScriptedCall] = deque(maxlen=keep_calls)
         """The last calls, oldest first."""
         self.count = 0
-        """All calls there were."""
+        """The total number of calls."""
         self.closed = False
 
     async def chat(
@@ -71,7 +71,7 @@ class ScriptedProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Say the next line; with `on_text` word by word."""
+        """Say the next line; with `on_text`, word by word."""
         # Taken before any wait: the order of calls is the order of replies.
         line = self._replies.popleft() if self._replies else self._otherwise
         self._remember(messages, tools, model, streamed=on_text is not None)
@@ -88,15 +88,15 @@ class ScriptedProvider:
             await anyio.sleep(self._word_delay_seconds)
 
     async def close(self) -> None:
-        """Nothing to let go of; closing twice is fine."""
+        """Nothing to close; closing twice is fine."""
         self.closed = True
 
     def hold(self) -> None:
-        """From now on calls wait for `release`."""
+        """Make calls wait for `release` from now on."""
         self._is_held = True
 
     def release(self, count: int | None = None) -> None:
-        """Let `count` calls go on, waiting or still to come; without it all, and hold no more."""
+        """Let `count` waiting or future calls continue; without it, all, and stop holding."""
         if count is None:
             self._is_held, self._passes = False, 0
             count = len(self._waiting)
@@ -108,11 +108,11 @@ class ScriptedProvider:
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for `release`."""
+        """The number of calls waiting for `release`."""
         return len(self._waiting)
 
     async def asked(self, count: int = 1) -> None:
-        """Wait until so many calls have come, answered or not."""
+        """Wait until this many calls have been made, answered or not."""
         while self.count < count:
             await self._asked.wait()
 

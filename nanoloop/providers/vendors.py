@@ -13,32 +13,32 @@ from nanoloop.plugins import is_installed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
-    """In what a server that speaks OpenAI's chat completions may differ from others."""
+    """How a server for OpenAI's chat completions API differs from others."""
 
     streams_usage: bool = True
-    """Whether it takes `stream_options`; one that refuses it tells the usage unasked."""
+    """Whether it accepts `stream_options`; a server that rejects them sends the usage anyway."""
     max_tokens_field: str = "max_tokens"
-    """What it calls the limit of an answer's tokens."""
+    """Its name for the limit on an answer's tokens."""
     takes_cache_key: bool = False
-    """Whether it takes `prompt_cache_key`."""
+    """Whether it accepts `prompt_cache_key`."""
     sees_images: bool = True
-    """Whether any of its models takes images."""
+    """Whether any of its models accepts images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
-    """Someone who serves models, on the web or on this machine."""
+    """A service that offers models, on the web or on this machine."""
 
     title: str
     speaks: Literal["openai", "anthropic", "local"] = "openai"
     url: str | None = None
-    """Its address; None where everyone has their own, or where there is none."""
+    """Its address; None if each user has their own, or if there is none."""
     keys: tuple[str, ...] = ()
-    """The variables that a key is looked for in, the usual one first; none where it needs none."""
+    """The environment variables for its key, the usual one first; empty if it needs no key."""
     address: str | None = None
-    """The variable that names the address."""
+    """The environment variable for its address."""
     lists_under: str = ""
-    """What its list of models writes before each name."""
+    """The prefix of each name in its list of models."""
     quirks: Quirks = Quirks()
 
 
@@ -117,17 +117,17 @@ VENDORS: Mapping[str, Vendor] = {
         title="a model file on this machine", speaks="local", quirks=Quirks(sees_images=False)
     ),
 }
-"""Each by the word that stands before the first colon of a model's name."""
+"""All vendors, keyed by the word before the first colon in a model's name."""
 
 _HOST = re.compile(r"(?:(https?)://)?(\[[^\]]*\]|[^:/\s]*)(?::(\d+))?(/\S*)?")
 _EVERYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nobody listens there for it
 
 
 def split(model: str) -> tuple[str, str]:
-    """The vendor's word, "" where there is none, and the model as that vendor names it.
+    """The vendor's word ("" if there is none), and the vendor's own name for the model.
 
-    Only a word of the table, or the name of an installed plugin, makes what follows its colon a
-    vendor's: `qwen3:4b` is a name like any other. A local model keeps its whole name.
+    Only a word in the table, or the name of an installed plugin, is a vendor: `qwen3:4b` is just
+    a model's name. A local model keeps its whole name.
     """
     if is_local(model):
         return "local", model
@@ -138,13 +138,13 @@ def split(model: str) -> tuple[str, str]:
 
 
 def at(url: str) -> Vendor:
-    """The vendor at that address; one without quirks where none of the table is there."""
+    """The vendor at that address; a vendor without quirks if it is not in the table."""
     known = (vendor for vendor in VENDORS.values() if vendor.url == url.rstrip("/"))
     return next(known, Vendor(title="a server"))
 
 
 def address_in(variable: str, value: str) -> str:
-    """The base URL that a vendor's own variable means, which is not always written as one."""
+    """The base URL from a vendor's own variable, which may be in another form."""
     match variable:
         case "OLLAMA_HOST":
             return _of_ollama(value)
@@ -156,7 +156,7 @@ def address_in(variable: str, value: str) -> str:
 
 
 def _of_ollama(host: str) -> str:
-    """Ollama's server reads the same variable, and may listen everywhere."""
+    """Ollama's base URL; its server reads the same variable, which may mean every address."""
     found = _HOST.fullmatch(host.strip())
     if found is None:
         return host

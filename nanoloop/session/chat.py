@@ -1,8 +1,8 @@
-"""Entries to chat messages and back, and which of them belong together.
+"""Converts entries to chat messages and back, and tells which of them belong together.
 
-A message that came in as OpenAI `tool_calls` or as `tool_use` blocks becomes one entry per thing
-said, called or returned; going back, entries that came as one message are one message again, in
-the form they came in.
+A message that came in as OpenAI `tool_calls` or as `tool_use` blocks becomes one entry per text,
+call or result; on the way back, entries from one message become one message again, in its
+original form.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from nanoloop.session.entry import (
 )
 
 REASONING = "reasoning"
-"""The key of a thought's metadata, and of a message for the same vendor, that holds `vendor` and
-`blocks`: what that vendor wants back with the results of a step."""
+"""The metadata key, on a thought or on a message for the same vendor, that holds `vendor` and
+`blocks`: what that vendor expects back with the results of a step."""
 _FORM = "form"
-"""The metadata key that says a message came as blocks."""
+"""The metadata key that marks a message that came as blocks."""
 _BLOCKS = "blocks"
 _EXTRA = "extra"
 """The metadata key for keys of a message that have no place in an entry."""
 _APART = "apart"
-"""The metadata key of a call that begins a message though the assistant spoke just before it."""
+"""The metadata key of a call that starts a message even though the assistant just spoke."""
 _RAW = "arguments"
-"""The metadata key for arguments as the model wrote them, where JSON would write them otherwise."""
+"""The metadata key for arguments as the model wrote them, if JSON encodes them differently."""
 WAITS_FOR = "waits_for"
-"""The metadata key of a call that stays open: in a few words what it waits for."""
+"""The metadata key of a call that stays open: a brief description of what it waits for."""
 MOST_PARTS = 10_000
-"""Lists and objects in all; more take long to make, and hold up every chat."""
+"""The most lists and objects in total; more would take long to process and delay all chats."""
 MOST_DEEP = 50
-"""Lists and objects in each other; with more, what walks through them may not come back."""
+"""The deepest nesting of lists and objects; more may exceed the recursion limit."""
 _IN_CHAT = {MESSAGE, TOOL_CALL, TOOL_RESULT}
 _KNOWN_KEYS = {"role", "content", "tool_calls", "tool_call_id"}
 
 
 def entries_of(message: Mapping[str, Any]) -> list[Entry]:
-    """The entries that a chat message stands for; at least one."""
+    """The entries that a chat message corresponds to; at least one."""
     if not isinstance(message, Mapping):
         raise TypeError(
             f"a message is a mapping with role and content, not {type(message).__name__}"
@@ -91,7 +91,7 @@ def _marked(entry: Entry, **marks: Any) -> Entry:
 
 
 def begins_apart(entries: list[Entry], newest: Entry | None) -> list[Entry]:
-    """Entries of one message, marked where they would seem to go on with the newest entry's."""
+    """One message's entries, marked if they would appear to continue the newest entry's."""
     goes_on = newest is not None and (newest.type == TOOL_CALL or newest.role == "assistant")
     if goes_on and entries[0].type == TOOL_CALL:
         return [_marked(entries[0], **{_APART: True}), *entries[1:]]
@@ -121,7 +121,7 @@ def _block_call_entry(block: Mapping[str, Any]) -> Entry:
 
 
 def decoded(arguments: Any) -> Any:
-    """Arguments as the value their JSON means; text that is no JSON stays text."""
+    """Arguments as a JSON value; text that is not JSON stays text."""
     if not isinstance(arguments, str):
         return arguments
     if arguments.count("[") + arguments.count("{") > MOST_PARTS:
@@ -134,7 +134,7 @@ def decoded(arguments: Any) -> Any:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number that JSON has")
+    raise ValueError(f"{text} is not a finite number")
 
 
 def _finite(text: str) -> float:
@@ -170,20 +170,20 @@ def tool_result_of_block(block: Mapping[str, Any], tool: str = "") -> Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSpan:
-    """The entries that came as one chat message; thoughts ride with the message after them."""
+    """The entries from one chat message; thoughts belong to the message after them."""
 
     message: dict[str, Any] | None
-    """None for thoughts and unknown types at the end, which no message follows."""
+    """None for thoughts and unknown types at the end, with no message after them."""
     entries: Sequence[Entry]
 
 
 def messages_of(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The chat messages that these entries came as; thoughts and unknown types are left out."""
+    """The chat messages these entries came from; thoughts and unknown types are left out."""
     return [span.message for span in spans_of(entries) if span.message is not None]
 
 
 def spans_of(entries: Sequence[Entry]) -> list[MessageSpan]:
-    """All entries, parted by the chat message they came as."""
+    """All entries, grouped by the chat message they came from."""
     spans: list[MessageSpan] = []
     first = 0
     message: dict[str, Any] | None = None
@@ -205,20 +205,20 @@ def spans_of(entries: Sequence[Entry]) -> list[MessageSpan]:
 
 
 def _joins(entry: Entry, message: Mapping[str, Any]) -> bool:
-    """Whether this entry is a call of that assistant's message."""
+    """Whether this entry is a call that belongs to that assistant message."""
     alone = entry.metadata.get(_APART)
     return entry.type == TOOL_CALL and message["role"] == "assistant" and not alone
 
 
 def _behind_last(entries: Sequence[Entry], first: int, end: int) -> int:
-    """Behind the last entry before `end` that is in a chat message."""
+    """The index after the last entry before `end` that is part of a chat message."""
     while end > first and entries[end - 1].type not in _IN_CHAT:
         end -= 1
     return end
 
 
 def _grown(message: dict[str, Any] | None, entry: Entry) -> dict[str, Any]:
-    """The message that this entry begins, or that it is one more call of."""
+    """The message that this entry starts, or the given one with its call added."""
     if entry.type == MESSAGE:
         return _message(entry)
     if entry.type == TOOL_RESULT:
@@ -290,7 +290,7 @@ def _tool_message(result: Entry) -> dict[str, Any]:
 
 
 def result_text(result: Entry) -> str:
-    """What a model is told of a tool's result: its text, or its error."""
+    """A tool's result for the model: its text, or its error."""
     content = result.content
     if not content.get("success", True):
         return f"Error: {content.get('error') or 'the tool failed'}"
@@ -303,12 +303,12 @@ def _json(value: Any) -> str:
 
 
 def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[str, Any]]:
-    """The same in the one form every model server takes: each call followed by its result.
+    """The messages in the form every model server accepts: each call followed by its result.
 
-    The results of a message's calls stand in the order of the calls. A call without one is
-    followed by what it waits for, also where its result came late: what the model has read stays
-    as it was. Late results and those without a call are left out. What a model of that vendor
-    thought before its calls goes along, in the vendor's own form.
+    Results are in the order of their message's calls. A call without one is followed by what it
+    waits for, even if its result came late, so that what the model has read does not change.
+    Late results and those without a call are left out. What a model of that vendor thought before
+    its calls is included, in the vendor's own form.
     """
     pairs = results_in_time(entries)
     messages: list[dict[str, Any]] = []
@@ -340,7 +340,7 @@ def _plain_message(entry: Entry) -> dict[str, Any]:
 
 
 def _reasoning_before(entries: Sequence[Entry], index: int, vendor: str) -> dict[str, Any]:
-    """The key for what was thought right before this entry, where that vendor wants it back."""
+    """The key for thoughts right before this entry, if that vendor expects them back."""
     if not vendor or index == 0 or entries[index - 1].type != THINKING:
         return {}
     own = entries[index - 1].metadata.get(REASONING)
@@ -355,7 +355,7 @@ def _add_exchange(
     pairs: dict[int, int],
     thought: Mapping[str, Any],
 ) -> int:
-    """Add the calls that follow an assistant's words, and their results; return what is next."""
+    """Add an assistant's calls and their results; returns the index of the next entry."""
     after = index + (entries[index].type == MESSAGE)
     calls = []
     while after < len(entries) and entries[after].type == TOOL_CALL:
@@ -374,7 +374,7 @@ def _add_exchange(
 
 
 def _open_text(call: Entry) -> str:
-    """What a model is told in place of a result that there is not."""
+    """The text that a model gets in place of a missing result."""
     if waits_for := call.metadata.get(WAITS_FOR):
         return f"No result yet: it waits for {waits_for}. The result is told when it comes."
     return "No result is known: the call may be running still, or may have taken effect."
@@ -383,8 +383,8 @@ def _open_text(call: Entry) -> str:
 def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
     """Index of each call that has a result → index of that result.
 
-    They pair by call id, and a result answers the newest call with its id, since some servers
-    number their calls anew each turn; without ids, it answers the oldest open call of its tool.
+    They are matched by call id. A result answers the newest call with its id, because some servers
+    restart their numbering each turn; without an id, it answers its tool's oldest open call.
     """
     open_calls: dict[int, Entry] = {}
     pairs: dict[int, int] = {}
@@ -400,7 +400,7 @@ def results_by_call(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def results_in_time(entries: Sequence[Entry]) -> dict[int, int]:
-    """Those pairs in which the result came before the assistant said or called anything more."""
+    """The pairs whose result came before the assistant said or called anything else."""
     pairs = results_by_call(entries)
     if not pairs:
         return pairs
@@ -409,7 +409,7 @@ def results_in_time(entries: Sequence[Entry]) -> dict[int, int]:
 
 
 def _steps(entries: Sequence[Entry]) -> list[int]:
-    """For each entry, which message of the assistant it is part of or comes after."""
+    """For each entry, the number of the assistant message that it is part of or follows."""
     steps: list[int] = []
     for index, entry in enumerate(entries):
         before = entries[index - 1] if index else None
@@ -420,7 +420,7 @@ def _steps(entries: Sequence[Entry]) -> list[int]:
 
 
 def late_results(entries: Sequence[Entry]) -> dict[int, Entry | None]:
-    """The indexes of other results, each with its call where that is among these entries."""
+    """The index of each late result, with its call if it is among these entries."""
     if TOOL_RESULT not in [entry.type for entry in entries]:
         return {}
     calls = {result: entries[call] for call, result in results_by_call(entries).items()}
@@ -455,7 +455,7 @@ def _call_of(result: Entry, open_calls: dict[int, Entry]) -> int | None:
 
 
 def open_calls(entries: Sequence[Entry]) -> list[Entry]:
-    """The calls that nothing has answered, oldest first."""
+    """The unanswered calls, oldest first."""
     pairs = results_by_call(entries)
     return [e for i, e in enumerate(entries) if e.type == TOOL_CALL and i not in pairs]
 
@@ -467,21 +467,21 @@ def orphan_results(entries: Sequence[Entry]) -> set[int]:
 
 
 def call_id_of(call: Entry) -> str:
-    """The id a model sees: the one that was given, else one made from the entry's own."""
+    """The id that a model sees: the given one, or else one made from the entry's id."""
     return call.call_id or f"call_{call.id[:24]}"
 
 
 class HandedMessages:
-    """Entries as the chat messages that a handler is given, and the way back."""
+    """Entries as the chat messages that a handler receives, and the conversion back."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._spans = [span for span in spans_of(entries) if span.message is not None]
         self.messages: list[dict[str, Any]] = [copied(span.message) for span in self._spans]
-        """Copies: whatever a handler does to them changes nothing here."""
+        """Copies, so that a handler's changes to them have no effect here."""
         self._index = {id(message): index for index, message in enumerate(self.messages)}
 
     def shown(self, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-        """The messages of some of the entries, the same objects where they are among those."""
+        """The messages of these entries, as the same objects as in `messages` if unchanged."""
         by_first = {_span_name(span): index for index, span in enumerate(self._spans)}
         shown = []
         for span in spans_of(entries):
@@ -492,13 +492,13 @@ class HandedMessages:
         return shown
 
     def is_same(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether these are the messages as they were handed out."""
+        """Whether these are the messages exactly as they were handed out."""
         return list(messages) == [span.message for span in self._spans]
 
     def resolved(
         self, full: Sequence[Mapping[str, Any]], current: Sequence[Mapping[str, Any]]
     ) -> tuple[list[Entry], list[Entry]]:
-        """The entries of a history and of a window on it, the same ones where they share them."""
+        """The entries of a history and of a window on it, as the same objects if shared."""
         groups = self.entries_for(full)
         by_object = {id(m): group for m, group in zip(full, groups, strict=True)}
         taken = {id(message) for message in current}
@@ -513,7 +513,7 @@ class HandedMessages:
         return _flat(self.entries_for(messages))
 
     def entries_for(self, messages: Iterable[Mapping[str, Any]]) -> list[list[Entry]]:
-        """For each message the entries it stands for, or new ones where it is none of these."""
+        """For each message its original entries, or new ones if it is not one of `messages`."""
         unused = dict(enumerate(self._spans))
         found = [self._take_same(message, unused) for message in messages]
         # From the newest: where two are equal and one was left out, the older one was.
@@ -523,7 +523,7 @@ class HandedMessages:
         return [list(span) for span in found]
 
     def _take_same(self, message: Mapping[str, Any], unused: dict[int, MessageSpan]) -> Any:
-        """The entries of this very object, unless it was changed; else the message."""
+        """The entries of this exact object if it is unchanged, otherwise the message."""
         index = self._index.get(id(message))
         if index is None or index not in unused or self._spans[index].message != message:
             return message
@@ -543,17 +543,17 @@ def _flat(groups: Iterable[Sequence[Entry]]) -> list[Entry]:
 
 
 def _span_name(span: MessageSpan) -> int | str:
-    """What tells a span from all others: ids may be given twice, numbers not."""
+    """What identifies a span: its number if it has one, because ids may not be unique."""
     return span.entries[0].seq or span.entries[0].id
 
 
 def char_size(message: Mapping[str, Any]) -> int:
-    """Characters of role and content, plus one between them."""
+    """The length of role and content in characters, plus one between them."""
     return len(str(message.get("role") or "")) + 1 + content_size(message.get("content"))
 
 
 def content_size(content: Any) -> int:
-    """Characters of a content: text counts as it is, anything structured as its JSON."""
+    """The length of a content in characters: text as it is, anything structured as JSON."""
     if content is None:
         return 0
     if isinstance(content, str):
@@ -579,12 +579,12 @@ def _as_json(value: Any) -> str:
 
 
 def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
-    """Characters of all of them."""
+    """The total length of the messages in characters."""
     return sum(char_size(message) for message in messages)
 
 
 def entry_text(entry: Entry) -> str:
-    """All the text of an entry, for counting: a tool's name, arguments and result count too."""
+    """All the text of an entry, for counting, including a tool's name, arguments and result."""
     if entry.type == MESSAGE:
         return words_of(entry)
     values = (value for key, value in entry.content.items() if key != "success")
@@ -592,7 +592,7 @@ def entry_text(entry: Entry) -> str:
 
 
 def words_of(message: Entry) -> str:
-    """What was said in a message, with nothing that wasn't said between its parts."""
+    """The text of a message, with nothing added between its parts."""
     parts = message.content.get("parts")
     if isinstance(parts, list):
         return plain_text(parts, between="")
@@ -604,5 +604,5 @@ def _value_text(value: Any) -> str:
 
 
 def rough_tokens(characters: int) -> int:
-    """Four characters a token, as the oldest rule of thumb has it."""
+    """An estimate by the old rule of thumb: four characters per token."""
     return characters // 4

@@ -1,6 +1,6 @@
-"""A conversation: who and how long, state, log, queue, digests; what the loop and stores use.
+"""A conversation: identity and lifetime, state, log, queue, digests; for the loop and stores.
 
-All of it that a store keeps is in `Head` and in `PARTS`.
+Everything that a store keeps of it is in `Head` and `PARTS`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from nanoloop.session.queue import Next, Queue, is_asked, last_exchange
 
 
 class Conversation:
-    """A log that forgets nothing: what leaves the window stays in it. Safe for threads."""
+    """A log that forgets nothing: what leaves the window stays in it. Thread-safe."""
 
     def __init__(
         self,
@@ -46,40 +46,40 @@ class Conversation:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.about = about
-        """Who it is, and how long it lives."""
+        """Its identity, and how long it lives."""
         self.lock = RLock()
         """Held while anything in here changes."""
         self.log = Log()
-        """The entries and the window on them; changed through this object only."""
+        """The entries and the window onto them; changed through this object only."""
         # Weakly: a session that nobody holds is gone at once, without waiting for the collector.
         me = WeakMethod(self._settings_changed)
         self.settings = Options(settings, changed=lambda: changed() if (changed := me()) else None)
-        """Its settings: its own over what it was given over the defaults."""
+        """Its settings: its own override those it was given, which override the defaults."""
         self.queue = Queue()
-        """What waits for its turn or its arrival; changed through this object only."""
+        """Waiting messages and unsent answers; changed through this object only."""
         self.updated_at = about.created_at
-        """When anything in it last changed; reading is no change."""
+        """When anything in it last changed; reading is not a change."""
         self.turns = 0
         """Assistant messages so far."""
         self.epoch = 0
-        """Moves with every reset: work begun in an earlier one is dropped."""
+        """Advances with every reset: work begun in an earlier epoch is dropped."""
         self.spent: Mapping[str, int] = {}
         """The tokens of all turns so far, by kind."""
         self.resized: Mapping[str, Any] = {}
-        """Type, turn and reason of the last resize, and the newest number then; or nothing."""
+        """Type, turn and reason of the last resize, and the newest number then; empty if none."""
         self.moved = ""
-        """The session in which its chat goes on, where it does."""
+        """The session in which its chat continues, if it does."""
         self.by, self.claims, self.stopped = "", 0, 0
-        """Whose what goes on here is, and which claim is to stop, as in `Head`."""
+        """Whose work in progress this is, and which claim is to stop, as in `Head`."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
         """How many of the newest pending entries `release` leaves in memory."""
         self._clock = clock
         self.archiving: Archive | None = None
-        """Takes the oldest messages above a number, where it is set."""
+        """If set, takes the oldest messages beyond a certain number."""
         self.tracker = ChangeTracker()
-        """What of it is durable."""
+        """Tracks which parts of it are durable."""
         self._state: dict[str, Any] = {}
         self._summary = Summary()
         self._memo = Digest(value={})
@@ -90,7 +90,7 @@ class Conversation:
 
     @property
     def id(self) -> str:
-        """The name that stores know it by."""
+        """Its name in stores."""
         return self.about.id
 
     @property
@@ -109,7 +109,7 @@ class Conversation:
 
     @property
     def title(self) -> str:
-        """The first user's words, or what it was renamed to."""
+        """The user's first words, or the title it was given."""
         return self.about.title
 
     @title.setter
@@ -118,7 +118,7 @@ class Conversation:
 
     @property
     def max_history(self) -> int | None:
-        """Messages that the window holds at most, when set."""
+        """The largest number of messages in the window, if set."""
         return self.about.max_history
 
     @max_history.setter
@@ -131,7 +131,7 @@ class Conversation:
             self.touch(ABOUT)
 
     def has_expired(self) -> bool:
-        """Whether its time is over, strictly after the moment it was given."""
+        """Whether it has expired, strictly after the given moment."""
         return self._expires_at is not None and self._clock() > self._expires_at
 
     def _expiry_from_now(self) -> datetime | None:
@@ -148,7 +148,7 @@ class Conversation:
     # The log
 
     def spend(self, tokens: Mapping[str, int]) -> None:
-        """Add what a turn has taken."""
+        """Add the tokens of a turn."""
         with self.lock:
             self.spent = added(self.spent, tokens)
             self.touch()
@@ -177,7 +177,7 @@ class Conversation:
             self.tracker.touch([ABOUT])
 
     def _keep_bounds(self) -> None:
-        """What has to happen after every append."""
+        """Apply the bounds after every append."""
         most = self.about.max_history or 0
         if 0 < most < self.log.window_length:
             self.log.show_from(cut(self.log.window, keep=most))
@@ -185,7 +185,7 @@ class Conversation:
             self.archive(self.archiving.keep, self.archiving.take)
 
     def whole(self) -> Sequence[Entry]:
-        """The entries of the whole history; raises `HistoryNotLoaded` where a store has some."""
+        """All entries of the history; raises `HistoryNotLoaded` if some are only in a store."""
         if not self.log.is_whole:
             raise HistoryNotLoaded(self.id)
         return self.log.entries
@@ -230,7 +230,7 @@ class Conversation:
             return list(self.log.between(after, upto))
 
     def has_entry(self, seq: int) -> bool:
-        """Whether this entry belongs to the present history and was not taken back."""
+        """Whether this entry belongs to the current history and was not undone."""
         with self.lock:
             return self.log.start <= seq <= self.log.last and not self.log.is_hidden(seq)
 
@@ -239,8 +239,8 @@ class Conversation:
     def trim_if_needed(self, limit: int, min_keep: int) -> tuple[list[dict[str, Any]], bool]:
         """Cut the window to about its last `min_keep` messages once it has more than `limit`.
 
-        Returns what left it, as chat messages, and whether anything did. The cut falls where a
-        user's message begins; one turn that is longer than the limit stays whole.
+        Returns what left it, as chat messages, and whether anything did. The cut is at a user's
+        message; a single turn that is longer than the limit stays whole.
         """
         with self.lock:
             window = self.log.window
@@ -256,16 +256,16 @@ class Conversation:
         return messages_of(left), True
 
     def shrink(self) -> bool:
-        """Cut the window to half, the exchange going on kept whole; False if nothing left it."""
+        """Halve the window, keeping the current exchange whole; False if nothing left it."""
         with self.lock:
             window = self.log.window
             keep = max(1, message_count(window) // 2)
             return self._cut(cut(window, keep=keep, align="user"))[1]
 
     def trim_to_fit(self, room: float, size: Callable[[Entry], int]) -> bool:
-        """Cut the window so that it fits, the exchange going on kept whole; whether anything left.
+        """Cut the window to fit, keeping the current exchange whole; returns whether anything left.
 
-        The cut falls where a user's message begins.
+        The cut is at a user's message.
         """
         with self.lock:
             return self._cut(cut_to_fit(self.log.window, room=room, size=size))[1]
@@ -274,7 +274,7 @@ class Conversation:
 
     @property
     def waiting(self) -> tuple[Entry, ...]:
-        """What was said while an answer was under way, oldest first; in no log yet."""
+        """Messages sent while an answer was being written, oldest first; not in the log yet."""
         return self.queue.waiting
 
     def hold(self, entry: Entry) -> None:
@@ -284,12 +284,12 @@ class Conversation:
             self.touch(WAITING, by_user=True)
 
     def next(self, sent: Container[int] = ()) -> Next:
-        """What this chat owes first; `sent` are answers that are on their way."""
+        """What this chat is owed first; `sent` are answers that are already on their way."""
         with self.lock:
             return self.queue.next(self._awaiting, sent, self.moved)
 
     def let_go_held(self, entry_id: str) -> bool:
-        """Let that message wait no more; it has its turn elsewhere. False where it didn't wait."""
+        """Remove that message from the queue; its turn is elsewhere. False if it wasn't waiting."""
         with self.lock:
             did_wait = bool(self.queue.waiting) and self.queue.let_go(entry_id)
             if did_wait:
@@ -297,7 +297,7 @@ class Conversation:
             return did_wait
 
     def amend_held(self, message_id: str, text: str | None) -> bool:
-        """Give a waiting message other words, or with None take it back; False if none waits."""
+        """Replace a waiting message's text, or delete the message if None; False if none waits."""
         with self.lock:
             has_changed = self.queue.amend(message_id, text)
             if has_changed:
@@ -305,29 +305,28 @@ class Conversation:
             return has_changed
 
     def hear(self, chat: str, message_id: str) -> bool:
-        """Have the next commit take this message: one that was taken before fails.
+        """Have the next commit take this message; that commit fails if it was taken before.
 
-        False if that commit takes it already.
+        False if that commit already takes it.
         """
         with self.lock:
             return self.tracker.hear(chat, message_id)
 
     @property
     def unsent(self) -> tuple[int, ...]:
-        """The numbers of answers that their chat may not have got, oldest first."""
+        """The numbers of answers that may not have arrived, oldest first."""
         return self.queue.unsent
 
     def owe(self, seq: int) -> None:
-        """Note that this answer has to arrive."""
+        """Note that this answer has to arrive, sent by the process that answers now."""
         with self.lock:
-            self.queue.unsent = (*self.queue.unsent, seq)
+            self.queue.owe(seq)
             self.touch()
 
     def arrived(self, seq: int) -> None:
-        """Note that this answer is in its chat, or never will be."""
+        """Note that this answer has arrived, or never will."""
         with self.lock:
-            if seq in self.queue.unsent:
-                self.queue.unsent = tuple(owed for owed in self.queue.unsent if owed != seq)
+            if self.queue.arrived(seq):
                 self.touch()
 
     @property
@@ -342,15 +341,17 @@ class Conversation:
             self.touch()
 
     def claim(self, by: str) -> int:
-        """Make what goes on here this process's own; returns the claim's number."""
+        """Claim the work here for this process; returns the claim's number."""
         with self.lock:
+            if by != self.by:
+                self.queue.leave_sending_to(self.by)
             self.by = by
             self.claims += 1
             self.touch()
             return self.claims
 
     def ask_to_stop(self) -> None:
-        """Have the turn that goes on here stop, wherever it runs."""
+        """Ask the turn in progress here to stop, wherever it runs."""
         with self.lock:
             self.stopped = self.claims
             self.touch()
@@ -359,7 +360,7 @@ class Conversation:
 
     @property
     def summary(self) -> str:
-        """What stands for the entries that left the window; "" while nothing does."""
+        """The text that stands for the entries that left the window; "" if there is none."""
         return self._summary.value
 
     @summary.setter
@@ -368,7 +369,7 @@ class Conversation:
 
     @property
     def ledger(self) -> Quotes:
-        """What is kept word for word beside the summary; not to be changed."""
+        """What is kept word for word alongside the summary; not to be changed."""
         return self._summary.ledger
 
     @property
@@ -378,27 +379,27 @@ class Conversation:
 
     @property
     def covered_seq(self) -> int:
-        """Entries up to here are stood for by the summary, or belong to no present history."""
+        """Entries up to here are covered by the summary, or no longer belong to the history."""
         return max(self._summary.seq, self.log.start - 1)
 
     @property
     def pending_seq(self) -> int:
-        """Entries above `covered_seq` up to here left the window and wait for their summary."""
+        """Entries above `covered_seq` up to here left the window and are not summarised yet."""
         return self.log.evicted
 
     @property
     def has_pending(self) -> bool:
-        """Whether anything waits to be summarised."""
+        """Whether anything is pending."""
         return self.pending_seq > self.covered_seq
 
     @property
     def pending(self) -> tuple[Entry, ...]:
-        """The waiting entries that are in memory; not to be changed."""
+        """The pending entries that are in memory; not to be changed."""
         with self.lock:
             return tuple(self.log.pending(self.covered_seq))
 
     def is_pending(self, entry: Entry) -> bool:
-        """Whether this entry of the log waits to be summarised, in memory or not."""
+        """Whether this entry of the log is pending, in memory or not."""
         with self.lock:
             if not self.covered_seq < entry.seq <= self.pending_seq:
                 return False
@@ -413,11 +414,11 @@ class Conversation:
         ledger: Iterable[Mapping[str, Any]] | None = None,
         spent: Mapping[str, int] | None = None,
     ) -> bool:
-        """Set the summary and, together with it, how far it reaches; False if it came too late.
+        """Set the summary and, together with it, its reach; False if it came too late.
 
-        Without `seq` only the text changes. Its reach only moves forward, and never over what is
-        still in the window; an `epoch` that has passed drops the whole. A `ledger` replaces the
-        one there is; `spent` is added to what there is.
+        Without `seq` only the text changes. Its reach only moves forward, and never into the
+        window; a past `epoch` discards everything. A `ledger` replaces the present one; `spent` is
+        added.
         """
         with self.lock:
             self.summary_in_progress = False
@@ -438,12 +439,12 @@ class Conversation:
         return tuple(pin for pin in self._summary.pins if not self.log.is_hidden(pin["seq"]))
 
     def pin(self, entry: Entry) -> None:
-        """Keep this message of the log in view; raises `NotPossible` where that can't be."""
+        """Keep this message of the log in view; raises `NotPossible` if it can't be."""
         with self.lock:
             self._pin(pinned(self.pins, entry))
 
     def unpin(self, seq: int | None = None) -> int:
-        """Keep it in view no longer, or none of them; returns how many those were."""
+        """Unpin this message, or all; returns how many were unpinned."""
         with self.lock:
             pins = self.pins
             left = tuple(pin for pin in pins if seq is not None and pin["seq"] != seq)
@@ -468,7 +469,7 @@ class Conversation:
             self.touch()
 
     def clear(self) -> None:
-        """Empty the history and everything drawn from it; the state stays."""
+        """Empty the history and everything derived from it; the state stays."""
         with self.lock:
             self.reset_history()
             self._summary = Summary(seq=self.log.last, spent=self.summary_spent)
@@ -476,11 +477,11 @@ class Conversation:
             self.touch(SUMMARY, MEMO)
 
     def undo(self) -> list[Entry]:
-        """Take back the last exchange, from the user's message on; [] where there is none.
+        """Undo the last exchange, from the user's message on; [] if there is none.
 
-        What was taken back stays in the store and is in no view. A note that stands among it and
-        is about an earlier message is told anew. Raises `HistoryNotLoaded` where
-        what came before it is only in the store.
+        What was undone stays in the store but appears in no view. A note in it about an earlier
+        message is added again. Raises `HistoryNotLoaded` if what came before it is only in the
+        store.
         """
         with self.lock:
             asked = sum(map(is_asked, self.log.entries))
@@ -511,10 +512,10 @@ class Conversation:
     def archive(
         self, keep: int, take: Callable[[list[Entry]], object] | None = None
     ) -> list[Entry]:
-        """Let the oldest entries go, down to the newest `keep`; returns them.
+        """Drop the oldest entries, down to the newest `keep`; returns them.
 
-        `take` gets them first: if it raises, nothing has changed. What waits to be summarised
-        stays, so that the summary misses nothing.
+        `take` gets them first: if it raises, nothing has changed. Pending entries stay, so that the
+        summary misses nothing.
         """
         with self.lock:
             entries = self.whole()
@@ -530,11 +531,11 @@ class Conversation:
             return old
 
     def erase(self, seqs: Collection[int], *, stored: Iterable[Entry] = ()) -> None:
-        """Leave nothing of these entries, and begin a new epoch: a summary being written is late.
+        """Erase these entries, and begin a new epoch: a summary in progress comes too late.
 
-        Where the summary tells of one, it goes, with the ledger, and the whole history waits to
-        be summarised anew. `stored` are the entries as the store has them. Once more does no harm.
-        A store's `erase` calls this, so that it lasts.
+        If the summary covers one of them it is removed, with the ledger, and the whole history is
+        pending again. `stored` are the entries as the store has them. Repeating it does no harm. A
+        store's `erase` calls this, so that it lasts.
         """
         with self.lock:
             gone = frozenset(seqs)
@@ -557,7 +558,7 @@ class Conversation:
     # What is in memory
 
     def release(self) -> None:
-        """Forget, in memory only, what is durable and not in the window, nor held as pending."""
+        """Release, in memory only, what is durable, not in the window and not held as pending."""
         with self.lock:
             upto = self.tracker.saved_seq
             if self.held_pending:
@@ -565,11 +566,11 @@ class Conversation:
             self.log.release(upto)
 
     def _newest_pending(self, count: int) -> int:
-        """The number behind which at most so many pending entries stand."""
+        """The number after which there are at most this many pending entries."""
         return max(self.covered_seq, self.log.evicted - count)
 
     def missing_pending(self) -> tuple[int, int] | None:
-        """Where entries that are to be held are in the store only: after this, up to that."""
+        """The range of entries to be held that are only in the store: after this, up to that."""
         with self.lock:
             after, upto = self._newest_pending(self.held_pending), self.log.released
             if not self.held_pending or self.log.is_whole or upto <= after:
@@ -577,7 +578,7 @@ class Conversation:
             return after, upto
 
     def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
-        """Take what the store has with `after < seq <= upto` into memory again."""
+        """Load the store's entries with `after < seq <= upto` into memory again."""
         with self.lock:
             self.log.bring_back(entries, after=after, upto=upto)
 
@@ -585,18 +586,18 @@ class Conversation:
 
     @property
     def revision(self) -> int:
-        """Moves with every commit of its store; a new session begins anywhere."""
+        """Advances with every commit of its store; a new session may start at any number."""
         return self.tracker.revision
 
     def touch(self, *parts: str, by_user: bool = False) -> None:
-        """Note that these parts have changed, and where things stand."""
+        """Note that these parts and the head have changed."""
         self.tracker.touch(parts)
         self.updated_at = self._clock()
         if by_user and self.about.sliding:
             self._expires_at = self._expiry_from_now()
 
     def changes(self) -> Changes | None:
-        """What is not durable yet, as of now; None when everything is."""
+        """What is not durable yet, as of now; None if everything is."""
         with self.lock:
             if self.tracker.is_saved:
                 return None
@@ -610,13 +611,13 @@ class Conversation:
             )
 
     def committed(self, changes: Changes) -> None:
-        """Hear that these changes are durable now; once more, or late, does no harm."""
+        """Note that these changes are durable; doing so again, or late, does no harm."""
         with self.lock:
             if changes.revision >= self.tracker.revision:
                 self.tracker.committed(changes)
 
     def head(self) -> Head:
-        """Where everything stands, as its next commit says it."""
+        """The state that its next commit stores."""
         return Head(
             rev=self.tracker.revision + 1,
             updated_at=self.updated_at,
@@ -634,6 +635,7 @@ class Conversation:
             spent=self.spent,
             waiting=len(self.queue.waiting),
             unsent=self.queue.unsent,
+            senders=self.queue.senders,
             resized=self.resized,
             moved=self.moved,
             by=self.by,
@@ -646,7 +648,7 @@ class Conversation:
         return PARTS[name][0](self)
 
     def restore(self, head: Head, parts: Mapping[str, Any]) -> None:
-        """Take over where everything but the log stands, and these parts, as they were stored."""
+        """Restore everything but the log from a stored head and these parts."""
         for name, (_, load) in PARTS.items():
             if parts.get(name) is not None:
                 load(self, parts[name])
@@ -656,13 +658,13 @@ class Conversation:
         self.turns = head.turns
         self._awaiting = head.awaiting
         self.spent = head.spent
-        self.queue.unsent = head.unsent
+        self.queue.unsent, self.queue.senders = head.unsent, head.senders
         self.resized = head.resized
         self.moved = head.moved
         self.by, self.claims, self.stopped = head.by, head.claims, head.stopped
 
     def restore_log(self, head: Head, log: Log) -> None:
-        """Take over the log that a store kept; its entries may be newer than the head."""
+        """Restore the log from a store; its entries may be newer than the head."""
         self.log = log
         self.queue.restored(log.entries)
         for entry in log.between(head.last, log.last):
@@ -674,7 +676,7 @@ Part = tuple[Callable[[Conversation], Any], Callable[[Conversation, Any], object
 
 
 def _value(name: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> Part:
-    """A part that is the value of an attribute, its own or its queue's."""
+    """A part that is the value of an attribute of the conversation or its queue."""
     owner, _, attribute = name.rpartition(".")
     of: Callable[[Conversation], Any] = attrgetter(owner) if owner else lambda session: session
     return (
@@ -695,4 +697,4 @@ PARTS: Mapping[str, Part] = {
         lambda stored: tuple(entries_in(stored)),
     ),
 }
-"""What a store keeps of a session beside its head and entries: how each is written, and read."""
+"""What a store keeps of a session besides head and entries: how each part is written and read."""

@@ -1,6 +1,6 @@
-"""What stands for entries that left the window, and what is kept of them word for word.
+"""Digests that stand for entries that left the window, and quotes from those entries.
 
-A quote is a small JSON object; its `seq` is the number of the entry that said it.
+A quote is a small JSON object whose `seq` is the number of the entry that it is from.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nanoloop.errors import NotPossible
+from nanoloop.errors import NotPinnable, PinsFull
 from nanoloop.session.entry import Entry, copied
 from nanoloop.session.head import place_in
 
 Quotes = tuple[Mapping[str, Any], ...]
 MOST_PINS = 10
-"""Messages that can be pinned at a time."""
+"""How many messages can be pinned at a time."""
 PIN_CHARS = 1000
-"""Characters of a pinned message that stay in view."""
+"""How many characters of a pinned message stay in view."""
 _WHO_CHARS = 40
 
 
@@ -30,7 +30,7 @@ class Digest:
     seq: int = 0
 
     def dump(self) -> dict[str, Any]:
-        """As stores write it."""
+        """The form that stores write."""
         return {"value": copied(self.value), "seq": self.seq}
 
     @classmethod
@@ -41,18 +41,18 @@ class Digest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(Digest):
-    """A text that stands for entries, and what goes with it."""
+    """A text that stands for entries, with its ledger, pins and costs."""
 
     value: str = ""
     ledger: Quotes = ()
     """What is kept word for word beside it."""
     pins: Quotes = ()
-    """What a person keeps in view, in the order of the log."""
+    """The messages that a person keeps in view, in log order."""
     spent: Mapping[str, int] = field(default_factory=dict)
     """What all summaries have cost so far."""
 
     def dump(self) -> dict[str, Any]:
-        """As stores write it; what says nothing is left out."""
+        """The stored form; empty values are left out."""
         beside = {
             "ledger": copied(self.ledger),
             "spent": dict(self.spent),
@@ -80,13 +80,13 @@ class Summary(Digest):
         ledger: Iterable[Mapping[str, Any]] | None,
         spent: Mapping[str, int] | None,
     ) -> Summary:
-        """The next one: without a ledger the one there is stays, and costs add up."""
+        """The next summary; it keeps the present ledger unless given one, and adds up the costs."""
         ledger = self.ledger if ledger is None else quotes_in(tuple(ledger))
         spent = added(self.spent, spent or {})
         return replace(self, value=text, seq=seq, ledger=ledger, spent=spent)
 
     def without(self, seqs: Collection[int], *, start: int) -> Summary:
-        """The same when these entries are erased; nothing up to `start` where it told of one."""
+        """The summary after these entries are erased; emptied up to `start` if it covered one."""
         pins = tuple(pin for pin in self.pins if pin["seq"] not in seqs)
         if seqs and min(seqs) <= self.seq:
             return Summary(seq=start, pins=pins, spent=self.spent)
@@ -94,19 +94,19 @@ class Summary(Digest):
 
 
 def added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    """The sums of both, by name."""
+    """The sums of both counts, by name."""
     names = {**counts, **more}
     return {name: counts.get(name, 0) + more.get(name, 0) for name in names}
 
 
 def pinned(pins: Quotes, entry: Entry) -> Quotes:
-    """The pins with this message of the log; raises `NotPossible` where that can't be."""
+    """The pins with this message added; raises `NotPossible` if it can't be pinned."""
     text = str(entry.content.get("text") or "").strip()
     if entry.role is None or not text:
-        raise NotPossible(f"#{entry.seq} says nothing that could be pinned")
+        raise NotPinnable(entry.seq)
     others = [pin for pin in pins if pin["seq"] != entry.seq]
     if len(others) >= MOST_PINS:
-        raise NotPossible(f"{MOST_PINS} messages are pinned already: /unpin one first")
+        raise PinsFull(MOST_PINS)
     pin = {"seq": entry.seq, "text": _bounded(text), "who": _speaker(entry)}
     return tuple(sorted([*others, pin], key=lambda each: int(each["seq"])))
 
@@ -122,7 +122,7 @@ def _speaker(entry: Entry) -> str:
 
 
 def quotes_in(stored: Any) -> Quotes:
-    """The items in what was stored or exported; what is no item is left out."""
+    """The valid items in what was stored or exported."""
     found = stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ()
     return tuple(
         dict(item)
@@ -132,11 +132,11 @@ def quotes_in(stored: Any) -> Quotes:
 
 
 def quotes_by_place(items: Iterable[Mapping[str, Any]], entries: Iterable[Entry]) -> Quotes:
-    """The items with, for a number, the place of their entry among these, from 1."""
+    """The items with each number replaced by its entry's position among these, from 1."""
     seqs = [entry.seq for entry in entries]
     return tuple({**item, "seq": bisect_right(seqs, int(item["seq"]))} for item in items)
 
 
 def quotes_moved(items: Iterable[Mapping[str, Any]], by: int) -> Quotes:
-    """The items with their numbers so much higher."""
+    """The items with their numbers raised by this much."""
     return tuple({**item, "seq": int(item["seq"]) + by} for item in items)

@@ -1,6 +1,6 @@
 """One entry of a session's log: a message, a tool call, a tool result, a thought.
 
-A type this version doesn't know is kept as it is.
+An unknown type is kept unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOOL_CALL = "tool_call"
 TOOL_RESULT = "tool_result"
 THINKING = "thinking"
 ERASED = "erased"
-"""What is left of an entry whose words were erased: its number, its id and its time."""
+"""Marks an erased entry, which keeps only its number, its id and its time."""
 
 CALL_ID = "tool_call_id"
 """The metadata key that pairs a call with its result."""
@@ -29,17 +29,17 @@ _random = Random()  # noqa: S311 - no secret; asking the system for each would l
 
 
 def fresh_id() -> str:
-    """32 hex digits that no other entry has; the time tells processes apart that began as one."""
+    """32 hex digits, unique; the time distinguishes processes that were forked from one."""
     return f"{time_ns():016x}{_random.getrandbits(64):016x}"
 
 
 def utc_now() -> datetime:
-    """The time as entries and sessions keep it."""
+    """The current time, as entries and sessions record it."""
     return datetime.now(timezone.utc)
 
 
 def copied(value: Any) -> Any:
-    """A value that shares no dict or list with the one given."""
+    """A value that shares no dict or list with the given one."""
     if isinstance(value, _PLAIN):  # first: asking for a mapping is slow, and most are none
         return value
     if isinstance(value, (dict, Mapping)):
@@ -78,7 +78,7 @@ class Entry:
         call_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """What the model asked a tool for."""
+        """A tool call of the model."""
         content = {"tool": tool, "parameters": copied({} if params is None else params)}
         return cls(type=TOOL_CALL, content=content, metadata=_with_call_id(metadata, call_id))
 
@@ -92,7 +92,7 @@ class Entry:
         call_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """What the tool gave back; a failed one keeps its result too."""
+        """A tool's result; a failed call keeps its result too."""
         content = {
             "tool": tool,
             "success": err is None,
@@ -113,7 +113,7 @@ class Entry:
 
     @property
     def call_id(self) -> str | None:
-        """What pairs this call or result with its other half, when it was given."""
+        """The id that pairs this call or result with its other half, if given."""
         return self.metadata.get(CALL_ID)
 
     def message_content(self) -> dict[str, Any] | None:
@@ -157,9 +157,9 @@ class Entry:
     def from_dict(
         cls, data: Mapping[str, Any], *, seq: int = 0, undated: datetime | None = None
     ) -> Entry:
-        """Read the JSON form; raises TypeError or ValueError where it isn't one.
+        """Read the JSON form; raises TypeError or ValueError if it is invalid.
 
-        With `undated` a time that can't be read is that one.
+        `undated` is used for a time that can't be read.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
             msg = f"an entry is an object with a type, not {type(data).__name__}"
@@ -196,18 +196,18 @@ def _time_in(text: Any, undated: datetime | None) -> datetime:
 
 
 UNDATED = datetime.min.replace(tzinfo=timezone.utc)
-"""Stands for a time that can't be read, until `dated` finds another."""
+"""Stands for an unreadable time, until `dated` replaces it."""
 
 
 def entries_in(stored: Iterable[Mapping[str, Any]]) -> list[Entry]:
-    """The entries in these JSON forms; raises TypeError or ValueError where one isn't one."""
+    """The entries in these JSON forms; raises TypeError or ValueError if one is invalid."""
     return dated([Entry.from_dict(each, undated=UNDATED) for each in stored])
 
 
 def dated(entries: list[Entry]) -> list[Entry]:
-    """The same, each whose time can't be read with that of the one before: nothing is lost by it.
+    """The same, with unreadable times replaced by the previous entry's: nothing is lost.
 
-    The first ones have that of the first whose time is known.
+    Entries before the first readable time get that time.
     """
     if all(entry.timestamp != UNDATED for entry in entries):
         return entries
@@ -250,7 +250,7 @@ def rfc3339(moment: datetime) -> str:
 
 
 def from_rfc3339(text: Any) -> datetime:
-    """A time from its text; a missing one is now, one without a zone is UTC."""
+    """A time from its text; a missing one means now, one without a zone is UTC."""
     if not text:
         return utc_now()
     moment = datetime.fromisoformat(str(text))
@@ -258,10 +258,10 @@ def from_rfc3339(text: Any) -> datetime:
 
 
 TITLE_LIMIT = 60
-"""Characters of the first user's words that make a conversation's title."""
+"""How many characters of the first user's words make a conversation's title."""
 
 
 def title_of(entry: Entry) -> str:
-    """The title that a user's first message gives."""
+    """The title made from a user's first message."""
     words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # it may be long
     return " ".join(words)[:TITLE_LIMIT]

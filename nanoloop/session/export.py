@@ -1,4 +1,4 @@
-"""A session taken along: exported whole, imported whole or in part, and shown to people."""
+"""Exporting a session, importing it whole or in part, and showing it to people."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 FULL, CURRENT = "full_chat_history", "current_chat_history"
 _POSITIONS = (CURRENT, "memo_cursor", "summary_cursor")
-"""What means a place in the whole history."""
+"""Values that are places in the whole history."""
 
 
 def exported(session: Session) -> dict[str, Any]:
-    """The complete state of a session, without any secret of its settings."""
+    """The complete state of a session, without any secrets from its settings."""
     with session.lock:
         entries, head = session.whole(), session.head()
         ledger = list(quotes_by_place(session.ledger, entries))
@@ -81,12 +81,12 @@ def exported(session: Session) -> dict[str, Any]:
 
 
 def _place_of(seq: int, entries: Iterable[Entry]) -> int:
-    """How many of the entries are numbered up to this."""
+    """How many of the entries have numbers up to this."""
     return sum(entry.seq <= seq for entry in entries)
 
 
 def take_in(session: Session, data: Mapping[str, Any]) -> None:
-    """Take in an export or a part of it; raises TypeError or ValueError before anything changes."""
+    """Import an export or a part of it; raises TypeError or ValueError before anything changes."""
     data, odd = checked_data(parsed(data))
     history = imported_history(data)
     odd += ["window"] if history is not None and history.has_odd_places else []
@@ -164,7 +164,7 @@ def _memo(session: Session, data: Mapping[str, Any], cursor: int | None) -> dict
 
 
 def _seq_behind(session: Session, messages: int) -> int:
-    """The number of the last entry of so many messages of the history."""
+    """The number of the last entry in the first `messages` messages of the history."""
     spans = [span for span in spans_of(session.whole()) if span.message is not None][:messages]
     return spans[-1].entries[-1].seq if spans else session.log.start - 1
 
@@ -184,9 +184,9 @@ def _counted_head(session: Session, data: Mapping[str, Any], *, is_new: bool) ->
 
 
 def copy_upto(session: Session, fork: Session, upto: int | str | None) -> None:
-    """Give a new session the history up to an entry, by its number or id, and what goes with it.
+    """Give a new session the history up to an entry, by its number or id, and what belongs to it.
 
-    Summary and memo come along where they stand for nothing behind it.
+    Summary and memo are included if they cover nothing after it.
     """
     last = _fork_point(session, upto)
     entries = [entry for entry in session.whole() if entry.seq <= last]
@@ -228,10 +228,10 @@ _INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
 
 
 def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The data with places and counts as numbers, and the names of those that made no sense.
+    """The data with valid places and counts, and the names of those that made no sense.
 
-    Such a place is the beginning, and turns are counted. Raises TypeError or ValueError where
-    anything else is amiss.
+    A wrong place becomes the beginning, and turns are counted. Raises TypeError or ValueError if
+    anything else is wrong.
     """
     data = {(name[1:] if name in _INNER else name): value for name, value in data.items()}
     if data.get("id") is not None:
@@ -246,30 +246,30 @@ def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         from_rfc3339(data.get(name))
     for name in _MAPPINGS:
         if data.get(name) is not None and not isinstance(data[name], Mapping):
-            raise TypeError(f"{name} is an object with keys, not {type(data[name]).__name__}")
+            raise TypeError(f"{name} must be an object with keys, not {type(data[name]).__name__}")
     return data, odd
 
 
 def positions(window: Sequence[Entry], entries: Sequence[Entry]) -> list[int | dict[str, Any]]:
-    """The window as places in the history; an entry that is in none stands there itself."""
+    """The window as places in the history; an entry outside it is included as it is."""
     places = {entry.seq: index for index, entry in enumerate(entries)}
     return [places[e.seq] if e.seq in places else e.to_dict() for e in window]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedHistory:
-    """A history that an import brings; read before anything is changed."""
+    """The history in an import; read before anything is changed."""
 
     entries: Sequence[Entry]
     window: Sequence[Entry]
     has_odd_places: bool = False
-    """Whether the window named places that are none."""
+    """Whether the window contained invalid places."""
 
 
 def imported_history(data: Mapping[str, Any]) -> ImportedHistory | None:
-    """The history in the data, None where it brings none; raises TypeError or ValueError.
+    """The history in the data, None if there is none; raises TypeError or ValueError.
 
-    `entries` say more than `full_chat_history`; where someone changed that, it is what counts.
+    `entries` contain more than `full_chat_history`, which wins if someone changed it.
     """
     if data.get("entries") is None and data.get(FULL) is None:
         return None
@@ -294,7 +294,7 @@ def _with_window(data: Mapping[str, Any], entries: list[Entry], places: Any) -> 
 
 
 def _at(place: Any, entries: Sequence[Entry]) -> Entry | None:
-    """The entry at this place of the history, or the one that stands there itself."""
+    """The entry at this place in the history, or the one included as it is."""
     if isinstance(place, Mapping):
         return entries_in([place])[0]
     is_there = isinstance(place, int) and 0 <= place < len(entries)
@@ -327,7 +327,7 @@ def _messages_in(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]] 
 
 Format = Literal["json", "yaml"]
 _ODD = re.compile("[\x80-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
-"""Characters that YAML takes for line ends or refuses, unless they are escaped."""
+"""Characters that YAML treats as line ends or refuses, unless they are escaped."""
 
 
 def dumped(data: Mapping[str, Any], format: str = "json") -> str:  # noqa: A002 - the seed's name
@@ -348,17 +348,17 @@ def parsed(
 ) -> Mapping[str, Any]:
     """The mapping in a text, or at a dotted path in it.
 
-    Raises ValueError with the place for a broken text, TypeError for anything but a mapping.
+    Raises ValueError with the place of a syntax error, TypeError for anything but a mapping.
     """
     value = text if isinstance(text, Mapping) else _value_in(text, format)
     for name in key_path.split(".") if key_path else ():
         if not isinstance(value, Mapping):
-            raise TypeError(f"nothing can be under {name!r} of {key_path!r}: {_kind(value)}")
+            raise TypeError(f"can't look up {name!r} of {key_path!r} in {_kind(value)}")
         if name not in value:
-            raise ValueError(f"there is no {name!r} on the way of {key_path!r}")
+            raise ValueError(f"there is no {name!r} on the way to {key_path!r}")
         value = value[name]
     if not isinstance(value, Mapping):
-        raise TypeError(f"a session is an object with keys, not {_kind(value)}")
+        raise TypeError(f"a session must be an object with keys, not {_kind(value)}")
     return value
 
 
@@ -368,7 +368,7 @@ def _value_in(text: str | bytes, format: str | None) -> Any:  # noqa: A002 - as 
     if not isinstance(text, str):
         raise TypeError(f"a session is read from text or a mapping, not {_kind(text)}")
     if not text.strip():
-        raise TypeError("a session is an object with keys, not an empty text")
+        raise TypeError("a session must be an object with keys, not an empty text")
     return (
         _json_value(text)
         if _checked_format(format or _guessed(text)) == "json"
@@ -439,7 +439,7 @@ def _time(moment: datetime) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """The text between fences longer than any it has."""
+    """The text in a fence longer than any it contains."""
     longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
@@ -450,9 +450,9 @@ _ELLIPSIS = "..."
 
 
 def displayed(entries: Sequence[Entry], *, last: int = 20, width: int = 80) -> str | None:
-    """The last messages, a line each and one for each tool used; None where there is none.
+    """The last messages, one line each and one per tool used; None if there are none.
 
-    `last` or `width` of 0 is no limit.
+    A `last` or `width` of 0 means no limit.
     """
     spans = [span for span in spans_of(entries) if span.message is not None]
     if not spans:
@@ -478,7 +478,7 @@ def _on_one_line(text: str) -> str:
 
 
 def shortened(line: str, width: int) -> str:
-    """The line in at most so many columns, `...` at the end where it was cut."""
+    """The line in at most this many columns, ending in `...` if it was cut."""
     if width <= 0 or sum(map(_columns, line)) <= width:
         return line
     room = max(0, width - len(_ELLIPSIS))
@@ -497,7 +497,7 @@ def _columns(character: str) -> int:
 
 
 def counted(entries: Sequence[Entry]) -> dict[str, Any]:
-    """Messages by role, calls of tools, and the names of the tools in the order of their calls."""
+    """Messages by role, tool calls, and the names of the tools in the order of their calls."""
     said = [span.message for span in spans_of(entries) if span.message is not None]
     roles = [message["role"] for message in said]
     calls = [entry for entry in entries if entry.type == TOOL_CALL]
@@ -513,7 +513,7 @@ def counted(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def conversation_text(entries: Sequence[Entry]) -> str:
-    """`[role] content` of each message, a blank line between them."""
+    """`[role] content` of each message, separated by blank lines."""
     said = [span for span in spans_of(entries) if span.message is not None]
     return "\n\n".join(f"[{_role(span.message)}] {_spoken(span.entries)}" for span in said)
 
@@ -536,7 +536,7 @@ def _words(entry: Entry) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """What a piece of context says."""
+    """A piece of context as text."""
 
     type: str
     """The role of a message, the type of any other entry."""
@@ -544,7 +544,7 @@ class Rendered:
 
 
 def rendered(entry: Entry) -> Rendered:
-    """The entry as text; of a type that isn't known, its content as JSON."""
+    """The entry as text; for an unknown type, its content as JSON."""
     text = {
         MESSAGE: _rendered_message,
         TOOL_CALL: _rendered_call,

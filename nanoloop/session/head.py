@@ -1,4 +1,4 @@
-"""Who a session is, where everything in it stands, and what of it is not durable yet."""
+"""A session's identity, its state, and which parts of it are not durable yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nanoloop.errors import InvalidSessionId
 from nanoloop.session.entry import Entry, copied, from_rfc3339, rfc3339, utc_now
 
 ID_LIMIT = 200
-"""Characters a session id may have."""
+"""The longest session id."""
 
 _SAFE = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.:@-]{{0,{ID_LIMIT - 1}}}")
 _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.:@-]")
@@ -29,7 +29,7 @@ def new_id() -> str:
 
 
 def checked_id(session_id: object) -> str:
-    """The same id; raises `InvalidSessionId` where it could not name a session safely."""
+    """The same id; raises `InvalidSessionId` if it could not name a session safely."""
     if not isinstance(session_id, str) or not _SAFE.fullmatch(session_id):
         raise InvalidSessionId(session_id)
     return session_id
@@ -38,23 +38,23 @@ def checked_id(session_id: object) -> str:
 def timestamp_id(
     moment: datetime | None = None, *, taken: Container[str] | Callable[[str], bool] = ()
 ) -> str:
-    """`session-YYYYMMDD-HHMMSS`, with -01, -02 … where that one is taken."""
+    """`session-YYYYMMDD-HHMMSS`, with -01, -02 … if that is taken."""
     is_taken = taken if callable(taken) else taken.__contains__
     base = (moment or datetime.now().astimezone()).strftime("session-%Y%m%d-%H%M%S")
     return next(name for name in numbered(base) if not is_taken(name))
 
 
 def numbered(session_id: str) -> Iterator[str]:
-    """This id, then with -01, -02 …, without end; raises `InvalidSessionId` for what is none."""
+    """This id, then with -01, -02 …, without end; raises `InvalidSessionId` if it is invalid."""
     yield checked_id(session_id)
     for number in count(1):
         yield checked_id(f"{session_id}-{number:02d}")
 
 
 def id_for_key(key: str) -> str:
-    """The id of a routing key's first session: the key itself where it is safe.
+    """The id of a routing key's first session: the key itself if it is safe.
 
-    Any other key keeps what is readable of it, and a digest tells it from its likes.
+    Any other key keeps its readable part, with a digest that makes it unique.
     """
     if _SAFE.fullmatch(key) and len(key) <= ID_LIMIT - 20:  # room for the stamp of a later one
         return key
@@ -63,7 +63,7 @@ def id_for_key(key: str) -> str:
 
 
 def place_in(value: Any, otherwise: int = 0) -> int:
-    """A number that is a place or a count; `otherwise` where it is none, or below zero."""
+    """The value if it is a place or a count; `otherwise` if it is neither, or negative."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -79,19 +79,19 @@ def is_place(value: Any) -> bool:
 ABOUT, STATE, SUMMARY, MEMO, SETTINGS = "about", "state", "summary", "memo", "settings"
 WAITING = "waiting"
 TOKENS = ("tokens_in", "tokens_out", "tokens_cached")
-"""The kinds of tokens that a session counts, in the order that its head has them."""
+"""The kinds of tokens that a session counts, in the order of its head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Where everything in a session stands: small, written with every commit.
+    """The state of a session: small, written with every commit.
 
-    A new field is a line here, one in `_FORMS` if JSON has no such value, and where `Conversation`
-    gives it (`head`) and takes it (`restore`).
+    A new field needs a line here, one in `_FORMS` if JSON has no such type, and two in
+    `Conversation`: where it is written (`head`) and where it is read (`restore`).
     """
 
     rev: int = 0
-    """Commits so far, this one included."""
+    """Commits so far, including this one."""
     updated_at: datetime = field(default_factory=utc_now)
     expires_at: datetime | None = None
     epoch: int = 0
@@ -99,33 +99,35 @@ class Head:
     """The first number of this history."""
     last: int = 0
     window: int = 0
-    """Where the window begins; 0 where nothing says so, which is at the start."""
+    """Where the window begins; 0 means that it is not stored and begins at the start."""
     shown: tuple[int | Mapping[str, Any], ...] | None = None
-    """The window that a handler made: numbers, and entries that are in no log."""
+    """The window made by a handler: numbers, and entries that are in no log."""
     hidden: tuple[tuple[int, int], ...] = ()
-    """Ranges that were taken back."""
+    """Ranges that were undone."""
     covered: int = 0
     turns: int = 0
     count: int = 0
-    """Entries of this history."""
+    """How many entries this history has."""
     awaiting: int = 0
     spent: Mapping[str, int] = field(default_factory=dict)
     """The tokens of all turns, by kind."""
     waiting: int = 0
     unsent: tuple[int, ...] = ()
+    senders: Mapping[int, str] = field(default_factory=dict)
+    """The senders of the unsent answers made by a process other than `by`."""
     resized: Mapping[str, Any] = field(default_factory=dict)
-    """Type, turn and reason of the last resize, and the newest number then."""
+    """Type, turn and reason of the last resize, and the newest number at that time."""
     moved: str = ""
-    """The session in which its chat goes on, where it does."""
+    """The session in which its chat continues, if it does."""
     by: str = ""
     """The process that answers here, or did so last."""
     claims: int = 0
-    """How often a process has begun or taken over something here: the fence of what goes on."""
+    """How many times a process has claimed work here: the fence of that work."""
     stopped: int = 0
     """The claim whose turn is to stop, wherever it runs."""
 
     def dump(self) -> dict[str, Any]:
-        """As stores write it; what says nothing is left out."""
+        """The stored form; empty values are left out."""
         stored = {}
         for name in _NAMES:
             value = getattr(self, name)
@@ -135,7 +137,7 @@ class Head:
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Head:
-        """Read what any version stored; what this one doesn't know is left out."""
+        """Read what any version stored; unknown fields are ignored."""
         known: dict[str, Any] = {
             name: _FORMS[name][1](stored[name]) if name in _FORMS else int(stored[name])
             for name in _NAMES
@@ -153,6 +155,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "spent": {},
     "waiting": 0,
     "unsent": (),
+    "senders": {},
     "resized": {},
     "moved": "",
     "by": "",
@@ -172,21 +175,25 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda counts: dict(zip(TOKENS, map(int, counts), strict=False)),
     ),
     "unsent": (list, lambda seqs: tuple(map(int, seqs))),
+    "senders": (
+        lambda senders: {str(seq): node for seq, node in senders.items()},
+        lambda stored: {int(seq): str(node) for seq, node in stored.items()},
+    ),
     "resized": (dict, dict),
     "moved": (str, str),
     "by": (str, str),
 }
-"""How a field is stored, and read again; any other is a number."""
+"""How a field is stored and read back; all others are numbers."""
 
 
 def spent_in(head: Mapping[str, Any]) -> dict[str, int]:
-    """The tokens of all turns, by kind, as a stored head has them."""
+    """The tokens of all turns, by kind, from a stored head."""
     return dict(_FORMS["spent"][1](head.get("spent") or ()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who a session is, and how long it lives."""
+    """What identifies a session, and how long it lives."""
 
     id: str = field(default_factory=new_id)
     """The name that stores know it by."""
@@ -198,11 +205,11 @@ class Identity:
     title: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     max_history: int | None = None
-    """Messages that the window holds at most."""
+    """The largest number of messages in the window."""
     ttl: float | None = None
-    """Seconds that it lives; zero or less is None: it has no end."""
+    """Its lifetime in seconds; None, or zero or less, means that it never ends."""
     sliding: bool = False
-    """Whether each use begins its life anew."""
+    """Whether each use restarts its lifetime."""
 
     def __post_init__(self) -> None:
         """Raises `InvalidSessionId`."""
@@ -215,14 +222,14 @@ class Identity:
             object.__setattr__(self, name, value)
 
     def dump(self) -> dict[str, Any]:
-        """As stores write it; what says nothing is left out."""
+        """The stored form; empty values are left out."""
         stored = {name: getattr(self, name) for name in self.__dataclass_fields__}
         stored |= {"created_at": rfc3339(self.created_at), "metadata": copied(self.metadata)}
         return {name: value for name, value in stored.items() if value not in (None, False, {}, "")}
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> Identity:
-        """Read what was stored, or exported."""
+        """Read a stored or exported form."""
         return cls(
             id=stored["id"],
             key=stored.get("key"),
@@ -237,30 +244,30 @@ class Identity:
 
 
 def seconds_of(ttl: float | timedelta | None) -> float | None:
-    """A life span in seconds; None where it has no end, as with zero or less."""
+    """A lifetime in seconds; None if it has no end, as with zero or less."""
     seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
     return seconds if seconds and 0 < seconds < inf else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a store has to make durable in one piece."""
+    """The changes that a store must make durable in one piece."""
 
     revision: int
-    """The revision these changes are based on; the commit makes it one more."""
+    """The revision these changes are based on; the commit adds one to it."""
     entries: tuple[Entry, ...]
     head: Mapping[str, Any]
     """Small, written with every commit."""
     sections: Mapping[str, Any]
     """Larger parts, only those that changed."""
     tick: int
-    """The moment of the session's own clock at which they were taken."""
+    """The session's own clock when they were taken."""
     heard: tuple[tuple[str, str], ...] = ()
-    """Chat and id of each message that is taken with them: once, whatever any process does."""
+    """Chat and id of each message taken with them: only once, across all processes."""
 
 
 class ChangeTracker:
-    """Counts every change, and knows which of them are durable."""
+    """Counts every change, and knows which ones are durable."""
 
     def __init__(self) -> None:
         self.tick = 1
@@ -290,7 +297,7 @@ class ChangeTracker:
 
     @property
     def heard(self) -> tuple[tuple[str, str], ...]:
-        """Chat and id of each message whose taking is not durable."""
+        """Chat and id of each message whose taking is not durable yet."""
         return tuple(self._heard_at)
 
     def hear(self, chat: str, message_id: str) -> bool:
@@ -312,11 +319,11 @@ class ChangeTracker:
         self._fresh.append(entry)
 
     def erase(self, seqs: Collection[int]) -> None:
-        """Leave nothing of these new entries but their place."""
+        """Leave only the place of these new entries."""
         self._fresh = deque(e.erased() if e.seq in seqs else e for e in self._fresh)
 
     def committed(self, changes: Changes) -> None:
-        """Note that these changes are durable; what came since is not."""
+        """Note that these changes are durable; later ones are not."""
         self.revision = changes.revision + 1
         if changes.entries:
             self.saved_seq = changes.entries[-1].seq
@@ -331,7 +338,7 @@ class ChangeTracker:
         self._saved_tick = changes.tick
 
     def restored(self, *, revision: int, saved_seq: int) -> None:
-        """Begin where a store left off, with nothing to save."""
+        """Continue from a store's state, with nothing to save."""
         self.revision = revision
         self.saved_seq = saved_seq
         self._changed_at = {}

@@ -1,4 +1,4 @@
-"""Reading the files of the systems that came before: Magent's JSON, nanobot's JSONL."""
+"""Reading the files of earlier systems: Magent's JSON, nanobot's JSONL."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def from_magent(
     newest_first: bool = False,
     unknown_agent: Callable[[str], object] = lambda _: None,
 ) -> Session:
-    """The session in a Magent file: id, messages, and where they are there agent and max_history.
+    """The session in a Magent file: id, messages and, if present, agent and max_history.
 
-    An agent that is none of `agents` is left out, and `unknown_agent` hears its name.
+    An agent that is not in `agents` is left out, and `unknown_agent` is called with its name.
     """
     data = parsed(data, "json")
     agent = data.get("agent") or None
@@ -49,9 +49,9 @@ def from_magent(
 
 
 def from_nanobot(text: str, *, key: str | None = None) -> Session:
-    """The session in a nanobot file: a metadata line, then a message a line; summary included.
+    """The session in a nanobot file: a metadata line, then one message per line; summary included.
 
-    The messages that the summary stands for are not marked there: all of them are shown.
+    The messages that the summary covers are not marked there: all of them are shown.
     """
     rows = [_checked(_row(line, n)) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     head = rows[0] if rows and rows[0].get("_type") == "metadata" else {}
@@ -90,5 +90,5 @@ def _row(line: str, number: int) -> Any:
 
 def _checked(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"a message is an object with keys, not {type(value).__name__}")
+        raise TypeError(f"a message must be an object with keys, not {type(value).__name__}")
     return value

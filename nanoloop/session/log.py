@@ -2,7 +2,7 @@
 
 Every entry has a sequence number. The window is what the model sees word for word; what is neither
 in it nor covered by the summary is pending, and that is computed, never stored. Sequence numbers,
-not list positions: a handler may show any part of the history, and positions then lie.
+not list positions: a handler may show any part of the history, and positions would then be wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Log:
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._shown: list[Entry] | None = None
-        """The window where it is no plain tail of the log; else None."""
+        """The window if it is not a plain tail of the log; else None."""
         self._window_seq = 1
         self.start = 1
         """The first sequence number of this history; a reset moves it."""
@@ -38,7 +38,7 @@ class Log:
         self.released = 0
         """Entries up to here are in the store only."""
         self.hidden: tuple[tuple[int, int], ...] = ()
-        """Ranges that were taken back: first and last, both included."""
+        """Ranges that were undone: first and last, both included."""
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -65,12 +65,12 @@ class Log:
 
     @property
     def window_seq(self) -> int:
-        """Where the window begins, when it is a plain tail."""
+        """Where the window begins, if it is a plain tail."""
         return self._window_seq
 
     @property
     def shown(self) -> tuple[int | Mapping[str, Any], ...] | None:
-        """The window where it is no plain tail: numbers, and entries that are in no log."""
+        """The window if it is not a plain tail: numbers, and entries that are in no log."""
         return None if self._shown is None else tuple(e.seq or e.to_dict() for e in self._shown)
 
     @property
@@ -84,15 +84,15 @@ class Log:
     def evicted(self) -> int:
         """Entries up to here left the window, and none of them is in it.
 
-        What a handler left out behind the oldest entry it shows is not among them before that one
-        leaves too: a digest reaches up to a number, and must not reach over what may leave later.
+        What a handler left out after the oldest entry it shows is not among them until that one
+        leaves too: a digest reaches up to a number, and must not cover what may leave later.
         """
         if self._shown is None:
             return self._window_seq - 1
         return min((e.seq - 1 for e in self._shown if e.seq), default=self.last)
 
     def index_of(self, seq: int) -> int:
-        """Where this entry, or the next one there is, stands among those in memory."""
+        """The index of this entry, or of the next existing one, among those in memory."""
         return self._index_after(seq - 1)
 
     def _index_after(self, seq: int) -> int:
@@ -112,7 +112,7 @@ class Log:
         return self._entries[self._index_after(after) : self._index_after(upto)]
 
     def pending(self, covered: int) -> list[Entry]:
-        """The entries in memory that left the window and that no digest up to `covered` has."""
+        """The entries in memory that left the window and are in no digest up to `covered`."""
         return list(self.between(covered, self.evicted))
 
     def show_from(self, index: int) -> list[Entry]:
@@ -134,7 +134,7 @@ class Log:
         self._settle()
 
     def _settle(self) -> None:
-        """Go back to the plain form where the window is a tail of the log again."""
+        """Return to the plain form if the window is a tail of the log again."""
         shown = self._shown or []
         tail = self._entries[len(self._entries) - len(shown) :] if shown else []
         if [entry.seq for entry in shown] == [entry.seq for entry in tail]:
@@ -142,7 +142,7 @@ class Log:
             self._shown = None
 
     def restart(self) -> None:
-        """Begin a new history behind everything there was; the old entries stay in the store."""
+        """Begin a new history after everything before; the old entries stay in the store."""
         self.start = self.last + 1
         self.released = self.last
         self._entries = []
@@ -153,7 +153,7 @@ class Log:
     def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
         """Make these the history; returns each as it is now.
 
-        A tail of the log stays as it is. Anything else is written again behind it: numbers only
+        A tail of the log stays unchanged. Anything else is written again after it: numbers only
         grow, and what is durable is never rewritten.
         """
         seqs = [entry.seq for entry in entries]
@@ -164,7 +164,7 @@ class Log:
         return [self.append(entry) for entry in entries]
 
     def release(self, upto: int) -> None:
-        """Forget, in memory only, what is durable up to `upto` and not in the window."""
+        """Release, from memory only, what is durable up to `upto` and not in the window."""
         if self._shown is not None:
             return
         upto = min(upto, self._window_seq - 1)
@@ -173,7 +173,7 @@ class Log:
             self.released = upto
 
     def bring_back(self, entries: Iterable[Entry], *, after: int, upto: int) -> None:
-        """Take all entries with `after < seq <= upto` into memory again, from the store."""
+        """Load all entries with `after < seq <= upto` into memory again, from the store."""
         # Only onto what they were read for: a gap would be taken for something that is in memory.
         if upto == self.released and self.start - 1 <= after < upto:
             older = [entry for entry in entries if after < entry.seq <= upto]
@@ -181,7 +181,7 @@ class Log:
             self.released = after
 
     def forget(self, upto: int) -> None:
-        """Begin the history behind this entry; the store keeps what was before."""
+        """Begin the history after this entry; the store keeps what was before."""
         self.start = max(self.start, upto + 1)
         self.released = max(self.released, upto)
         del self._entries[: self._index_after(upto)]
@@ -191,7 +191,7 @@ class Log:
             self.show(entry for entry in self._shown if not 0 < entry.seq <= upto)
 
     def widen_to(self, seq: int) -> None:
-        """Show the tail from this entry on, where the window is empty."""
+        """Show the tail from this entry on, if the window is empty."""
         if not self.window_length:
             self._shown = None
             self._window_seq = seq
@@ -210,7 +210,7 @@ class Log:
         return taken
 
     def erase(self, seqs: Collection[int]) -> list[Entry]:
-        """Leave nothing of these but their place; returns those that were in memory."""
+        """Erase all of these but their place; returns those that were in memory."""
         gone = [entry for entry in self._entries if entry.seq in seqs]
         self._entries = [e.erased() if e.seq in seqs else e for e in self._entries]
         if self._shown is not None:
@@ -218,7 +218,7 @@ class Log:
         return gone
 
     def is_hidden(self, seq: int) -> bool:
-        """Whether this entry was taken back."""
+        """Whether this entry was undone."""
         return any(first <= seq <= last for first, last in self.hidden)
 
     def shows(self, seq: int) -> bool:
@@ -229,7 +229,7 @@ class Log:
 
     @classmethod
     def restored(cls, head: Head, entries: Iterable[Entry], *, after: int = 0) -> Log:
-        """The log that a store kept: its head, and all entries whose number is above `after`."""
+        """The log from a store: its head, and all entries whose number is above `after`."""
         log = cls()
         log.released = after
         log.start = head.start
@@ -254,7 +254,7 @@ class Log:
 def _joined(
     ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
-    """Ranges with a newer one added; touching ones become one, so that undo after undo is small."""
+    """Ranges with a newer one added; touching ones are merged, so that many undos stay small."""
     kept = list(ranges)
     first, last = new
     while kept and kept[-1][1] >= first - 1:
@@ -267,16 +267,16 @@ Align = Literal["user", "pair"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """Keep the newest entries of a history; hand the older ones on."""
+    """Keep the newest entries of a history; pass the older ones on."""
 
     keep: int = 1000
-    """Entries that a history holds at most."""
+    """The largest number of entries in a history."""
     take: Callable[[list[Entry]], object]
     """Gets the old entries before they go; if it raises, they stay."""
 
 
 def message_count(entries: Sequence[Entry]) -> int:
-    """Messages among the entries; tool entries ride with their turn."""
+    """Messages among the entries; tool entries belong to their turn."""
     return [entry.type for entry in entries].count(MESSAGE)
 
 
@@ -292,8 +292,8 @@ def cut(
 
     `align="user"` keeps at least `keep` messages and begins at a user's message, so that no
     exchange is split; `align="pair"` keeps at most `keep` chat messages and at most `chars`
-    characters, and no result without its call. A limit of None, 0 or less is none. The newest
-    message always stays.
+    characters, and no result without its call. A limit of None, 0 or less means no limit. The
+    newest message always stays.
     """
     if not entries:
         return 0
@@ -314,7 +314,7 @@ def _cut_at_user(entries: Sequence[Entry], keep: int) -> int:
 
 
 def cut_to_fit(entries: Sequence[Entry], *, room: float, size: Callable[[Entry], int]) -> int:
-    """The index of the oldest user's message from which on all fits; at the latest the newest."""
+    """The index of the oldest user's message from which everything fits, or the newest one's."""
     start = 0
     for index in range(len(entries) - 1, -1, -1):
         room -= size(entries[index])
@@ -362,7 +362,7 @@ def _span_size(span: MessageSpan, size: Callable[[Mapping[str, Any]], int]) -> i
 
 
 def _whole_pairs_from(entries: Sequence[Entry], start: int) -> int:
-    """Move forward past results whose call is cut off; back to the call where nothing is left."""
+    """Move forward past results whose call is cut off; back to the call if nothing is left."""
     if start == 0:
         return 0
     behind = max(_split_by(results_in_time(entries), start).values(), default=start - 1) + 1
@@ -381,7 +381,7 @@ def _is_orphan(entry: Entry, index: int, answered: set[int]) -> bool:
 
 
 def whole_before(entries: Sequence[Entry], start: int) -> int:
-    """The nearest index at or before `start` that parts no call from a result in time."""
+    """The nearest index at or before `start` that separates no call from its result."""
     pairs = results_in_time(entries)
     while split := _split_by(pairs, start):
         start = _message_start(entries, min(split))
@@ -389,7 +389,7 @@ def whole_before(entries: Sequence[Entry], start: int) -> int:
 
 
 def _message_start(entries: Sequence[Entry], index: int) -> int:
-    """Where the chat message that has this entry begins."""
+    """Where the chat message that contains this entry begins."""
     begins = 0
     for span in spans_of(entries):
         if begins + len(span.entries) > index:

@@ -1,4 +1,4 @@
-"""A session's settings, and when by them it is time to resize."""
+"""A session's settings, and when they call for a resize."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
     },
 }
 UNLIMITED: Mapping[str, Any] = {**DEFAULTS, "resize": dict.fromkeys(DEFAULTS["resize"])}
-"""The same without any limit: only what was set says when to resize."""
+"""The defaults without any limit: resizing only happens if something was set."""
 LEGACY = ("session.resize.max_current_chars", "session.resize.keep_last_messages")
 _SECRET_NAME = re.compile(
     r"(^|[_\-])(key|apikey|secret|token|password|passwd|passphrase|credentials?|authorization)$",
@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 
 class Options(MutableMapping[str, Any]):
-    """What the session goes by, as a mapping of dotted keys; nested mappings may be set whole."""
+    """The session's settings, as a mapping of dotted keys; nested mappings may be set whole."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class Options(MutableMapping[str, Any]):
         self.inherit(parent or {})
 
     def inherit(self, parent: Mapping[str, Any], *, defaults: Mapping[str, Any] = DEFAULTS) -> None:
-        """Go by this mapping, nested or dotted, wherever nothing of its own is set."""
+        """Use this mapping, nested or dotted, for everything not set here."""
         self._parent = parent
         self._defaults = defaults
         self._warn_of_legacy(_tree_of(parent))
 
     @property
     def parent(self) -> Mapping[str, Any]:
-        """What it goes by wherever nothing of its own is set."""
+        """The defaults for everything not set here."""
         return self._parent
 
     @property
@@ -111,7 +111,7 @@ class Options(MutableMapping[str, Any]):
         limit: Mapping[str, Any] | None = None,
         every_n_turns: Any = None,
     ) -> None:
-        """Set the few that most need; limits of several calls add up."""
+        """Set the most common options; limits of several calls add up."""
         if mode is not None:
             if mode not in (LITE, MEMO):
                 raise ValueError(f"{mode!r} is no session mode: use {LITE!r} or {MEMO!r}")
@@ -126,17 +126,17 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def chars(self) -> int:
-        """Characters the window may have; 0 is no limit."""
+        """The largest number of characters in the window; 0 means no limit."""
         return self._limit("chars", "max_messages_text_length", unreadable=DEFAULT_CHARS)
 
     @property
     def messages(self) -> int:
-        """Messages a resize keeps; 0 is no limit."""
+        """How many messages a resize keeps; 0 means no limit."""
         return self._limit("messages", "max_keep_messages_count", unreadable=0)
 
     @property
     def every_n_turns(self) -> int:
-        """Turns between two resizes; 0 is never."""
+        """Turns between two resizes; 0 means never."""
         return _count(self["session.resize.every_n_turns"], unreadable=DEFAULT_TURNS)
 
     def _limit(self, name: str, detailed: str, *, unreadable: int) -> int:
@@ -148,38 +148,38 @@ class Options(MutableMapping[str, Any]):
 
     @property
     def memo_enabled(self) -> bool:
-        """Whether a memo is kept: as it was set, else as the mode says."""
+        """Whether a memo is kept: the explicit setting, or else what the mode says."""
         return bool(self["session.memo.enabled"])
 
     @property
     def instruct(self) -> str:
-        """What the model is told when it updates the memo."""
+        """The instructions for the model that updates the memo."""
         lines = self["session.memo.instruct"]
         return lines if isinstance(lines, str) else "\n".join(str(line) for line in lines or ())
 
     # Taking it along
 
     def snapshot(self) -> Options:
-        """The same settings, on their own."""
+        """An independent copy of the settings."""
         alone = Options()
         alone._has_warned = True
         alone.inherit({"session": self.explicit()}, defaults=self._defaults)
         return alone
 
     def explicit(self) -> Tree:
-        """All that was set here or in the parent, nested, without the defaults."""
+        """Everything set here or in the parent, nested, without the defaults."""
         return _merged(_tree_of(self._parent), self._own)
 
     def exported(self) -> Tree:
-        """The same for an export: whatever looks like a secret is left out."""
+        """The same for an export: anything that looks like a secret is left out."""
         return {"session": _without_secrets(self.explicit())}
 
     def own(self) -> Tree:
-        """All that was set here, nested."""
+        """Everything set here, nested."""
         return _merged(self._own)
 
     def replace(self, tree: Mapping[str, Any]) -> None:
-        """Take these for what was set here; nobody is told of a change."""
+        """Replace everything set here; no change is reported."""
         self._own = _merged(tree)
 
     def _effective(self) -> Tree:
@@ -200,7 +200,7 @@ class Options(MutableMapping[str, Any]):
 
 
 def _path(key: str) -> list[str]:
-    """The names in a dotted key, `session` left out."""
+    """The names in a dotted key, without `session`."""
     names = key.split(".")
     return names[1:] if names[0] == "session" else [key]
 
@@ -219,7 +219,7 @@ def _tree_of(settings: Mapping[str, Any]) -> Tree:
 
 
 def _merged(*trees: Mapping[str, Any]) -> Tree:
-    """One tree of them all, the later ones stronger."""
+    """All of them merged into one tree; later ones override."""
     result: Tree = {}
     for tree in trees:
         for name, value in tree.items():
@@ -263,7 +263,7 @@ def _without_secrets(tree: Mapping[str, Any]) -> Tree:
 
 
 def _count(value: Any, *, unreadable: int) -> int:
-    """A limit as a number; None, zero or less is 0, which is none."""
+    """A limit as a number; None, zero or less is 0, which means none."""
     if value is None:
         return 0
     try:
@@ -273,7 +273,7 @@ def _count(value: Any, *, unreadable: int) -> int:
 
 
 def _truth(value: Any) -> bool | None:
-    """Yes, no, or not set; words as files and environments have them count."""
+    """Yes, no, or not set; the words used in files and environments count too."""
     if isinstance(value, str):
         return value.strip().lower() in {"true", "1", "yes", "on"} if value.strip() else None
     return None if value is None else bool(value)

@@ -1,4 +1,4 @@
-"""What waits in a session: messages for their turn, answers for their arrival."""
+"""What is pending in a session: messages until their turn, answers until they arrive."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from nanoloop.session.entry import Entry
 MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
 
+FILES = "attachments"
+"""The metadata key of a message's attachments."""
+
 COMMAND = "command"
-"""The origin of an entry that is a command; it waits like any other, and gets into no log."""
+"""The origin of an entry that is a command; it waits like any other, but is never logged."""
 STEERS, BURST, NOT_BEFORE = "steers", "burst", "not_before"
-"""The metadata keys of a message: it is told to the turn going on; what is said so soon after it
-is answered with it; the moment, in seconds of Unix, before which it is not answered."""
+"""The metadata keys of a message: whether it is added to the current turn; how soon after it others
+must come to be answered with it; the Unix time in seconds before which it is not answered."""
+
+AGAIN = "again"
+"""The metadata key for the entry that a waiting message asks again and replaces."""
 
 NODE = "node"
-"""The metadata key of a message that waits: the process that has heard it, and is to answer it."""
+"""The metadata key for the process that received a waiting message and is to answer it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """An answer is to be sent; this process has not done so."""
+    """An answer is to be sent; this process has not sent it yet."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """A question of the log is to be answered."""
+    """A question in the log is to be answered."""
 
     seq: int
 
@@ -46,14 +52,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A message that waits is to become the next question."""
+    """A waiting message is to become the next question."""
 
     entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """What waits is to wait where the chat goes on."""
+    """A waiting message is to be passed on to where the chat continues."""
 
     session_id: str
 
@@ -61,7 +67,7 @@ class PassOn:
 Next = Send | Think | PassOn | Run | Ask | None
 """What a chat owes first."""
 Stage = type[Send] | type[Think] | type[PassOn] | type[Run] | type[Ask] | type[None]
-"""Where a chat stands: what is next in it, answers on their way last, as nothing waits for them."""
+"""The state of a chat: what is next in it; answers on their way come last."""
 
 FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
     NoneType: {
@@ -105,28 +111,30 @@ FOLLOWS: Mapping[Stage, Mapping[Stage, str]] = {
         Run: "the chat comes back",
     },
 }
-"""What may follow what, and by what. No other step of a chat is written."""
+"""Which stage may follow which, and why; no other step of a chat is written."""
 
 
 class Queue:
     """Messages of a chat before their turn, and answers before they have arrived."""
 
-    __slots__ = ("unsent", "waiting")
+    __slots__ = ("senders", "unsent", "waiting")
 
     def __init__(self) -> None:
         self.waiting: tuple[Entry, ...] = ()
-        """What was said while an answer was under way, oldest first; in no log yet."""
+        """What was said while an answer was being written, oldest first; not in the log yet."""
+        self.senders: Mapping[int, str] = {}
+        """Who sends an answer, if it isn't the process that answers now."""
         self.unsent: tuple[int, ...] = ()
-        """The numbers of answers that their chat may not have got, oldest first."""
+        """The numbers of answers that may not have arrived, oldest first."""
 
     def hold(self, entry: Entry) -> None:
         """Keep a message until its turn comes."""
         self.waiting = (*self.waiting, entry)
 
     def next(self, awaiting: int, sent: Container[int], moved: str) -> Next:
-        """What is owed first: an answer that is not sent, a question without one, what waits.
+        """What is owed first: an unsent answer, a question without one, or what waits.
 
-        What waits in a session that its chat has `moved` from is passed on.
+        If the chat has `moved` to another session, what waits here is passed on.
         """
         unsent = next((seq for seq in self.unsent if seq not in sent), None)
         if unsent is not None:
@@ -140,22 +148,43 @@ class Queue:
         return first_of(self.waiting)
 
     def stage(self, awaiting: int, moved: str) -> Stage:
-        """Where the chat stands."""
+        """The stage that the chat is in."""
         if awaiting:
             return Think
         if self.waiting:
             return PassOn if moved else type(first_of(self.waiting))
         return Send if self.unsent else NoneType
 
+    def leave_sending_to(self, node: str) -> None:
+        """Note that this process still sends its answers, whichever process answers from now on."""
+        self.senders = {seq: self.senders.get(seq, node) for seq in self.unsent}
+
+    def owe(self, seq: int) -> None:
+        """Note that this answer has to arrive, sent by the process that answers now."""
+        if seq not in self.unsent:  # else it keeps its place
+            self.unsent = (*self.unsent, seq)
+        self._forget_sender(seq)
+
+    def arrived(self, seq: int) -> bool:
+        """Note that this answer has arrived, or never will; False if it isn't owed."""
+        was_owed = seq in self.unsent
+        self.unsent = tuple(owed for owed in self.unsent if owed != seq)
+        self._forget_sender(seq)
+        return was_owed
+
+    def _forget_sender(self, seq: int) -> None:
+        if seq in self.senders:
+            self.senders = {owed: node for owed, node in self.senders.items() if owed != seq}
+
     def let_go(self, entry_id: str) -> bool:
-        """Let that message wait no more; False if it didn't."""
+        """Remove that message from the queue; False if it wasn't there."""
         left = tuple(entry for entry in self.waiting if entry.id != entry_id)
         has_left = len(left) < len(self.waiting)
         self.waiting = left
         return has_left
 
     def amend(self, message_id: str, text: str | None) -> bool:
-        """Give a waiting message other words, or with None take it back; False if none waits."""
+        """Give a waiting message a new text, or delete it if that is None; False if none waits."""
         mine = {entry.id for entry in self.waiting if message_id_of(entry) == message_id}
         if text is None:
             self.waiting = tuple(entry for entry in self.waiting if entry.id not in mine)
@@ -170,7 +199,7 @@ class Queue:
 
 
 def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
-    """What is to be done with the oldest of these."""
+    """What to do with the oldest of these."""
     oldest = next(iter(waiting), None)
     if oldest is None:
         return None
@@ -178,12 +207,12 @@ def first_of(waiting: Iterable[Entry]) -> Run | Ask | None:
 
 
 def said_first(waiting: Iterable[Entry]) -> list[Entry]:
-    """What waits before the first command."""
+    """The messages that wait before the first command."""
     return list(takewhile(lambda entry: not is_for_loop(entry), waiting))
 
 
 def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> float:
-    """How long this one has to wait for its time; not while somebody else waits behind it."""
+    """How long this one has to wait; 0 if another sender's message waits behind it."""
     due = entry.metadata.get(NOT_BEFORE)
     if not isinstance(due, (int, float)) or now < entry.timestamp:  # the clock was set back
         return 0
@@ -194,17 +223,16 @@ def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> flo
 
 
 def is_command_text(text: str) -> bool:
-    """Whether these words are for the loop and not for the model."""
+    """Whether this text is for the loop and not for the model."""
     return text.startswith("/") and not text.startswith("//") and len(text) > 1
 
 
 def _asking(waiting: Entry, text: str) -> Entry:
-    """It with other words; no command any more where they are none."""
+    """The message with a new text; no longer a command if the text isn't one."""
     entry = reworded(waiting, text)
     if not is_for_loop(entry) or is_command_text(text):
         return entry
-    metadata = {name: value for name, value in entry.metadata.items() if name != "origin"}
-    return replace(entry, metadata=metadata)
+    return without(entry, "origin")
 
 
 def is_for_loop(entry: Entry) -> bool:
@@ -213,20 +241,26 @@ def is_for_loop(entry: Entry) -> bool:
 
 
 def hearer_of(entry: Entry) -> str:
-    """The process that has heard what waits; "" for none."""
+    """The process that received a waiting message; "" if there is none."""
     return str(entry.metadata.get(NODE) or "")
 
 
+def without(entry: Entry, *names: str) -> Entry:
+    """The same entry without these metadata keys."""
+    left = {name: value for name, value in entry.metadata.items() if name not in names}
+    return replace(entry, metadata=left) if len(left) < len(entry.metadata) else entry
+
+
 def heard_by(entry: Entry, node: str) -> Entry:
-    """The same, noted as heard by this process; "" for none."""
+    """The same entry, noted as received by this process; "" means by none."""
     if hearer_of(entry) == node:
         return entry
-    metadata = {name: value for name, value in entry.metadata.items() if name != NODE}
-    return replace(entry, metadata=metadata | ({NODE: node} if node else {}))
+    bare = without(entry, NODE)
+    return replace(bare, metadata={**bare.metadata, NODE: node}) if node else bare
 
 
 def messages_among(waiting: Iterable[Entry]) -> list[Entry]:
-    """What waits for an answer; commands wait too."""
+    """The messages among these that wait for an answer, without the commands."""
     return [entry for entry in waiting if not is_for_loop(entry)]
 
 
@@ -242,12 +276,12 @@ AMENDS = "amends"
 
 
 def is_asked(entry: Entry) -> bool:
-    """Whether it is a user's message, and no note about one."""
+    """Whether it is a user's message, and not a note about one."""
     return entry.role == "user" and entry.metadata.get("origin") != AMENDMENT
 
 
 def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
-    """The newest message of a user with all that came of it; notes on earlier ones left out."""
+    """The newest message of a user with everything after it; without notes on earlier ones."""
     first = next((i for i in reversed(range(len(entries))) if is_asked(entries[i])), None)
     if first is None:
         return []
@@ -256,8 +290,22 @@ def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in said if entry.metadata.get(AMENDS) in names]
 
 
+def asked_again(entry: Entry, known: Sequence[Entry]) -> Entry | None:
+    """This message as one that replaces the newest of these: with its text, if it has none.
+
+    The other one's attachments are taken over. None if there is nothing to ask again.
+    """
+    asked = next((e for e in reversed(known) if is_asked(e) and not is_for_loop(e)), None)
+    if asked is None:
+        return None
+    text = str(entry.content.get("text") or "")
+    content = reworded(asked, text).content if text.strip() else asked.content
+    files = {FILES: asked.metadata[FILES]} if FILES in asked.metadata else {}
+    return replace(entry, content=content, metadata={**entry.metadata, **files, AGAIN: asked.id})
+
+
 def reworded(entry: Entry, text: str) -> Entry:
-    """The same message with other words; what came with it stays."""
+    """The same message with a new text; its attachments stay."""
     content = {**entry.content, "text": text}
     parts = content.pop("parts", None)
     if parts:

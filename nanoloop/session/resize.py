@@ -1,4 +1,4 @@
-"""Keeping a history small for the model: when to resize, how, and what becomes of the memo."""
+"""Keeping a history small for the model: when to resize, how, and the memo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nanoloop.errors import HistoryNotLoaded, SettingsError
+from nanoloop.errors import HistoryNotLoaded, SettingsError, installer
 from nanoloop.protocols import Provider
 from nanoloop.session.chat import HandedMessages, char_size, messages_of, total_chars
 from nanoloop.session.digest import Digest
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 LITE, DEEP = "lite", "deep"
 FORCED = 1000
-"""The severity of a resize that was asked for."""
+"""The severity of a requested resize."""
 LAST_RESIZE = "last_resize"
 """The key of a memo that no model sees."""
 CATCH_UP_CHARS = 24_000
-"""How much talk goes into one call where a memo is made up for; more takes several calls."""
+"""How much text goes into one call when a memo catches up; more takes several calls."""
 RESULT_LIMIT = 2000
-"""Characters of a tool's result that a memo is made from."""
+"""How many characters of a tool's result go into a memo."""
 REF_LIMIT = 500
-"""Characters of a reference that are shown; what is longer is a payload in disguise."""
+"""How many characters of a reference are shown; a longer one is a payload in disguise."""
 _FENCE = re.compile(r"^```\w*\s*\n(.*?)\n?```\s*$", re.DOTALL)
 _REFS = ("file", "url", "path", "id", "name")
 _FACTS = ("name", "mime_type", "size", "width", "height", "duration")
 _TEXT = {"text", "input_text", "output_text", "tool_use", "tool_result"}
 
 Change = Callable[[Callable[["Session"], Any]], Awaitable[Any]]
-"""Does something to a session in one piece, durable when it returns; returns what that does."""
+"""Applies a change to a session in one piece, durable when it returns; returns its result."""
 Decision = dict[str, Any]
-"""`type`, and where they are known `reason`, `severity` and `meta`."""
+"""`type` and, if known, `reason`, `severity` and `meta`."""
 Schema = Callable[[Any], Any] | Mapping[str, Any]
-"""A callable that says no by False or an exception, a pydantic model class, or a JSON schema."""
+"""A callable that returns False or raises to refuse, a pydantic model class, or a JSON schema."""
 
 
 class ReadEntries(Protocol):
@@ -55,7 +55,7 @@ class ReadEntries(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeInput:
-    """A session at one moment: what comes later is no part of the resize."""
+    """A session at one moment: later entries are not part of the resize."""
 
     entries_after: Callable[[int], Awaitable[list[Entry]]]
     """The entries above a number, up to `end`."""
@@ -63,19 +63,19 @@ class ResizeInput:
     memo: Any
     memo_seq: int
     end: int
-    """The newest number then."""
+    """The newest number at that moment."""
     epoch: int
     turns: int
     options: Options
 
     @property
     def kept_from(self) -> int:
-        """The index in the window at which what the limits allow begins."""
+        """The index in the window at which the allowed part begins."""
         return cut(self.window, keep=self.options.messages, chars=self.options.chars)
 
     @property
     def keeps_memo(self) -> bool:
-        """Whether a built-in resize brings the memo up to date."""
+        """Whether a built-in resize updates the memo."""
         return self.options.memo_enabled and isinstance(self.memo, dict)
 
 
@@ -88,31 +88,31 @@ class ResizeResult:
     memo: Any
     memo_seq: int
     full: Sequence[Entry] | None = None
-    """The history, where it is replaced."""
+    """The history, if it is replaced."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ResizeHandlers:
-    """What the resizes of one session go by; each is stronger than any setting."""
+    """What decides the resizes of one session; each overrides any setting."""
 
     policy: Handler | None = None
-    """Gets full, current and settings; its answer is asked for instead of the rules'."""
+    """Gets full, current and settings; its answer replaces that of the rules."""
     resizes: dict[str, Resize] = field(default_factory=lambda: dict(DEFAULT_RESIZES))
-    """By type."""
+    """The resizes, by type."""
     memo_update: Handler | None = None
     """Gets memo, messages, attachments and settings; its dict is the new memo."""
     attachments: Handler | None = None
-    """Gets one message; returns the summaries of what came with it."""
+    """Gets one message; returns summaries of its attachments."""
     fits: Callable[[Any], bool] = lambda _: True
-    """Whether a new memo is taken."""
+    """Whether a new memo is accepted."""
     provider: Provider | None = None
-    """Who is asked for a memo where no handler is."""
+    """The provider for a memo without a handler."""
     mutex: Mutex = field(default_factory=Mutex)
-    """One resize of a session at a time."""
+    """Allows one resize of a session at a time."""
 
     @property
     def are_built_in(self) -> bool:
-        """Whether nothing of the user's own has a say, which might have to be waited for."""
+        """Whether no user function, which might have to be awaited, takes part."""
         own = (self.policy, self.memo_update, self.attachments)
         return own == (None, None, None) and self.resizes == DEFAULT_RESIZES
 
@@ -130,9 +130,9 @@ Resize = Callable[[ResizeInput, ResizeHandlers], Awaitable[ResizeResult]]
 async def judge(
     session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
 ) -> Decision | None:
-    """What should be done: None, or a decision with its type and reason.
+    """What to do: None, or a decision with its type and reason.
 
-    Raises TypeError where the policy's answer is none.
+    Raises TypeError if the policy's answer is invalid.
     """
     if force:
         kind = force if isinstance(force, str) else DEEP
@@ -147,7 +147,7 @@ async def judge(
 
 
 def due_by_rules(session: Session) -> Decision | None:
-    """What the rules say of this session."""
+    """The decision of the rules for this session."""
     with session.lock:
         options, current = session.settings.snapshot(), session.messages
         turns = session.turns - session.last_resize_turn
@@ -157,7 +157,7 @@ def due_by_rules(session: Session) -> Decision | None:
 def default_decision(
     messages: Sequence[Mapping[str, Any]], options: Options, *, turns: int
 ) -> Decision | None:
-    """What the rules say of this window, so many turns after the last resize."""
+    """The decision of the rules for this window, this many turns after the last resize."""
     rules = (
         (DEEP, "max_messages_text_length", 100, 0 < options.chars <= total_chars(messages)),
         (LITE, "max_keep_messages_count", 50, 0 < options.messages < len(messages)),
@@ -188,10 +188,10 @@ def _checked_decision(said: object) -> Decision | None:
 async def run(
     session: Session, by: ResizeHandlers, force: object, read: ReadEntries | None
 ) -> list[dict[str, Any]]:
-    """Resize if it is time, or by `force`; returns the window as chat messages.
+    """Resize if it is due, or by `force`; returns the window as chat messages.
 
-    Raises KeyError for a type without a handler, and whatever a handler raises; nothing has
-    changed then.
+    Raises KeyError for a type without a handler, and whatever a handler raises; nothing has changed
+    in that case.
     """
     async with by.mutex:
         decision = await judge(session, by, force, read)
@@ -219,7 +219,7 @@ async def _resize(
 
 
 def _is_done(session: Session, now: ResizeInput) -> bool:
-    """Whether a built-in resize did this; else a window exactly at its limit had one for ever."""
+    """Whether a built-in resize did this; a window at its limit would else be resized forever."""
     return not now.kept_from and now.end == session.resized.get("seq", 0)
 
 
@@ -284,7 +284,7 @@ def _apply(
 
 
 def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -> list[Entry]:
-    """The new window: what left it or was taken back meanwhile is out, what came is in."""
+    """The new window: entries that left or were undone meanwhile are out, new ones are in."""
     was_shown = {entry.seq for entry in now.window}
     is_shown = {entry.seq for entry in session.log.window}
     kept = [e for e in current if e.seq in is_shown or e.seq not in was_shown]
@@ -293,12 +293,12 @@ def _still_shown(session: Session, now: ResizeInput, current: Iterable[Entry]) -
 
 
 async def lite(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
-    """Take what is new into the memo, and prune."""
+    """Add what is new to the memo, and prune."""
     return await _default(now, by, after=now.memo_seq)
 
 
 async def deep(now: ResizeInput, by: ResizeHandlers) -> ResizeResult:
-    """Take the whole history into the memo, piece by piece, and prune."""
+    """Add the whole history to the memo, piece by piece, and prune."""
     return await _default(now, by, after=0, piece_chars=now.options.chars)
 
 
@@ -323,7 +323,7 @@ async def _default(
 
 
 def cut_by_rules(session: Session, least_severity: int) -> int:
-    """Resize by the rules, if one that is so severe holds, but leave the memo for later.
+    """Resize if a rule of this severity applies, but leave the memo for later.
 
     Returns how many entries left the window. The memo's number stays: what it has yet to take in
     begins there.
@@ -345,9 +345,9 @@ def cut_by_rules(session: Session, least_severity: int) -> int:
 async def update_memo(
     session: Session, by: ResizeHandlers, change: Change, read: ReadEntries | None
 ) -> bool:
-    """Do for the memo what the last resize did not wait for; False if the memo changed meanwhile.
+    """Update the memo after the last resize; False if it changed meanwhile.
 
-    Raises what the provider raises; nothing has changed then.
+    Raises what the provider raises; in that case nothing has changed.
     """
     async with by.mutex:
         # Durable, all of it: what a memo stands for may not be another writer's entry later.
@@ -372,7 +372,7 @@ def _take_memo(session: Session, *, now: ResizeInput, result: ResizeResult) -> b
 
 
 def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict[str, Any]]]:
-    """Pieces of at most so many characters, 0 is no limit; what is bigger stands alone."""
+    """Pieces of at most `chars` characters (0 for no limit); a larger message is its own piece."""
     chunk: list[dict[str, Any]] = []
     filled = 0
     for message in messages:
@@ -387,7 +387,7 @@ def chunks(messages: Sequence[dict[str, Any]], chars: int) -> Iterator[list[dict
 
 
 def checked_type(name: object) -> str:
-    """The same type of a resize; raises ValueError where nothing could ask for it."""
+    """The given type of resize; raises ValueError if nothing could ask for it."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
             f"a resize handler is registered under {name!r}: give the type that a policy returns, "
@@ -397,7 +397,7 @@ def checked_type(name: object) -> str:
 
 
 def custom(handler: Handler) -> Resize:
-    """A handler of the user's: (full, current, memo, settings) to (full, current, memo)."""
+    """A user's handler: (full, current, memo, settings) to (full, current, memo)."""
 
     async def resize(now: ResizeInput, _: ResizeHandlers) -> ResizeResult:
         handed = HandedMessages(await now.entries_after(0))
@@ -417,7 +417,7 @@ def custom(handler: Handler) -> Resize:
 
 
 def _checked_result(said: Any) -> tuple[list[Any], list[Any], Any]:
-    """What a handler returned; raises TypeError where it isn't full, current and memo."""
+    """A handler's result; raises TypeError if it isn't full, current and memo."""
     if isinstance(said, (tuple, list)) and len(said) == 3:  # noqa: PLR2004 - see the docstring
         full, current, memo = said
         if _are_messages(full) and _are_messages(current):
@@ -438,7 +438,7 @@ def _are_messages(value: Any) -> bool:
 async def _updated_memo(
     memo: Any, messages: Sequence[dict[str, Any]], options: Options, by: ResizeHandlers
 ) -> Any:
-    """The memo with these messages taken in; the same one where nothing usable came back."""
+    """The memo with these messages added; the same one if nothing usable came back."""
     attachments = [about for message in messages for about in await _summaries(message, by)]
     said: Any = None
     if by.memo_update is not None:
@@ -467,7 +467,7 @@ def _memo_request(
     attachments: Sequence[Any],
     options: Options,
 ) -> list[dict[str, Any]]:
-    """What the model is asked: the instructions, then memo, messages and attachments as JSON."""
+    """The request to the model: the instructions, then memo, messages and attachments as JSON."""
     given = {
         "current_memo": _seen(memo),
         "messages": [_serialised(message) for message in messages],
@@ -481,7 +481,7 @@ def _memo_request(
 
 
 def _seen(memo: Any) -> Any:
-    """A copy of the memo as a model may see it."""
+    """A copy of the memo for the model."""
     if not isinstance(memo, Mapping):
         return copied(memo)
     return {key: copied(value) for key, value in memo.items() if key != LAST_RESIZE}
@@ -520,7 +520,7 @@ def _object_in(text: str) -> Any:
 
 
 def unwrapped(said: Any) -> dict[str, Any] | None:
-    """What stands under `memo`, if it is a dict; else the dict itself; else None."""
+    """The value of `memo`, if it is a dict; else the dict itself; else None."""
     if not isinstance(said, Mapping):
         return None
     inner = said.get("memo")
@@ -528,9 +528,9 @@ def unwrapped(said: Any) -> dict[str, Any] | None:
 
 
 def check_of(schema: Schema | None) -> Callable[[Any], bool]:
-    """Whether a memo has the shape that its owner wants; any has where there is no schema.
+    """A check that a memo has the required shape; without a schema, any memo passes.
 
-    Raises `SettingsError` for a JSON schema that nothing here can check.
+    Raises `SettingsError` for a JSON schema that can't be checked here.
     """
     if schema is None:
         return lambda _: True
@@ -555,7 +555,7 @@ def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
     except ImportError:
         raise SettingsError(
             "memo_schema is a JSON schema, and jsonschema, which checks those, is not installed: "
-            "pip install jsonschema, or give a pydantic model or a function"
+            f"{installer()} jsonschema, or give a pydantic model or a function"
         ) from None
     validator = validator_for(schema)
     validator.check_schema(schema)
@@ -566,7 +566,7 @@ def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
 
 
 def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Type, reference and known facts of each part of a message that is no text."""
+    """Type, reference and known facts of each part of a message that is not text."""
     content = message.get("content")
     parts = content if isinstance(content, list) else []
     return [
@@ -577,7 +577,7 @@ def attachment_summaries(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ref(part: Mapping[str, Any]) -> Any:
-    """The first reference there is: in the part itself, else in what it wraps."""
+    """The first reference: in the part itself, else in what it wraps."""
     wrapped = [value for value in part.values() if isinstance(value, Mapping)]
     for holder in (part, *wrapped):
         for name in _REFS:
@@ -601,7 +601,7 @@ def _facts(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_payloads(content: Any) -> Any:
-    """A content with its attachments named instead of carried."""
+    """Content with its attachments named instead of included."""
     if not isinstance(content, list):
         return content
     return "\n".join(filter(None, (_in_words(part) for part in content)))

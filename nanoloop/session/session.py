@@ -1,7 +1,7 @@
 """One conversation: its log and window, its digests, its state. Pure data, no I/O.
 
-`Log` has the entries, `Conversation` what the loop and the stores use, `Session` the rest: what
-people's own code calls.
+`Log` holds the entries, `Conversation` what the loop and the stores use, and `Session` the rest:
+the interface for your own code.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _STANDING = (
     *("moved", "by", "claims", "stopped"),
     *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
-"""All of a session that a store keeps, but for its settings."""
+"""Everything that a store keeps of a session, except its settings."""
 
 
 class _Load:
-    """`Session.load(text)` makes a session, `session.load(text)` fills that one."""
+    """`Session.load(text)` creates a session; `session.load(text)` fills an existing one."""
 
     def __get__(self, session: Session | None, owner: type[Session]) -> Callable[..., Session]:
         return partial(_loaded, owner() if session is None else session)
@@ -57,7 +57,7 @@ def _loaded(
     format: str | None = None,  # noqa: A002 - the seed's name
     key_path: str | None = None,
 ) -> Session:
-    """Take in what an export, or a part of one, says; what it doesn't say stays as it is."""
+    """Import an export, or a part of one; what it doesn't contain stays unchanged."""
     return session.load_dict(parsed(text, format, key_path))
 
 
@@ -68,8 +68,8 @@ class Session(Conversation):
 
     def __init__(
         self,
-        *,
         id: str | None = None,  # noqa: A002 - the seeds' name for it
+        *,
         about: Identity | None = None,
         clock: Callable[[], datetime] = utc_now,
         settings: Mapping[str, Any] | None = None,
@@ -80,17 +80,17 @@ class Session(Conversation):
         memo_update_handler: Handler | None = None,
         memo_schema: Schema | None = None,
     ) -> None:
-        """`about` says who it is and how long it lives; where that doesn't matter, `id` will do.
+        """`about` is its identity and lifetime; if those don't matter, `id` will do.
 
-        `settings` are stronger than the defaults and weaker than what is set in the session,
-        handlers are stronger than any setting, and those for resizes take the place of both
-        defaults. The provider is asked to update the memo.
+        `settings` override the defaults and are overridden by what is set in the session; handlers
+        override any setting, and those for resizes replace both defaults. The provider updates the
+        memo.
         """
         if about is None:
             about = Identity(id=new_id() if id is None else id, created_at=clock())
         super().__init__(about=about, clock=clock, settings=settings)
         self.token_counter: Callable[[str], int] | None = None
-        """Counts a text's tokens better than four characters each."""
+        """Counts a text's tokens better than assuming four characters each."""
         self._handlers = ResizeHandlers(
             policy=policy_handler,
             memo_update=memo_update_handler,
@@ -104,16 +104,16 @@ class Session(Conversation):
                 self.set_resize_handlers(name, handler)
 
     def move(self, session_id: str) -> None:
-        """Note in which session its chat goes on; "" for this one."""
+        """Note which session its chat continues in; "" for this one."""
         with self.lock:
             self.moved = session_id
             self.touch()
 
     def renew(self, fresh: Session) -> None:
-        """Stand where another object of this session stands; what was not durable here is gone.
+        """Take the state of another object of this session; what was not durable here is lost.
 
-        Whoever holds this object goes on with it: its handlers, its settings' parent and what it
-        was lent stay.
+        Holders of this object continue with it: its handlers, its settings' parent and what it was
+        lent stay.
         """
         with self.lock:
             for name in _STANDING:
@@ -124,7 +124,7 @@ class Session(Conversation):
 
     @property
     def created_at(self) -> datetime:
-        """When it was made."""
+        """When it was created."""
         return self.about.created_at
 
     @property
@@ -178,9 +178,9 @@ class Session(Conversation):
         return next((str(e.content.get("tool")) for e in calls if e.call_id == call_id), "")
 
     def history(self, limit: int = 0) -> list[Entry]:
-        """The newest entries first, at most `limit`; 0, negative or too large is all of them.
+        """The newest entries first, at most `limit`; 0, negative or too large means all of them.
 
-        Equal timestamps: the last added comes first.
+        With equal timestamps, the last added comes first.
         """
         with self.lock:
             entries = sorted(self.whole(), key=lambda e: (e.timestamp, e.seq), reverse=True)
@@ -210,7 +210,7 @@ class Session(Conversation):
             self.show(HandedMessages(self.log.entries).all_entries_for(messages))
 
     def set_chat_history(self, messages: ChatMessages) -> Self:
-        """Begin the history anew with these messages; memo, summary and state stay."""
+        """Restart the history with these messages; memo, summary and state stay."""
         with self.lock:
             self.reset_history()
             return self.add_chat_history(messages)
@@ -234,7 +234,7 @@ class Session(Conversation):
             self.touch()
 
     def take_history(self, entries: Iterable[Entry], window: Iterable[Entry]) -> None:
-        """Begin the history anew with these entries, and show these of them."""
+        """Restart the history with these entries, showing those in `window`."""
         with self.lock:
             self.reset_history()
             new = {id(entry): self.log.append(entry) for entry in entries}
@@ -245,7 +245,7 @@ class Session(Conversation):
             self._summary = replace(self._summary, pins=())  # their numbers were the old one's
 
     def rewrite(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Make these the history; returns each as it is now."""
+        """Make these the history; returns each in its new form."""
         with self.lock:
             last = self.log.last
             again = self.log.rewrite(entries)
@@ -263,7 +263,7 @@ class Session(Conversation):
         return sum(map(is_asked, self.window)) > 1
 
     def context_size(self) -> int:
-        """Tokens of the window: as the token counter has it, or four characters each."""
+        """Tokens of the window: by the token counter, or four characters each."""
         with self.lock:
             texts = [entry_text(entry) for entry in self.log.window]
         if self.token_counter is not None:
@@ -271,9 +271,9 @@ class Session(Conversation):
         return rough_tokens(sum(len(text) for text in texts))
 
     def fork(self, upto: int | str | None = None) -> Session:
-        """A new session with the history up to an entry, by its number or id, it included.
+        """A new session with the history up to and including an entry, by its number or id.
 
-        Summary and memo come along where they stand for nothing behind it.
+        Summary and memo are included if they cover nothing after it.
         """
         with self.lock:
             about = replace(
@@ -294,7 +294,7 @@ class Session(Conversation):
 
     @property
     def memo(self) -> Any:
-        """A copy of what the conversation has come to, {} at first."""
+        """A copy of the memo, {} at first."""
         with self.lock:
             return copied(self._memo.value)
 
@@ -311,7 +311,7 @@ class Session(Conversation):
 
     @property
     def memo_cursor(self) -> int:
-        """Messages of the whole history that are in the memo."""
+        """How many messages of the whole history are in the memo."""
         with self.lock:
             return len(messages_of([e for e in self.whole() if e.seq <= self._memo.seq]))
 
@@ -352,14 +352,14 @@ class Session(Conversation):
         limit: Mapping[str, Any] | None = None,
         every_n_turns: int | str | None = None,
     ) -> Self:
-        """Set the few that most need; limits of several calls add up."""
+        """Set the most common settings; limits from several calls add up."""
         with self.lock:
             self.settings.configure(mode=mode, limit=limit, every_n_turns=every_n_turns)
         return self
 
     @property
     def provider(self) -> Provider | None:
-        """Who is asked to update the memo."""
+        """The provider that updates the memo."""
         return self._handlers.provider
 
     @provider.setter
@@ -367,7 +367,7 @@ class Session(Conversation):
         self._handlers.provider = provider
 
     def set_policy_handler(self, handler: Handler | None) -> Self:
-        """Ask this instead of the rules: (full, current, settings) to None, a type or a dict."""
+        """Use this instead of the rules: (full, current, settings) to None, a type or a dict."""
         self._handlers.policy = handler
         return self
 
@@ -380,7 +380,7 @@ class Session(Conversation):
         return self
 
     def set_attachment_summary_handler(self, handler: Handler | None) -> Self:
-        """Let this describe what came with a message: one message to a list."""
+        """Let this describe a message's attachments: one message to a list."""
         self._handlers.attachments = handler
         return self
 
@@ -391,17 +391,17 @@ class Session(Conversation):
 
     @property
     def has_resize_rules(self) -> bool:
-        """Whether anyone but the defaults may say that it is time to resize."""
+        """Whether anything but the defaults may decide that a resize is due."""
         return self._handlers.policy is not None or self.settings.is_set
 
     @property
     def has_resize_handlers(self) -> bool:
-        """Whether anything of the user's own has a say in a resize, and may have to be awaited."""
+        """Whether user functions, which may have to be awaited, take part in a resize."""
         return not self._handlers.are_built_in
 
     @property
     def is_memo_due(self) -> bool:
-        """Whether `cut_by_rules` left the memo to be brought up to date."""
+        """Whether `cut_by_rules` left the memo to be updated."""
         by = self._handlers
         with self.lock:
             is_behind = self.memo_seq < int(self.resized.get("seq", 0))
@@ -410,46 +410,46 @@ class Session(Conversation):
             return isinstance(self._memo.value, dict) and self.settings.memo_enabled
 
     def cut_by_rules(self, *, least_severity: int = 0) -> int:
-        """Resize by the built-in rules, if one that is so severe holds; the memo is left for later.
+        """Resize by the built-in rules if one of this severity applies; the memo is left for later.
 
-        Waits for nothing, so that it can be done in the act that adds an answer. Returns how many
+        Never waits, so that it can be part of the act that adds an answer. Returns how many
         entries left the window.
         """
         return resize.cut_by_rules(self, least_severity)
 
     async def update_memo(self, *, change: Change, read: ReadEntries | None = None) -> bool:
-        """Do what `cut_by_rules` left to be done; False if the memo was changed meanwhile.
+        """Do what `cut_by_rules` left undone; False if the memo was changed meanwhile.
 
-        Raises `ProviderError`; nothing has changed then. `change` does an act to this session,
-        durable when it returns; `read` as in `async_resize`.
+        Raises `ProviderError`, in which case nothing has changed. `change` applies an act to this
+        session, durable when it returns; `read` is as in `async_resize`.
         """
         return await resize.update_memo(self, self._handlers, change, read)
 
     def judge_resize(self, force: object = False) -> Decision | None:
-        """As `async_judge_resize`, from code that can't await."""
+        """Like `async_judge_resize`, for synchronous code."""
         return blocking(partial(self.async_judge_resize, force))
 
     def resize(self, force: object = False) -> list[dict[str, Any]]:
-        """As `async_resize`, from code that can't await."""
+        """Like `async_resize`, for synchronous code."""
         self._handlers.mutex.check_may_block()
         return blocking(partial(self.async_resize, force))
 
     async def async_judge_resize(
         self, force: object = False, *, read: ReadEntries | None = None
     ) -> Decision | None:
-        """What should be done: None, or a decision with its type and reason.
+        """What to do: None, or a decision with its type and reason.
 
-        `force` is a type, or True for deep. Raises TypeError where the policy's answer is none.
+        `force` is a type, or True for deep. Raises TypeError if the policy's answer is invalid.
         """
         return await resize.judge(self, self._handlers, force, read)
 
     async def async_resize(
         self, force: object = False, *, read: ReadEntries | None = None
     ) -> list[dict[str, Any]]:
-        """Resize if it is time, or by `force`; returns the window as chat messages.
+        """Resize if it is due, or by `force`; returns the window as chat messages.
 
-        Raises KeyError for a type without a handler, and whatever a handler raises; nothing has
-        changed then. `read` gets what is only in the store; without it, and where it is needed,
+        Raises KeyError for a type without a handler, and whatever a handler raises; in that case
+        nothing has changed. `read` reads what is only in the store; if it is needed but missing,
         `HistoryNotLoaded` is raised.
         """
         return await resize.run(self, self._handlers, force, read)
@@ -457,7 +457,7 @@ class Session(Conversation):
     # Export and import
 
     def to_dict(self) -> dict[str, Any]:
-        """The complete state, without any secret of the settings."""
+        """The complete state, without any secrets from the settings."""
         return export.exported(self)
 
     def dump(self, format: str = "json") -> str:  # noqa: A002 - the seed's name
@@ -473,18 +473,18 @@ class Session(Conversation):
         return self.dump("yaml")
 
     def load_json(self, text: str, key_path: str | None = None) -> Self:
-        """As `load`, from JSON."""
+        """Like `load`, from JSON."""
         return self.load_dict(parsed(text, "json", key_path))
 
     def load_yaml(self, text: str, key_path: str | None = None) -> Self:
-        """As `load`, from YAML."""
+        """Like `load`, from YAML."""
         return self.load_dict(parsed(text, "yaml", key_path))
 
     def load_dict(self, data: Mapping[str, Any]) -> Self:
-        """Take in what `to_dict` gave, or a part of it; what is absent stays as it is.
+        """Load what `to_dict` returned, or a part of it; what is absent stays unchanged.
 
-        Raises TypeError or ValueError for what is none; nothing has changed then. A session that
-        a store knows keeps its id.
+        Raises TypeError or ValueError for anything else, in which case nothing has changed. A
+        session that a store knows keeps its id.
         """
         export.take_in(self, data)
         return self
@@ -492,15 +492,15 @@ class Session(Conversation):
     # For people
 
     def display(self, last: int = 20, width: int = 80) -> str | None:
-        """The last messages of the window, a line each; None where there is none."""
+        """The last messages of the window, one line each; None if there are none."""
         return export.displayed(self.window, last=last, width=width)
 
     def stats(self) -> dict[str, Any]:
-        """Messages of the window by role, calls of tools, and the names of the tools used."""
+        """Messages of the window by role, tool calls, and the names of the tools used."""
         return export.counted(self.window)
 
     def conversation_text(self) -> str:
-        """`[role] content` of each message of the window, a blank line between them."""
+        """`[role] content` of each message of the window, separated by blank lines."""
         return export.conversation_text(self.window)
 
     def to_markdown(self) -> str:
@@ -511,7 +511,7 @@ class Session(Conversation):
         return export.as_markdown(entries, title=self.title, about=about, summary=self.summary)
 
     def rendered(self, limit: int = 0) -> list[Rendered]:
-        """The last entries of the window as text for a model's context, oldest first; 0 is all."""
+        """The last entries of the window as text for a model's context, oldest first; all if 0."""
         window = self.window
         return [export.rendered(entry) for entry in (window[-limit:] if limit > 0 else window)]
 
@@ -527,9 +527,9 @@ class Session(Conversation):
         after: int = 0,
         clock: Callable[[], datetime] = utc_now,
     ) -> Session:
-        """The session that a store kept, with all entries whose number is above `after`.
+        """The session from a store, with all entries whose number is above `after`.
 
-        Entries newer than the head are taken in.
+        Entries newer than the head are included.
         """
         session = cls(id=sections[ABOUT]["id"], clock=clock)
         stood = Head.load(head)

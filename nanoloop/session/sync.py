@@ -1,4 +1,4 @@
-"""Sync code and awaiting code: each calls the other, and both wait for one lock."""
+"""Sync and async code: each calls the other, and both wait for one lock."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
 Handler = Callable[..., Any]
-"""Sync or async; what is promised about its arguments stands where it is set."""
+"""Sync or async; its arguments are documented where it is set."""
 
 
 async def called(handler: Handler, *arguments: Any) -> Any:
-    """What the handler returns, waited for where that is needed."""
+    """What the handler returns, awaited if necessary."""
     if _is_async(handler):
         return await handler(*arguments)
     # In a thread, so that a slow handler holds up no other session.
@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 
 def blocking(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What the function comes to; it gets an event loop of its own, in another thread."""
+    """The function's result; it gets an event loop of its own, in another thread."""
     with start_blocking_portal() as portal:
         came: T = portal.call(function)
     return came
 
 
 _HELD: ContextVar[tuple[int, ...]] = ContextVar("_HELD", default=())
-"""The locks that this task, or the task that called this thread, is inside."""
+"""The locks that this task, or the task that called this thread, holds."""
 
 
 class _Waiter:
@@ -67,7 +67,7 @@ class _Waiter:
 
 
 class Mutex:
-    """One holder at a time; whoever waits leaves its event loop free."""
+    """One holder at a time; waiting leaves the event loop free."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -75,7 +75,7 @@ class Mutex:
         self._waiting: deque[_Waiter] = deque()
 
     def check_may_block(self) -> None:
-        """Raise RuntimeError where this thread would wait for itself, and so for ever."""
+        """Raise RuntimeError if this thread would wait for itself, and so for ever."""
         thread = threading.get_ident()
         with self._guard:
             known = [*self._waiting, self._holder] if self._holder else []

@@ -1,6 +1,6 @@
-"""Every setting with its default, unit and meaning, and what may not stand together.
+"""All settings with their defaults, units and meanings, and which of them conflict.
 
-Weak to strong: the default, the TOML file, the environment, a flag.
+From weakest to strongest: the default, the TOML file, the environment, a flag.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from nanoloop import defaults
 from nanoloop.events import Level
 from nanoloop.files import user_folder
+from nanoloop.messages import Language
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
@@ -35,7 +36,7 @@ from nanoloop.settings.problems import (
     function_name,
     http_address,
 )
-from nanoloop.settings.sources import DEFAULT, Origin, read_sources
+from nanoloop.settings.sources import DEFAULT, Origin, read_environment, read_sources
 from nanoloop.settings.vendors import VendorSettings, lacking, table_for, with_names
 from nanoloop.stores.place import store_url
 
@@ -43,7 +44,6 @@ PROMPT = (
     "You are a friendly and capable assistant in a chat. Answer briefly and plainly, in the "
     "language you are spoken to. Use a tool where it helps, and say so when you do not know."
 )
-
 Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
@@ -53,35 +53,35 @@ class StoreSettings(Section):
     url: Annotated[str, AfterValidator(store_url)] | None = Field(
         default=None, examples=["sqlite:"]
     )
-    """`sqlite:FILE`, `jsonl:FOLDER` (readable files), `redis://…`, `postgresql://…`, `memory:`."""
+    """`sqlite:FILE`, `jsonl:FOLDER` (plain files), `redis://…`, `postgresql://…`, `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
-    """What survives a message in files: `flush` a killed process, `fsync` a power cut too."""
+    """What a stored message survives: `flush` a killed process, `fsync` a power cut too."""
     timeout_seconds: Seconds = defaults.STORE_TIMEOUT_SECONDS
-    """How long a database that does not answer is tried before the chat is told."""
+    """How long a database that does not answer is retried before the chat is told."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
-    """Seals what is said and known in the files; of several, with commas, the first one seals."""
+    """Encrypts conversations. Of several keys, separated by commas, the first one encrypts."""
 
 
 class LoopSettings(Section):
-    """Who is answered when, and how the loop ends."""
+    """When messages are answered, and how the loop stops."""
 
     max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = defaults.MAX_CONCURRENT_TURNS
-    """Turns that run side by side, drawn by owner; 1 answers one message after the other."""
+    """How many turns run at the same time; 1 answers one message after the other."""
     on_unanswered: Literal["answer", "report"] = "answer"
-    """A message that a stop left unanswered: `answer` it at the next start, or only `report` it."""
+    """Messages left unanswered by a stop: `answer` them at the next start, or `report` them."""
     shutdown_turns_seconds: Seconds = defaults.SHUTDOWN_TURNS_SECONDS
-    """How long running turns may finish after a stop; running summaries get half as long then."""
+    """How long running turns may take to finish after a stop; summaries get half of that."""
 
 
 class TurnSettings(Section):
     """One answer, from the question to the last word."""
 
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] = defaults.MAX_STEPS
-    """How often the model may be asked in one turn, tool results included."""
+    """How many times the model may be called in one turn."""
 
 
 class ToolTable(NoSettings):
-    """A tool of another package by its NAME; agents that name no tools may then call it too."""
+    """A tool from another package; agents without a list of tools may then call it too."""
 
 
 class ToolSettings(PluginTables):
@@ -98,11 +98,11 @@ class ProviderSettings(Section):
     """Calls to the model."""
 
     first_token_timeout_seconds: Seconds = defaults.FIRST_TOKEN_TIMEOUT_SECONDS
-    """How long the server may take until the answer begins."""
+    """How long the server may take to begin its answer."""
     call_timeout_seconds: Seconds = defaults.CALL_TIMEOUT_SECONDS
     """How long a whole answer may take."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
-    """Further fields of each request, for the server's own knobs; never put a secret here."""
+    """Extra fields for each request; never put a secret here."""
 
 
 class LocalSettings(Section):
@@ -111,48 +111,48 @@ class LocalSettings(Section):
     context_tokens: Annotated[int, Field(ge=256), Unit("tokens")] | None = Field(
         default=None, examples=[8192]
     )
-    """How much one conversation may take of its memory; left out, what suits the model."""
+    """How much context one conversation may use; by default, what suits the model."""
     answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = defaults.LOCAL_ANSWER_TOKENS
-    """How long an answer may become; a longer one is cut off there, and the log says so."""
+    """How long an answer may get; a longer one is cut off, and the log says so."""
     threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
-    """Threads that compute; left out, what suits the machine."""
+    """How many threads to use; by default, as many as suit the machine."""
     hub: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://hub.example"]
     )
-    """A model hub to fetch from where the package index has no such model; HF_ENDPOINT too."""
+    """A model hub for files that the package index does not have; HF_ENDPOINT too."""
 
 
 class SummarySettings(Section):
     """The summary of what left the window, made in the background."""
 
     timeout_seconds: Seconds = defaults.SUMMARY_TIMEOUT_SECONDS
-    """How long one call may take; what it covered is then tried again later."""
+    """How long one call may take; after that it is retried later."""
     fallback_model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
-    """The model that is asked where the first one fails; left out, there is none."""
+    """The model to use if the first one fails; by default, none."""
     daily_tokens: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
         default=None, examples=[1_000_000]
     )
-    """What all summaries of a day may take; further ones wait for midnight. Left out: no limit."""
+    """The most tokens for one day's summaries; the rest wait for midnight. Default: no limit."""
 
 
 class SessionSettings(Section):
-    """Resizing a chat's history behind its answers. What is left out here resizes none."""
+    """Resizing a chat's history after its answers. By default no chat is resized."""
 
     mode: Literal["lite", "memo"] = "lite"
-    """Whether a resize brings a memo of the conversation up to date, or cuts only."""
+    """Whether a resize also updates a memo of the conversation (`memo`), or only cuts."""
     messages: Messages | None = Field(default=None, examples=[40])
-    """With more messages the window is cut down to so many, in place of the buffer's rule."""
+    """With more messages the window is cut to this number, instead of the buffer's rule."""
     chars: Annotated[int, Field(ge=1), Unit("characters")] | None = Field(
         default=None, examples=[12_000]
     )
-    """From so many characters on the window is cut below them, and the memo made anew."""
+    """When the window has this many characters, it is cut, and the memo is updated."""
     every_n_turns: Annotated[int, Field(ge=1), Unit("answers")] | None = Field(
         default=None, examples=[8]
     )
-    """After how many answers the memo is brought up to date."""
+    """The memo is updated after this many answers."""
 
     def rules(self) -> dict[str, Any]:
-        """What was set, as a session's own settings have it."""
+        """The values that were set, in the form of a session's own settings."""
         limit = {"messages": self.messages, "chars": self.chars}
         limit = {name: count for name, count in limit.items() if count is not None}
         resize = {} if self.every_n_turns is None else {"every_n_turns": self.every_n_turns}
@@ -167,25 +167,27 @@ class RecallSettings(Section):
     """Finding again what was said: /recall, and the tool of that name."""
 
     enabled: bool = True
-    """Whether all words are indexed in the data folder, or in memory where files are sealed."""
+    """Whether messages are indexed: in the data folder, or in memory if they are encrypted."""
 
 
 class LogSettings(Section):
-    """What is told on standard error. Never message text, never keys."""
+    """What is logged to standard error. Never message text, never keys."""
 
     level: Level = "info"
-    """The least important lines to write."""
+    """The lowest level to log."""
     format: Literal["auto", "text", "json"] = "auto"
     """`text` for people, `json` one object a line; `auto` is text on a terminal, else JSON."""
+    stall_seconds: Seconds = defaults.STALL_SECONDS
+    """After how long a line says where the event loop of a daemon stands still."""
 
 
 class SentenceSettings(Section):
-    """What chats are told when something fails, to reword or translate."""
+    """What chats are told when something fails, to reword; in `language`."""
 
     model_down: Sentence = ENGLISH["model_down"]
     """The model's server can't be reached, or it failed."""
     model_busy: Sentence = ENGLISH["model_busy"]
-    """It takes no more requests, or no credit is left there."""
+    """It accepts no more requests, or your credit there is used up."""
     model_key: Sentence = ENGLISH["model_key"]
     """It refused the key."""
     model_unknown: Sentence = ENGLISH["model_unknown"]
@@ -195,7 +197,7 @@ class SentenceSettings(Section):
     refused: Sentence = ENGLISH["refused"]
     """A content filter stopped the answer."""
     no_images: Sentence = ENGLISH["no_images"]
-    """It takes no pictures, and those of a client can't be left out."""
+    """It accepts no pictures, and a client's can't be left out."""
     bad_image: Sentence = ENGLISH["bad_image"]
     """It can't read a picture of a client."""
     empty: Sentence = ENGLISH["empty"]
@@ -207,25 +209,25 @@ class SentenceSettings(Section):
     changed: Sentence = ENGLISH["changed"]
     """Another writer changed the conversation first."""
     damaged: Sentence = ENGLISH["damaged"]
-    """What is stored of the conversation makes no sense."""
+    """The stored conversation is damaged."""
     gone: Sentence = ENGLISH["gone"]
     """The conversation was deleted or has expired."""
     recall_down: Sentence = ENGLISH["recall_down"]
     """The index of what was said can't be used."""
     files_full: Sentence = ENGLISH["files_full"]
-    """All uploaded files together take as much room as they may."""
+    """All uploaded files together have reached their limit."""
     full: Sentence = ENGLISH["full"]
-    """Too many messages of all chats wait: this one was not taken."""
+    """Too many messages of all chats are waiting: this one was not accepted."""
     busy: Sentence = ENGLISH["busy"]
-    """Too many messages of this chat wait: this one was not taken."""
+    """Too many messages of this chat are waiting: this one was not accepted."""
     interrupted: Sentence = ENGLISH["interrupted"]
     """A restart came before the answer, and on_unanswered is "report"."""
     crashed: Sentence = ENGLISH["crashed"]
     """Anything else."""
     kept: Sentence = ENGLISH["kept"]
-    """Follows the others where the message is kept."""
+    """Follows the others if the message is stored."""
     incident: Sentence = ENGLISH["incident"]
-    """The word before the id by which you find the failure in the log and in `nanoloop status`."""
+    """The word before the id that finds the failure in the log and in `nanoloop status`."""
 
 
 class TerminalSettings(Section):
@@ -234,11 +236,11 @@ class TerminalSettings(Section):
     enabled: bool = True
     """Whether `nanoloop run` reads standard input too; `nanoloop chat` always does."""
     agent: str | None = Field(default=None, examples=["cook"])
-    """The agent for new conversations here; left out, it is the one for all."""
+    """The agent for new conversations here; by default, the default agent."""
 
 
 class ChannelSettings(PluginTables):
-    """The ways in and out for chats, a table each; platforms are plugins, and bring their own."""
+    """The channels, a table each; platforms are plugins with settings of their own."""
 
     kind = "channels"
     usual = PlatformSettings
@@ -251,27 +253,29 @@ class ChannelSettings(PluginTables):
     transcribe: Annotated[str, AfterValidator(function_name)] | None = Field(
         default=None, examples=["speech:words_of"]
     )
-    """Your function that tells what is said in a voice message, as `package.module:function`."""
+    """Your function that transcribes voice messages, as `package.module:function`."""
     terminal: TerminalSettings = TerminalSettings()
 
 
 class AgentSettings(Section):
-    """An agent with a name; what it leaves out is as above. Or a file: agents/cook.md."""
+    """A named agent; what it leaves out is as above. It can also be a file: agents/cook.md."""
 
     prompt: str | None = Field(default=None, examples=["You are a patient cook."])
     """Its system prompt."""
     model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
-    """The model that answers for it."""
+    """The model it uses."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
     """The tools it may call; left out, it may call all of them."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )
-    """How often its model may be asked in one turn."""
+    """How many times its model may be called in one turn."""
     message_buffer_limit: Messages | None = Field(default=None, examples=[50])
     """With more messages than this its window is cut."""
     message_buffer_min: Messages | None = Field(default=None, examples=[10])
     """How many of the newest messages stay in it after a cut."""
+    language: Language | None = Field(default=None, examples=["fr"])
+    """The language of the bot's own messages in its chats, such as answers to commands."""
 
 
 class Settings(BaseSettings):
@@ -290,26 +294,28 @@ class Settings(BaseSettings):
         default_factory=lambda: user_folder("data", os.environ),
         examples=["~/.local/share/nanoloop"],
     )
-    """The folder for everything that is kept; relative to where nanoloop is started."""
+    """The folder for all stored data; a relative path is taken from where nanoloop is started."""
     models: Folder = Field(
         default_factory=lambda: user_folder("data", os.environ) / "models",
         examples=["~/.local/share/nanoloop/models"],
     )
-    """The folder for model files that were fetched; several data folders may share it."""
+    """The folder for downloaded model files; several data folders may share it."""
     model: str = Field("gpt-5.4-mini", min_length=1)
-    """The model that answers: VENDOR:NAME, or a name as your server has it; or a .gguf's path."""
+    """The model that answers: VENDOR:NAME, your server's name for it, or a .gguf's path."""
     summary_model: str | None = Field(None, min_length=1, examples=["gpt-5.4-nano"])
-    """The model that summarises; left out, it is the one that answers."""
+    """The model that summarises; by default, the one that answers."""
     api_key: SecretStr | None = Field(None, examples=["..."])
     """The key for the model's server; better kept in OPENAI_API_KEY than in a file."""
     base_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         None, examples=["http://localhost:11434/v1"]
     )
-    """Where the model's server is, OPENAI_BASE_URL too; left out, it is OpenAI's own."""
+    """The address of the model's server (also OPENAI_BASE_URL); by default, OpenAI's."""
     prompt: str = PROMPT
     """The system prompt: who the assistant is and how it talks."""
+    language: Language = "en"
+    """The language of what the bot itself tells chats; each agent and platform may have another."""
     include_time: bool = False
-    """Whether the model is told date and time, beside the newest message."""
+    """Whether the model is told the date and time of the newest message."""
     message_buffer_limit: Messages = defaults.MESSAGE_BUFFER_LIMIT
     """With more messages than this the window is cut, and what leaves it is summarised."""
     message_buffer_min: Messages = defaults.MESSAGE_BUFFER_MIN
@@ -317,13 +323,13 @@ class Settings(BaseSettings):
     context_tokens: Annotated[int, Field(ge=1000), Unit("tokens")] | None = Field(
         None, examples=[32_000]
     )
-    """With more tokens, roughly counted, old tool results are shortened and the window is cut."""
+    """With more tokens (estimated) old tool results are shortened and the window is cut."""
     context_limit: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
         None, examples=[128_000]
     )
-    """What the model can read at once; a conversation that takes most of it gets a log line."""
+    """How much the model can read; a conversation that uses most of it is logged."""
     handover: bool = False
-    """Whether what left the window stays in the prompt until the summary that covers it is made."""
+    """Whether messages stay in the prompt until the summary that covers them is written."""
 
     store: StoreSettings = StoreSettings()
     loop: LoopSettings = LoopSettings()
@@ -356,15 +362,23 @@ class Settings(BaseSettings):
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
     ) -> Settings:
-        """The settings of this start; raises `SettingsError` with every problem, one a line.
+        """Load the settings; raises `SettingsError` with every problem, one per line.
 
-        `flags` maps dotted keys to what was typed; None stands for a flag left out.
+        `flags` maps dotted keys to what was typed; None means that a flag was not given.
         """
         env = os.environ if env is None else env
         read = read_sources(cls, config=config, flags=flags or {}, env=env, cwd=Path(cwd or "."))
         settings = read.together(cls)
         settings._origins, settings._file = read.origins, read.file  # noqa: SLF001 - its own
         return settings
+
+    @classmethod
+    def of_code(cls, said: Mapping[str, str], *, env: Mapping[str, str] | None = None) -> Settings:
+        """The environment's settings, overridden by `said`; reads no file. Raises like `load`.
+
+        `said` maps dotted keys to values given by a program.
+        """
+        return read_environment(cls, said, os.environ if env is None else env).together(cls)
 
     @classmethod
     def settings_customise_sources(
@@ -375,7 +389,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the code passes: whoever builds settings by hand wants no surprise."""
+        """Use only what the code passes, so that settings built by hand hold no surprises."""
         return (init_settings,)
 
     @model_validator(mode="before")
@@ -398,7 +412,7 @@ class Settings(BaseSettings):
 
     @property
     def has_model(self) -> bool:
-        """Whether nothing is missing, such as a key or a server, to ask the model for all."""
+        """Whether the default model has all it needs to be called, such as a key or a server."""
         return lacking(self, self.model) is None
 
     def origin(self, key: str) -> Origin:

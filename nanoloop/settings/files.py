@@ -1,4 +1,4 @@
-"""Files of settings: what they say and on which line, and how a setting is written into one."""
+"""Settings files: what they say and on which line, and how a setting is written into one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAME = "nanoloop.toml"
 
 
 class UnreadableFile(Exception):
-    """The file is not there, may not be read, or is no TOML."""
+    """The file is missing, may not be read, or is not TOML."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:
         super().__init__(reason)
@@ -32,11 +32,11 @@ class SettingsFile:
 
     table: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
-    """On which line each dotted key or table begins, counted from 1."""
+    """The line on which each dotted key or table begins, counted from 1."""
 
 
 def find(cwd: Path, user_folder: Path) -> Path | None:
-    """The file of the working folder, else of the user, else None."""
+    """The working folder's file, else the user's, else None."""
     places = (cwd / NAME, user_folder / NAME)
     return next((place for place in places if place.is_file()), None)
 
@@ -87,7 +87,7 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Each header or assignment with its first line: as many lines as it takes to be TOML."""
+    """Each header or assignment with its first line's number: as many lines as make valid TOML."""
     begin, parts = 1, ""
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
         parts += line
@@ -116,7 +116,7 @@ def _header(said: Any) -> str:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _TOML, _YAML = "+++", "---"
-"""What stands around the settings on top, and how they are written."""
+"""The fences around the settings at the top, which also tell their format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class AgentFile:
 
 
 def read_agents(folder: Path) -> Iterator[AgentFile]:
-    """Every agent's file in a folder, in the order of their names; the folder may be missing."""
+    """Every agent's file in a folder, sorted by name; the folder may be missing."""
     for path in sorted(folder.glob("[!.]*")):
         if path.suffix in {".md", ".toml"} and path.is_file():
             try:
@@ -173,7 +173,7 @@ def _prompted(said: SettingsFile, lines: list[str], begin: int) -> SettingsFile:
         return said
     if "prompt" in said.table:
         raise UnreadableFile(
-            "the prompt stands on top and below too: keep one", said.lines["prompt"]
+            "the prompt is set both at the top and below: keep one", said.lines["prompt"]
         )
     line = next(n for n, text in enumerate(lines, 1) if n > begin and text.strip())
     return replace(
@@ -203,11 +203,11 @@ def _yaml(text: str) -> SettingsFile:
 _FOR_ITS_OWNER = 0o600
 
 
-def write(path: Path, said: Mapping[str, str]) -> None:
-    """Say these things, by their dotted keys, in a file that is made where it is missing.
+def write(path: Path, said: Mapping[str, Any]) -> None:
+    """Write these settings, by their dotted keys, to a file, which is created if it is missing.
 
-    A file with a key is for its owner's eyes. Raises `SettingsError` where the file is not
-    understood; it is then as it was.
+    A file with a secret is readable by its owner only. Raises `SettingsError` if the file isn't
+    understood; it is then left unchanged.
     """
     path = path.resolve()  # a link stays one
     mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER
@@ -217,8 +217,8 @@ def write(path: Path, said: Mapping[str, str]) -> None:
     path.chmod(_FOR_ITS_OWNER if any(map(_is_key, said)) else mode)
 
 
-def with_settings(text: str, said: Mapping[str, str]) -> str:
-    """The text with these settings in it; raises `SettingsError` where that can't be done."""
+def with_settings(text: str, said: Mapping[str, Any]) -> str:
+    """The text with these settings in it; raises `SettingsError` if that can't be done."""
     try:
         before = parse(text)
         lines = text.splitlines(keepends=True)
@@ -234,8 +234,8 @@ def with_settings(text: str, said: Mapping[str, str]) -> str:
     raise SettingsError(f"the settings file is not understood: write {wanted} into it by hand")
 
 
-def _put(lines: list[str], places: Mapping[str, int], key: str, value: str) -> str:
-    """Say it where the key or its table stands; returns what has to stand above all tables."""
+def _put(lines: list[str], places: Mapping[str, int], key: str, value: Any) -> str:
+    """Set the key in its place or its table; returns what must go above all tables instead."""
     table, _, name = key.rpartition(".")
     said = f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
     whole = said.replace(name, key, 1)
@@ -250,7 +250,7 @@ def _put(lines: list[str], places: Mapping[str, int], key: str, value: str) -> s
     return ""
 
 
-def _with_all(table: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, Any]:
+def _with_all(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """The table with these dotted keys in it."""
     after = deepcopy(dict(table))
     for key, value in said.items():
@@ -262,8 +262,11 @@ def _with_all(table: Mapping[str, Any], said: Mapping[str, str]) -> dict[str, An
     return after
 
 
+_KEY = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
+
+
 def _is_key(key: str) -> bool:
-    return key.rpartition(".")[2] == "api_key"
+    return _KEY.search(key) is not None
 
 
 def _text(path: Path) -> str:

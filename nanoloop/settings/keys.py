@@ -1,4 +1,4 @@
-"""What settings there are: the dotted keys of a model, and how each is spelled where."""
+"""The available settings: a model's dotted keys, and how each is spelled in each place."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """Marks a table of tables that are not all alike: which one a name has.
+    """Marks a table of tables that are not all alike, and says which one a name has.
 
-    It stands in the annotation of a dict; a model that has settings of its own beside them gives
-    it by `beside()`.
+    It is part of a dict's annotation; a model that also has settings of its own returns it from
+    `beside()`.
     """
 
     table: Callable[[str], type[BaseModel]]
     """Raises `SettingsError` for a name that has none."""
     usual: type[BaseModel]
-    """What most names have."""
+    """The table that most names have."""
     example: str
     always: Sequence[str] = ()
-    """Names that are there anyhow, with tables of their own kind."""
+    """Names that always exist, with their own kinds of tables."""
 
 
 def known_settings(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -60,7 +60,7 @@ def setting(model: type[BaseModel], path: tuple[str, ...]) -> FieldInfo | None:
 
 
 def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
-    """The setting or table of that name in this table, or None; raises as `setting`."""
+    """The setting or table of that name in this table, or None; raises what `setting` raises."""
     if is_named(field):
         mark = by_name(field)
         return FieldInfo(annotation=mark.table(name) if mark else table_of(field))
@@ -69,7 +69,7 @@ def setting_in(field: FieldInfo, name: str) -> FieldInfo | None:
 
 
 def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, FieldInfo]:
-    """What may have been meant by that path: all settings, or those of its own named table."""
+    """The settings that this path may have meant: all of them, or those of its own named table."""
     field = model.model_fields.get(path[0])
     table = table_of(field) if field else None
     mark = (by_name(field) if field else None) or (beside(table) if table else None)
@@ -79,7 +79,7 @@ def settings_near(model: type[BaseModel], path: tuple[str, ...]) -> dict[str, Fi
 
 
 def beside(model: type[BaseModel]) -> ByName | None:
-    """How the tables differ that a model takes beside its own settings."""
+    """How the tables that a model takes besides its own settings differ."""
     known: Callable[[], ByName] | None = getattr(model, "beside", None)
     return known() if known else None
 
@@ -92,7 +92,7 @@ def _field(model: type[BaseModel], name: str) -> FieldInfo | None:
 
 
 def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Each table and each value in it, with its dotted key."""
+    """Each table and value in it, with its dotted key."""
     for name, value in table.items():
         yield f"{above}{name}", value
         if isinstance(value, Mapping):
@@ -115,12 +115,12 @@ def is_named(field: FieldInfo) -> bool:
 
 
 def by_name(field: FieldInfo) -> ByName | None:
-    """How its tables differ, where they do."""
+    """How its tables differ, if they do."""
     return next((mark for mark in field.metadata if isinstance(mark, ByName)), None)
 
 
 def table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The fields below it, when it is a table."""
+    """The model of the fields below it, if it is a table."""
     if mark := by_name(field):
         return mark.usual
     kind: Any = get_args(field.annotation)[1] if is_free(field) else field.annotation
@@ -128,7 +128,7 @@ def table_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def is_free(field: FieldInfo) -> bool:
-    """Whether its keys are the user's own."""
+    """Whether the user chooses its keys."""
     return get_origin(field.annotation) is dict
 
 
@@ -138,7 +138,7 @@ def is_list(field: FieldInfo) -> bool:
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether nobody may see its value."""
+    """Whether its value must never be shown."""
     return SecretStr in _kinds(field)
 
 

@@ -1,4 +1,4 @@
-"""Tables of plugins: each in the type that its plugin names, beside the settings of nanoloop."""
+"""Plugins' settings tables, each of the type that its plugin names, beside nanoloop's own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NoSettings(Section):
 
 
 class Unchecked(NamedTuple):
-    """What is said of a plugin, before its name told which type that has."""
+    """A plugin's table before its type has been looked up by name."""
 
     table_for: Callable[[str], type[BaseModel]]
     name: str
@@ -46,11 +46,11 @@ def _checked(own: Unchecked) -> BaseModel:
 
 
 PluginTable = SerializeAsAny[Annotated[BaseModel, PlainValidator(_checked)]]
-"""A plugin's table, given as `Unchecked`, in the type that the plugin names."""
+"""A plugin's table, given as `Unchecked` and converted to the type that the plugin names."""
 
 
 def empty(key: str, table: type[BaseModel]) -> BaseModel:
-    """The table of a plugin that nothing is said of; `InvalidSettings` if that is too little."""
+    """The table of a plugin with no settings given; raises `InvalidSettings` if it needs some."""
     try:
         return table.model_validate({})
     except ValidationError as error:
@@ -60,31 +60,31 @@ def empty(key: str, table: type[BaseModel]) -> BaseModel:
 
 
 class PluginTables(Section):
-    """A table in which each plugin of a kind may have one of its own, by its name."""
+    """A table in which each plugin of a kind may have a table of its own, by name."""
 
     model_config = ConfigDict(extra="allow")
     kind: ClassVar[plugins.Kind]
     usual: ClassVar[type[BaseModel]]
-    """What most of them take."""
+    """The settings that most of them take."""
     always: ClassVar[Sequence[str]] = ()
-    """Those that have their table where nothing is said in it, too, unless they are not there."""
+    """Plugins that have a table even if nothing is set in it, provided they are installed."""
     gone: ClassVar[Mapping[str, str]] = {}
-    """Names that were something else once, each with what to write now."""
+    """Former names, each with what to write instead."""
     __pydantic_extra__: dict[str, PluginTable] = Field(init=False)
 
     @property
     def of_plugins(self) -> Mapping[str, BaseModel]:
-        """The tables that something is said in, and `always`, by the names of their plugins."""
+        """The tables that were given, and those of `always`, by plugin name."""
         return self.__pydantic_extra__
 
     def of(self, name: str) -> BaseModel:
-        """What that plugin's table says; raises `SettingsError` where there is no such one."""
+        """That plugin's table; raises `SettingsError` if there is no such plugin."""
         said = self.of_plugins.get(name)
         return empty(f"{self.kind}.{name}", self.table_for(name)) if said is None else said
 
     @classmethod
     def table_for(cls, name: str) -> type[BaseModel]:
-        """What that plugin's table may hold; raises `SettingsError` where there is no such one."""
+        """The type of that plugin's table; raises `SettingsError` if there is no such plugin."""
         if plugins.is_installed(cls.kind, name):
             return plugins.load(cls.kind, name).settings or NoSettings
         if name in cls.gone:
@@ -98,7 +98,7 @@ class PluginTables(Section):
 
     @classmethod
     def beside(cls) -> ByName:
-        """How these tables differ, for whoever lists settings."""
+        """How these tables differ, for code that lists settings."""
         return ByName(cls.table_for, usual=cls.usual, example="NAME", always=tuple(cls._unsaid()))
 
     @model_validator(mode="before")

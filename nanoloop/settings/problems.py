@@ -1,4 +1,4 @@
-"""What is wrong with settings, told so that a reader knows what to change where."""
+"""Explains what is wrong with the settings: what to change, and where."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MASK = "********"
 NO_SUCH_TABLE = "no_such_table"
-"""The type of pydantic's error for a table of no plugin."""
+"""The type of pydantic's error for a table that belongs to no plugin."""
 GONE = {
     "agents.NAME.tool_timeout_seconds": "set tools.timeout_seconds, which holds for all agents",
     "bus.inbound_limit": "1,000 messages of all chats may wait for the loop",
@@ -52,7 +52,7 @@ GONE = {
     "summary.reuse_prefix": "a summary is asked for in a request of its own",
     "tools.result_chars": "the model sees 16,000 characters of a result",
 }
-"""Settings that were there once, each with what holds now or what to set instead."""
+"""Former settings, each with what applies now or what to set instead."""
 DEFAULT_AGENT = "assistant"
 """The agent that the settings above all tables describe."""
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
@@ -86,9 +86,9 @@ class Problem:
 
     text: str
     origin: Origin | None = None
-    """Where to change it, when known."""
+    """Where to change it, if known."""
     keys: tuple[str, ...] = ()
-    """The settings that do not go together."""
+    """The conflicting settings."""
 
     def found_in(self, origins: Mapping[str, Origin]) -> Problem:
         """This problem with the place where one of its keys was set."""
@@ -108,7 +108,7 @@ class InvalidSettings(SettingsError):
 
 
 def shown(value: Any) -> str:
-    """A value as one may print it: secrets masked, the rest as in the settings file."""
+    """A value as it may be printed: secrets masked, the rest as in the settings file."""
     match value:
         case SecretStr():
             text = MASK
@@ -128,7 +128,7 @@ def shown(value: Any) -> str:
 
 
 def _masked(value: object) -> str:
-    """Its text, without the login that an address may hold."""
+    """The value as text, with any login in an address masked."""
     return _LOGIN.sub(f"//{MASK}@", str(value))
 
 
@@ -139,7 +139,7 @@ def refused(
     error: ErrorDetails,
     origin: Origin | None,
 ) -> Problem:
-    """Why pydantic refused the value there."""
+    """Explain why pydantic refused the value at this path."""
     if error["type"] == "extra_forbidden" and origin:
         return _unknown(model, ".".join(path), value, origin)
     key, field = ".".join(path), setting(model, path) if error["type"] != NO_SUCH_TABLE else None
@@ -152,14 +152,14 @@ def refused(
 
 
 def lacks(path: tuple[str, ...], error: ErrorDetails) -> Problem:
-    """What a table lacks there, or what its plugin says of the whole of it."""
+    """Explain what a table lacks at this path, or what its plugin says about the whole table."""
     key = ".".join(path)
     is_missing = error["type"] == "missing"
     return Problem(text=f"{key} is missing: set it" if is_missing else f"{key}: {error['msg']}")
 
 
 def _unknown(model: type[BaseModel], key: str, value: Any, origin: Origin) -> Problem:
-    """Nothing is called that; names what comes nearest."""
+    """Explain that no setting has this name, and suggest the nearest one."""
     known = settings_near(model, tuple(key.split(".")))
     name = _nearest(key, _tables(known) if isinstance(value, dict) else known)
     hidden = _may_be_secret(key, value) or (name in known and is_secret(known[name]))
@@ -172,7 +172,7 @@ def _unknown(model: type[BaseModel], key: str, value: Any, origin: Origin) -> Pr
 
 
 def gone(key: str, origin: Origin | None = None) -> Problem | None:
-    """Why it is no setting any more, or None if it never was one."""
+    """Explain why it is no longer a setting; None if it never was one."""
     named = re.sub(r"^agents\.[^.]+\.", "agents.NAME.", key)
     if named not in GONE:
         return None
@@ -181,13 +181,13 @@ def gone(key: str, origin: Origin | None = None) -> Problem | None:
 
 
 def instead(key: str) -> str:
-    """What to do with a setting that is gone."""
+    """What to do about a removed setting."""
     now = GONE[key]
     return now if now.startswith("set ") else f"remove it ({now})"
 
 
 def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
-    """Each setting in these tables that is none any more."""
+    """A problem for each setting in these tables that no longer exists."""
     for name, value in said.items():
         if isinstance(value, Mapping):
             yield from all_gone(value, f"{above}{name}.")
@@ -196,7 +196,7 @@ def all_gone(said: Mapping[str, Any], above: str = "") -> Iterator[Problem]:
 
 
 def is_table_gone(key: str) -> bool:
-    """Whether a table of that name held nothing else."""
+    """Whether a table of that name held only removed settings."""
     return any(name.startswith(f"{key}.") for name in GONE)
 
 
@@ -223,7 +223,7 @@ def _not_one_of(value: Any, expected: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """What was meant: the same name in another table, a similar key, or a similar name."""
+    """The likely intent: the same name in another table, a similar key, or a similar name."""
     names = sorted(known, key=lambda name: name.count("."))
     last = {name: name.rpartition(".")[2] for name in names}
     mine = key.rpartition(".")[2]
@@ -238,7 +238,7 @@ def _tables(known: Iterable[str]) -> set[str]:
 
 
 def _with_names_of(key: str, name: str) -> str:
-    """`agents.cook.prompt` for `agents.NAME.prompt`, where the key speaks of that cook."""
+    """`agents.cook.prompt` for `agents.NAME.prompt` if the key is about `cook`."""
     mine, parts = key.split("."), name.split(".")
     if len(mine) != len(parts):
         return name
@@ -251,21 +251,21 @@ def _may_be_secret(key: str, value: Any) -> bool:
 
 
 def http_address(value: str) -> str:
-    """The address itself; refuses one that no HTTP client could use."""
+    """Return the address; refuse one that no HTTP client could use."""
     if not re.match(r"https?://[^/\s]", value):
         raise ValueError("not an address: begin it with http:// or https://")
     return value.rstrip("/")
 
 
 def function_name(value: str) -> str:
-    """The name itself; refuses one that no function could have."""
+    """Return the name; refuse one that no function could have."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
         raise ValueError("no name of a function: write it as package.module:function")
     return value
 
 
 def conflicts(settings: Settings) -> list[Problem]:
-    """What does not go together."""
+    """The conflicts between settings."""
     found = [_too_high(settings, low, high, or_equal=True) for low, high in _LESS_THAN]
     found += [_too_high(settings, low, high, or_equal=False) for low, high in _AT_MOST]
     if settings.context_tokens is not None and settings.context_limit is not None:
@@ -289,7 +289,7 @@ def _no_agent(settings: Settings) -> Problem | None:
 
 
 def _agent_window(settings: Settings, name: str) -> Problem | None:
-    """What an agent leaves out is as for all, and still has to go with the rest."""
+    """Check an agent's window limits; those it leaves out are the general ones."""
     own = settings.agents[name]
     low, high = f"agents.{name}.message_buffer_min", f"agents.{name}.message_buffer_limit"
     keep = own.message_buffer_min or settings.message_buffer_min

@@ -1,4 +1,4 @@
-"""Where settings come from: the command line, the environment, files; weak ones give way."""
+"""Where settings come from: the command line, the environment, files; the stronger one wins."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ EVERYWHERE = (
         if vendor.address
     ),
 )
-"""Names that other programs know too, the weaker of two before the stronger; ours beat all."""
+"""Names that other programs use too, weaker before stronger; our own override them all."""
 _MODELS = {"model", "summary_model", "fallback_model"}
 """The last parts of the keys that name a model."""
 _SERVICE_LINK = re.compile(r"NANOLOOP_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
-"""What Kubernetes tells every process about a service called nanoloop."""
+"""The variables that Kubernetes gives every process for a service called nanoloop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,23 +91,23 @@ S = TypeVar("S", bound=BaseSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What one file says, or the environment, or the command line."""
+    """What one file, the environment or the command line says."""
 
     table: dict[str, Any] = field(default_factory=dict)
     places: Mapping[str, Origin] = field(default_factory=dict)
-    """Where each dotted key stands, or the table that it is in."""
+    """Where each dotted key, or the table that it is in, is set."""
     place: Origin = DEFAULT
-    """Where all else of it is."""
+    """Where everything else in it is set."""
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, key: str) -> Origin:
-        """Where it says something of this key."""
+        """Where it sets this key."""
         while key not in self.places and "." in key:
             key = key.rpartition(".")[0]
         return self.places.get(key, self.place)
 
     def take_out(self, path: tuple[str, ...]) -> Any:
-        """What it says there, and says no more; raises KeyError if it says nothing."""
+        """Remove and return what it says there; raises KeyError if it says nothing."""
         if (key := ".".join(path)) in self.table:
             return self.table.pop(key)
         table = self.table
@@ -116,7 +116,7 @@ class Source:
         return table.pop(path[-1])
 
     def take_out_what_is_gone(self) -> Iterator[Problem]:
-        """Each of its settings that is none any more."""
+        """Remove settings that no longer exist, with a problem for each."""
         for problem in list(all_gone(self.table)):
             (key,) = problem.keys
             self.take_out(tuple(key.split(".")))
@@ -131,12 +131,12 @@ class Sources:
     """All sources of one start."""
 
     said: tuple[Source, ...]
-    """The strongest first."""
+    """The sources, strongest first."""
     file: Path | None
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """Where the value of each key comes from that one of them names."""
+        """Where the value of each key named by a source comes from."""
         return {
             key: source.origin(key)
             for source in reversed(self.said)
@@ -144,7 +144,7 @@ class Sources:
         }
 
     def together(self, model: type[S]) -> S:
-        """The settings that they describe; raises `InvalidSettings` with all that is wrong."""
+        """The settings that they describe; raises `InvalidSettings` with every problem."""
         problems: list[Problem] = []
         for source in reversed(self.said):
             problems += (*source.problems, *source.take_out_what_is_gone())
@@ -178,12 +178,14 @@ class Sources:
         for source in self.said:
             with suppress(KeyError):
                 value = source.take_out(path)
-                return refused(model, path, value, wrong, source.origin(".".join(path)))
+                origin = source.origin(".".join(path))
+                place = None if origin.kind == "default" else origin  # a program named it
+                return refused(model, path, value, wrong, place)
         return refused(model, path, wrong["input"], wrong, None)
 
 
 def _known_part(model: type[BaseSettings], path: tuple[str, ...]) -> tuple[str, ...]:
-    """The path without what is below a setting, such as the place in a list."""
+    """The path without anything below a setting, such as an index into a list."""
     ends = range(len(path), 1, -1)
     return next((path[:end] for end in ends if _is_known(model, path[:end])), path[:1])
 
@@ -203,32 +205,51 @@ def read_sources(
     env: Mapping[str, str],
     cwd: Path,
 ) -> Sources:
-    """Read every source; what can't be read is among its problems, nothing is raised."""
+    """Read every source; what can't be read becomes one of its problems, and nothing is raised."""
     path = Path(config) if config else find(cwd, user_folder("config", env))
     file = _of_file(path) if path else Source()
     agents = _of_agents(path.parent if path else user_folder("config", env))
     typed = {key: str(value) for key, value in flags.items() if value is not None}
-    given = [*_variables(env)]
-    words = _vendors_in(*typed.items(), *((key, value) for _, key, value in given))
+    words = _vendors_in(*typed.items())
     words |= _vendors_in(*(each for source in (file, *agents) for each in all_in(source.table)))
-    used = [each for each in given if not _is_idle(*each, words)]
-    data = user_folder("data", env)
     said = (
         _of_texts(model, typed, {key: Origin(kind="flag", name=flag(key)) for key in typed}),
-        _of_texts(
-            model,
-            {key: value for _, key, value in used},
-            {key: Origin(kind="env", name=name) for name, key, _ in used},
-        ),
+        _of_environment(model, env, words),
         file,
         *reversed(agents),
-        Source(table={"data": data, "models": data / "models"}),
+        _of_user(env),
     )
     return Sources(said=said, file=path)
 
 
+def read_environment(
+    model: type[BaseSettings], said: Mapping[str, str], env: Mapping[str, str]
+) -> Sources:
+    """What the environment says, overridden by what a program says."""
+    words = _vendors_in(*said.items())
+    own = _of_texts(model, said, {})
+    return Sources(said=(own, _of_environment(model, env, words), _of_user(env)), file=None)
+
+
+def _of_environment(model: type[BaseSettings], env: Mapping[str, str], words: set[str]) -> Source:
+    """What variables say; a vendor's count only if these words, or the variables, name it."""
+    given = [*_variables(env)]
+    words = words | _vendors_in(*((key, value) for _, key, value in given))
+    used = [each for each in given if not _is_idle(*each, words)]
+    return _of_texts(
+        model,
+        {key: value for _, key, value in used},
+        {key: Origin(kind="env", name=name) for name, key, _ in used},
+    )
+
+
+def _of_user(env: Mapping[str, str]) -> Source:
+    data = user_folder("data", env)
+    return Source(table={"data": data, "models": data / "models"})
+
+
 class _Texts(EnvSettingsSource):
-    """Takes texts for settings: a list has commas, a table is JSON."""
+    """Parses settings from texts: a list is comma-separated, a table is JSON."""
 
     def __init__(self, model: type[BaseSettings], texts: Mapping[str, str]) -> None:
         super().__init__(model, case_sensitive=True, env_nested_delimiter="__")
@@ -240,7 +261,7 @@ class _Texts(EnvSettingsSource):
         key: str,
         case_sensitive: bool | None = None,  # noqa: ARG002 - as pydantic-settings has it
     ) -> FieldInfo | None:
-        """The setting of that name in a table, which a plugin may bring."""
+        """The setting with that name in a table, which may come from a plugin."""
         try:
             return setting_in(field, key) if field else None
         except SettingsError:  # the value is refused with its reason
@@ -290,7 +311,7 @@ def _unreadable(path: Path, error: UnreadableFile) -> Source:
 
 
 def _of_agents(folder: Path) -> list[Source]:
-    """What the files of agents say; the settings file, in whose folder they stand, is stronger."""
+    """What the agents' files say; the settings file, whose folder they are in, overrides them."""
     return [
         _unreadable(file.path, file.unreadable)
         if file.unreadable
@@ -300,7 +321,7 @@ def _of_agents(folder: Path) -> list[Source]:
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Name, key and value of each variable; an empty one says nothing."""
+    """Name, key and value of each variable; empty ones are skipped."""
     # Ours come after those that all programs know: the later one counts.
     for name, key in EVERYWHERE:
         if env.get(name):
@@ -311,13 +332,13 @@ def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
 
 
 def _vendors_in(*said: tuple[str, Any]) -> set[str]:
-    """The vendors that a model is named of, by whatever source."""
+    """The vendors of the models that any source names."""
     models = [value for key, value in said if key.rpartition(".")[2] in _MODELS]
     return {split(model)[0] for model in models if isinstance(model, str)}
 
 
 def _is_idle(name: str, key: str, value: str, vendors: set[str]) -> bool:
-    """Whether another program's variable says what is no address, of a vendor nobody asks for."""
+    """Whether another program's variable has an invalid address, for a vendor not in use."""
     if (name, key) not in EVERYWHERE or not key.endswith(".base_url"):
         return False
     if key.split(".")[1] in vendors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, SecretStr
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class VendorSettings(Section):
-    """A vendor of models, by the word in model = "groq:NAME"; other packages' have their own."""
+    """A vendor of models, by its word in model = "groq:NAME"."""
 
     api_key: SecretStr | None = Field(default=None, examples=["..."])
     """Its key; better kept in its own variable, GROQ_API_KEY here, than in a file."""
     base_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://proxy.example.org/v1"]
     )
-    """Where it is asked; left out, at its usual address."""
+    """Its address; by default, the vendor's usual one."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
-    """Further fields of each request to it, beside those of [provider]."""
+    """Extra fields for each request to it, in addition to those of [provider]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class ServerSettings:
 
 
 def table_for(name: str) -> type[BaseModel]:
-    """What `[providers.NAME]` may hold; raises `SettingsError` where there is no such provider."""
+    """What `[providers.NAME]` may hold; raises `SettingsError` if there is no such provider."""
     if name == "local":
         raise SettingsError("providers.local takes no settings: those of local models are in local")
     if name in VENDORS:
@@ -97,7 +98,7 @@ def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def server_of(settings: Settings, word: str) -> ServerSettings:
-    """Where the models of that vendor of ours are asked."""
+    """The server for the models of that vendor of ours."""
     if not word:
         return _plain(settings)
     own, vendor = own_of(settings, word), VENDORS[word]
@@ -110,7 +111,7 @@ def server_of(settings: Settings, word: str) -> ServerSettings:
 
 
 def servers_of(settings: Settings) -> list[ServerSettings]:
-    """Every server that a model is named of, and every vendor that is set up."""
+    """The server of every model that is named, and of every vendor that is set up."""
     named = {split(model)[0] for _, model in models_of(settings)}
     words = [word for word in VENDORS if word in named or settings.providers.get(word)]
     servers = [server_of(settings, word) for word in words if word != "local"]
@@ -124,18 +125,18 @@ def servers_of(settings: Settings) -> list[ServerSettings]:
 
 
 def keyed_vendors(settings: Settings) -> list[str]:
-    """The vendors that a key is set for, by their words."""
+    """The words of the vendors that have a key set."""
     said = ((word, settings.providers.get(word)) for word in VENDORS)
     return [word for word, own in said if getattr(own, "api_key", None)]
 
 
 def own_of(settings: Settings, word: str) -> Any:
-    """What `[providers.WORD]` says, in its own type; `InvalidSettings` if that is too little."""
+    """What `[providers.WORD]` says, in its own type; raises `InvalidSettings` if incomplete."""
     return settings.providers.get(word) or empty(f"providers.{word}", table_for(word))
 
 
 def lacking(settings: Settings, model: str) -> str | None:
-    """What has to be set before that model can be asked; None where nothing has to."""
+    """What must be set before that model can be asked; None if nothing is missing."""
     word, name = split(model)
     if word and not name:
         return f"no model is named: write {word}:NAME"
@@ -143,17 +144,22 @@ def lacking(settings: Settings, model: str) -> str | None:
         return None
     if word and word not in VENDORS:
         return _lacking_to_plugin(settings, word)
-    return server_of(settings, word).lacks
+    lacks = server_of(settings, word).lacks
+    begin, colon, name = model.partition(":")
+    if lacks and colon and not word:  # a name that is no vendor's word, or one that was meant to be
+        meant = did_you_mean(begin, VENDORS, shown=lambda vendor: f"{vendor}:{name}")
+        return f"{lacks}, or {meant}" if meant else lacks
+    return lacks
 
 
 def unaskable(settings: Settings) -> list[Problem]:
-    """The models that are named and can't be asked, each with what it lacks and its place."""
+    """The named models that can't be asked, each with what it lacks and where it is named."""
     lacks = ((key, model, lacking(settings, model)) for key, model in models_of(settings))
     return [no_model(settings, key, model, why) for key, model, why in lacks if why]
 
 
 def no_model(settings: Settings, key: str, model: str, why: str) -> Problem:
-    """That setting names a model that can't be had."""
+    """The problem of a setting that names an unavailable model."""
     origin = settings.origin(key)
     where = None if origin.kind == "default" else origin
     return Problem(text=f"{key} is {shown(model)}, but {why}", origin=where, keys=(key,))
@@ -181,12 +187,18 @@ def _said(key: SecretStr | None) -> str | None:
     return key.get_secret_value() if key else None
 
 
+SMALL_PROMPT = (
+    "You are nanoloop, a helpful assistant that runs on the person's own computer. Each message is "
+    "a new request: answer the newest one, briefly and correctly, in its language. What the person "
+    "told you earlier is true: use it when it matters. You have no clock and no internet."
+)
+"""For a model of one or two billion parameters, which does less the more instructions it gets."""
 _FOR_THE_CONVERSATION = 0.75
 """The part of the context that a request may take; the rest is for the answer."""
 _CHARS_A_TOKEN = 2
-"""Few, for all languages: a batch that is too long for the model is never summarised."""
+"""Low, to suit all languages: a batch that is too long for the model is never summarised."""
 _SUMMARY_SECONDS = 600
-"""It reads as slowly as it writes, and gives way to each turn."""
+"""Long, as the model reads as slowly as it writes, and gives way to each turn."""
 
 
 def context_tokens(settings: Settings, model: str | None = None) -> int:
@@ -203,11 +215,20 @@ def call_timeout_seconds(settings: Settings) -> float:
     return calls.call_timeout_seconds if is_said else defaults.LOCAL_CALL_TIMEOUT_SECONDS
 
 
+def is_small(model: str) -> bool:
+    """Whether it is a local model of the catalogue: small enough to be confused by long texts."""
+    return is_local(model) and known(file_of(model, Path()).stem) is not None
+
+
 def suited(settings: Settings) -> Settings:
-    """The settings as the local models among those they name need them; what was said stays."""
+    """The settings, adjusted to the local models that they name; explicit settings stay."""
     update: dict[str, Any] = {}
     if is_local(settings.model) and settings.context_tokens is None:
         update["context_tokens"] = int(context_tokens(settings) * _FOR_THE_CONVERSATION)
+    if is_small(settings.model) and "prompt" not in settings.model_fields_set:
+        update["prompt"] = SMALL_PROMPT
+    if is_small(settings.model) and "handover" not in settings.model_fields_set:
+        update["handover"] = True  # its summaries take long, and what waits for one is still known
     own = settings.summary
     if _summary_contexts(settings) and "timeout_seconds" not in own.model_fields_set:
         update["summary"] = own.model_copy(update={"timeout_seconds": _SUMMARY_SECONDS})
@@ -215,11 +236,11 @@ def suited(settings: Settings) -> Settings:
 
 
 def summary_batch_chars(settings: Settings, most: int) -> int:
-    """How much talk one call for a summary takes, fewer if a local model has to read it."""
+    """How much talk one summary call takes; less if a local model has to read it."""
     return min([most, *(tokens * _CHARS_A_TOKEN for tokens in _summary_contexts(settings))])
 
 
 def _summary_contexts(settings: Settings) -> list[int]:
-    """What each local model can read that makes summaries, or stands in for the one that does."""
+    """The context of each local model that writes summaries or is the fallback for them."""
     models = (settings.summary_model or settings.model, settings.summary.fallback_model or "")
     return [context_tokens(settings, model) for model in models if is_local(model)]

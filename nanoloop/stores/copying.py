@@ -1,4 +1,4 @@
-"""Sessions looked at whole, and moved to another store: each verified, and none copied twice."""
+"""Whole sessions checked, or copied to another store: each verified, and none copied twice."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Copied:
-    """What a copy came to."""
+    """The result of a copy."""
 
     copied: int = 0
     same: int = 0
-    """Sessions that were there already, and the same."""
+    """Sessions that were already there, and identical."""
     entries: int = 0
-    """In all of these."""
+    """The entries in all of these sessions."""
     keys: int = 0
     left_out: int = 0
     """Sessions that can't be read, here or there."""
 
 
 Tell = Callable[[str, Copied], None]
-"""Hears of each session that has been dealt with."""
+"""Called for each session that has been dealt with."""
 Warn = Callable[[str, str], None]
-"""Hears of a session that is damaged, and what is wrong."""
+"""Called for each damaged session, with what is wrong."""
 
 
 async def copy(
@@ -46,12 +46,12 @@ async def copy(
     tell: Tell = lambda *_: None,
     warn: Warn = lambda *_: None,
 ) -> Copied:
-    """Copy every session and key; what is there already, and the same, is left alone.
+    """Copy every session and key, except those that are already there and identical.
 
-    One that can't be read is left out; of one that can in part, that is copied. One that is damaged
-    in the target is left as it is, unless `replace`. Interrupted, it goes on where it was when it
-    is run again. Raises `SessionDiffers` unless `replace`, and
-    `StoreError` for a session that isn't the same after it was written.
+    An unreadable session is left out; of a partly readable one, the readable part is copied.
+    A damaged one in the target stays as it is, unless `replace`. If interrupted, the same call
+    resumes it. Raises `SessionDiffers` unless `replace`, and `StoreError` for a session that isn't
+    the same after it was written.
     """
     done = Copied()
     # All names first: what is written meanwhile must not move the pages under our feet.
@@ -73,7 +73,7 @@ async def copy(
 
 
 async def taken(source: DatabaseStore, name: str) -> StoredSnapshot | str:
-    """All there is of a session, or why it can't be read; raises where nothing can be any more."""
+    """The whole session, or why it can't be read; raises if nothing can be read any more."""
     try:
         return await source.snapshot(name)
     except SessionDamaged as damaged:
@@ -114,7 +114,7 @@ async def _theirs(target: DatabaseStore, name: str) -> StoredSnapshot | str | No
 
 
 def _damage(theirs: StoredSnapshot | str) -> str:
-    """What is wrong with it; "" where nothing is."""
+    """What is wrong with it; "" if nothing is."""
     problems = [theirs] if isinstance(theirs, str) else list(problems_of(theirs))
     more = f", and {len(problems) - 1} problems more" if problems[1:] else ""
     return f"{problems[0]}{more}" if problems else ""
@@ -139,7 +139,7 @@ HEARD_AT_ONCE = 500
 
 
 async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
-    """Have no message answered there again that was answered here."""
+    """Prevent messages answered here from being answered again there."""
     page: list[HeardMessage] = []
     async for message in source.heard():
         page.append(message)
@@ -150,7 +150,7 @@ async def _copy_heard(source: DatabaseStore, target: DatabaseStore) -> None:
 
 
 def digest(snapshot: StoredSnapshot) -> str:
-    """A short text that two snapshots share when they say the same, wherever they come from."""
+    """A short text that snapshots with the same content share, wherever they come from."""
     said = hashlib.sha256()
     head = {name: value for name, value in snapshot.head.items() if name != COMMIT_ID}
     for part in (head, snapshot.sections, *(_told(e) for e in snapshot.entries)):
@@ -165,14 +165,14 @@ def _told(entry: Entry) -> list[object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """One session, looked at."""
+    """The result of checking one session."""
 
     id: str
     problems: tuple[str, ...]
 
 
 async def check(store: DatabaseStore) -> AsyncIterator[Checked]:
-    """Look at every session whole; nothing is changed."""
+    """Check every session in full, without changing anything."""
     for name in [name async for name in store.names()]:
         try:
             found = await taken(store, name)
@@ -183,7 +183,7 @@ async def check(store: DatabaseStore) -> AsyncIterator[Checked]:
 
 
 def problems_of(snapshot: StoredSnapshot) -> Iterator[str]:
-    """What doesn't fit together in it."""
+    """Everything in it that is unreadable or inconsistent."""
     yield from snapshot.unreadable
     if "updated_at" not in snapshot.head:
         yield "nothing says where it stands: its head is missing"

@@ -1,4 +1,4 @@
-"""The seam below a store: what a database has to do so that sessions can be kept in it."""
+"""The seam below a store: what a database must do to keep sessions."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from nanoloop.stores.snapshot import (
 
 NODE_SECONDS = defaults.NODE_SECONDS
 FORGET_NODE_SECONDS = 3600.0
-"""After so long its row goes."""
+"""After this long without a beat, a process's row is deleted."""
 HEARD_SECONDS = 72 * 3600
-"""So long the id of a message is kept."""
+"""How long the id of a message is kept."""
 COMMIT_ID = "commit"
 """The head's field with the random id of the commit that wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """What is written in one piece: the head, the sections that changed, the entries."""
+    """What is written at once: the head, the changed sections, the entries."""
 
     id: str
     revision: int
-    """What it is based on; `head["rev"]` is one more."""
+    """The revision it is based on; `head["rev"]` is one more."""
     head: Mapping[str, Any]
     sections: Mapping[str, Any]
     entries: Sequence[Entry]
-    """New ones, their numbers above all that are there."""
+    """New entries, with numbers above all existing ones."""
     texts: Sequence[bytes]
-    """The JSON of each of these, without its number."""
+    """The JSON of each new entry, without its number."""
     rewritten: Sequence[Entry] = ()
-    """Erased ones, each in the place of the entry with its number."""
+    """Erased entries, each replacing the entry with its number."""
     erased: frozenset[int] = frozenset()
-    """The numbers of all that are erased, of those too that can't be read."""
+    """The numbers of all erased entries, including those that can't be read."""
     heard: Sequence[tuple[str, str]] = ()
-    """Chat and id of each message that this commit takes."""
+    """The chat and id of each message that this commit takes."""
     grows: int = 0
     """By how many bytes the session grows."""
 
@@ -65,7 +65,7 @@ class Commit:
         erased: Collection[int] = (),
         shrinks: int = 0,
     ) -> Commit:
-        """These changes, sealed or not; the entries in `rewritten` lose so many bytes."""
+        """These changes, sealed or not; the entries in `rewritten` shrink by `shrinks` bytes."""
         texts = [text_of(entry) for entry in changes.entries]
         return cls(
             id=session_id,
@@ -82,7 +82,7 @@ class Commit:
 
     @property
     def commit_id(self) -> str:
-        """By which a writer knows its own commit, whatever was heard of it."""
+        """The id by which a writer recognises its own commit, even if the answer got lost."""
         return str(self.head[COMMIT_ID])
 
     @property
@@ -97,7 +97,7 @@ class Commit:
 
     @property
     def owes(self) -> int:
-        """What is owed in it from now on, as an index has it."""
+        """What the session owes from now on, in an index's form."""
         return owes(self.head)
 
     @property
@@ -107,7 +107,7 @@ class Commit:
 
     @property
     def expires_at(self) -> int | None:
-        """After which moment it is gone, in microseconds since 1970; None for never."""
+        """When the session expires, in microseconds since 1970; None for never."""
         moment = expiry(self.head)
         return None if moment is None else micros(moment)
 
@@ -117,27 +117,27 @@ class HeardMessage:
     """A message that was taken."""
 
     chat: str
-    """The key of the chat it was said in, whatever session that had then."""
+    """The key of the chat it was said in, whichever session that chat had then."""
     id: str
     """The channel's name for it."""
     at: int
-    """When the commit was made that took it, in microseconds since 1970."""
+    """When the commit that took it was made, in microseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSession:
-    """A session as a database has it, expired or not."""
+    """A session as a database stores it, expired or not."""
 
     head: Mapping[str, Any]
     sections: Mapping[str, Any]
     entries: Sequence[Entry] = ()
     """Oldest first."""
     unreadable: Sequence[str] = ()
-    """What is there of it that could not be read, in words."""
+    """Which parts of it could not be read, in words."""
     size: int = 0
 
     def has_all(self, *, after: int) -> bool:
-        """Whether no entry is missing behind this number."""
+        """Whether no entry after this number is missing."""
         first = self.entries[0].seq if self.entries else int(self.head["last"]) + 1
         return not any(is_visible(self.head, seq) for seq in range(max(0, after) + 1, first))
 
@@ -145,7 +145,7 @@ class StoredSession:
     def glance(
         cls, session_id: str, head: Any, about: Any, size: int, decode: Decode
     ) -> StoredSession | SessionDamaged:
-        """Who a session is, from its row; one that is damaged stops no list."""
+        """A session's identity, from its row; a damaged one is returned, so that no list stops."""
         try:
             return cls(
                 head=head_of(session_id, head, decode),
@@ -159,26 +159,25 @@ class StoredSession:
 class Database(Protocol):
     """Rows of sessions. Each call is atomic, durable when it returns, and raises `StoreError` only.
 
-    It knows nothing of time and of seals: whoever calls has the clock and the key.
+    It knows nothing about time or seals: the caller has the clock and the key.
     """
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
-        """Make the session, in place of all there is of the one at revision `over`.
+        """Create the session, replacing everything of the one at revision `over`.
 
-        With None there must be none of that id, and False says that another was first, or an
-        earlier try of this one. Raises `AlreadyHeard` as `commit`.
+        With None there must be no session with that id; False means that another was first, or an
+        earlier attempt at this one. Raises `AlreadyHeard` like `commit`.
         """
         ...
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        """Write it all if the session stands at `commit.revision` and has not expired before now.
+        """Write it all if the session is at `commit.revision` and has not expired before now.
 
-        Returns where it stood, and None where there is none: nothing was written unless that is
-        `commit.revision`, or unless the head has this commit's id, as after an answer that got
-        lost and a second try. Only then what it takes is looked at: raises `AlreadyHeard`, and
-        writes nothing, where one of `commit.heard` was taken before; else all of them are now, at
-        `commit.updated_at`. Of two commits that take the same, in any sessions and processes, one
-        is made.
+        Returns the revision it was at, or None if there is no session: nothing was written unless
+        that is `commit.revision`, or the head has this commit's id, as on a second try after a lost
+        answer. Only then are its messages checked: raises `AlreadyHeard`, and writes nothing, if
+        one of `commit.heard` was taken before; otherwise all are taken now, at `commit.updated_at`.
+        Of two commits that take the same message, in any sessions and processes, one is made.
         """
         ...
 
@@ -187,11 +186,11 @@ class Database(Protocol):
         ...
 
     async def window(self, session_id: str) -> StoredSession | None:
-        """It with the entries from its window on; history costs nothing here."""
+        """The session with the entries from its window on; history costs nothing here."""
         ...
 
     async def whole(self, session_id: str) -> StoredSession | None:
-        """It with all entries."""
+        """The session with all entries."""
         ...
 
     async def between(
@@ -201,20 +200,20 @@ class Database(Protocol):
         ...
 
     async def delete(self, session_id: str) -> None:
-        """Remove all there is of it; a missing one is fine."""
+        """Remove everything of it; a missing one is fine."""
         ...
 
     async def delete_expired(self, *, now: int) -> int:
-        """Remove those whose time was over before now; returns how many.
+        """Remove sessions that expired before now; returns how many.
 
-        What was heard more than `HEARD_SECONDS` before now is forgotten too.
+        Messages taken more than `HEARD_SECONDS` before now are forgotten too.
         """
         ...
 
     def glances(self, *, now: int) -> AsyncIterator[StoredSession | SessionDamaged]:
-        """All that have not expired, without entries, the last changed first, a page at a time.
+        """Sessions that have not expired, without entries, last changed first, a page at a time.
 
-        Of the sections only the one that says who they are is needed.
+        Only the section that identifies them is needed.
         """
         ...
 
@@ -223,13 +222,13 @@ class Database(Protocol):
         ...
 
     def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
-        """Those that have not expired and owe something, `pending` ones among them if wanted."""
+        """Sessions that have not expired and owe something, including `pending` ones if wanted."""
         ...
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """As `Store.beat`, in one step; a process lives for `NODE_SECONDS` after its last beat.
+        """Like `Store.beat`, in one step; a process lives for `NODE_SECONDS` after its last beat.
 
-        What was not heard of for an hour is forgotten.
+        A process not heard from for an hour is forgotten.
         """
         ...
 
@@ -238,15 +237,15 @@ class Database(Protocol):
         ...
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Whether a message of this id was taken there, and isn't forgotten yet."""
+        """Whether a message with this id was taken there, and isn't forgotten yet."""
         ...
 
     def heard(self) -> AsyncIterator[HeardMessage]:
-        """All that was heard and isn't forgotten, for another store."""
+        """Every message that was taken and isn't forgotten, for another store."""
         ...
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Note these, as another store had them; what is known already stays as it is."""
+        """Note these messages from another store; those already known stay as they are."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:
@@ -262,12 +261,12 @@ class Database(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of files and connections; closing twice is fine."""
+        """Close files and connections; closing twice is fine."""
         ...
 
 
 def granted(node: Node, others: Iterable[Node]) -> frozenset[str]:
-    """What it may hold of what it wants: what no other living one holds."""
+    """What it may hold of what it wants: anything that no other living process holds."""
     living = (other for other in others if other.id != node.id and other.age < NODE_SECONDS)
     return node.holds.difference(*(other.holds for other in living))
 
@@ -278,7 +277,7 @@ def micros(moment: datetime) -> int:
 
 
 def text_of(entry: Entry) -> bytes:
-    """An entry as a row has it: its JSON, its number left out."""
+    """An entry as a row has it: its JSON, without its number."""
     return encoded(entry.to_dict(), kind="entry")
 
 

@@ -1,4 +1,4 @@
-"""Encryption with Fernet, of the `cryptography` package: the only file that knows it."""
+"""Encryption with Fernet from the `cryptography` package, which only this file uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FernetSeal:
     """Seals with the first of its keys, and opens what any of them sealed."""
 
     def __init__(self, keys: str) -> None:
-        """`keys` are separated by commas; raises `SettingsError` where one is none."""
+        """`keys` are separated by commas; raises `SettingsError` if one is not a valid key."""
         try:
             self._fernet = MultiFernet([Fernet(key.strip()) for key in keys.split(",")])
         except ValueError as error:  # its text may name the key
@@ -27,11 +27,11 @@ class FernetSeal:
             ) from error
 
     def seal(self, data: bytes) -> str:
-        """These bytes as a text that says nothing without a key."""
+        """These bytes as text that reveals nothing without a key."""
         return self._fernet.encrypt(data).decode()
 
     def open(self, text: str) -> bytes:
-        """The bytes again; raises ValueError where no key fits."""
+        """The original bytes; raises ValueError if no key fits."""
         try:
             return self._fernet.decrypt(text)
         except InvalidToken as error:

@@ -1,4 +1,4 @@
-"""Which processes live, for stores that are files on this machine: a small file for each."""
+"""Which processes are alive, for stores in files on this machine: one small file per process."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from nanoloop.protocols import Node
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS, granted
 
 LOCK_SECONDS = 1.0
-"""So long a beat waits for another's: less than there is between two of them."""
+"""How long a beat waits for another's: less than the time between two of them."""
 _PAUSE_SECONDS = 0.005
 _SUFFIX = ".json"
 
 
 class NodeFiles:
-    """A folder beside the store; call it in worker threads, for it blocks.
+    """A folder beside the store; it blocks, so call it in worker threads.
 
-    What it costs grows with the processes of the last hour only. No power loss is survived, as no
-    process survives one. The clock is the machine's, which all its processes share and nobody sets.
+    Its cost grows only with the processes of the last hour. It doesn't survive a power loss, as no
+    process does. The clock is the machine's, which all its processes share and nobody sets.
     """
 
     def __init__(self, folder: Path) -> None:
-        """The folder is made by the first beat."""
+        """The folder is created by the first beat."""
         self._folder = folder
 
     def beat(self, node: Node) -> Sequence[Node]:
-        """As `Database.beat`; raises OSError."""
+        """Like `Database.beat`; raises OSError."""
         make_folder(self._folder)
         with self._alone() as is_alone:
             known, now = self._read()
@@ -46,7 +46,7 @@ class NodeFiles:
         return list(known.values())
 
     def leave(self, node_id: str) -> None:
-        """As `Database.leave`; raises OSError."""
+        """Like `Database.leave`; raises OSError."""
         self._file(node_id).unlink(missing_ok=True)
 
     def _file(self, node_id: str) -> Path:
@@ -54,7 +54,7 @@ class NodeFiles:
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
-        """Whether no other process has a beat meanwhile: one that was stopped blocks no other."""
+        """Whether no other process beats meanwhile; a process that was stopped blocks no other."""
         fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             yield _is_locked(fd)
@@ -62,7 +62,7 @@ class NodeFiles:
             os.close(fd)
 
     def _read(self) -> tuple[dict[str, Node], float]:
-        """All that were heard of lately, and what time it is; files of others are removed."""
+        """All processes heard from lately, and the current time; files of others are removed."""
         files = list(self._folder.glob(f"*{_SUFFIX}"))
         found = [(file, _loaded(file)) for file in files]
         now = time.monotonic()
@@ -77,7 +77,7 @@ class NodeFiles:
 
 
 def _is_locked(fd: int) -> bool:
-    """Lock it; False where another has it for too long."""
+    """Lock it; False if another process holds it for too long."""
     give_up = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -91,7 +91,7 @@ def _is_locked(fd: int) -> bool:
 
 
 def _held(node: Node | None) -> frozenset[str]:
-    """What nobody else can have got since."""
+    """What no other process can have got since."""
     return node.holds if node is not None and node.age < NODE_SECONDS else frozenset()
 
 
@@ -106,7 +106,7 @@ def _dumped(node: Node, *, seen: float) -> dict[str, object]:
 
 
 def _loaded(file: Path) -> tuple[Node, float] | None:
-    """A process and when it was heard of; None where the file is gone, or is none of ours."""
+    """A process and when it was last heard from; None if the file is gone or isn't ours."""
     try:
         value = json.loads(file.read_bytes())
         node = Node(

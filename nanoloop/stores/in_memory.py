@@ -1,4 +1,4 @@
-"""Sessions that last as long as the process: for tests, demos and chats that need no tomorrow."""
+"""Sessions that last as long as the process: for tests, demos and short-lived chats."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class InMemoryStore(DatabaseStore):
         super().__init__(_Memory(), clock=clock)
 
     async def close(self) -> None:
-        """End what sweeps it. Nothing was held, so it goes on, and nothing is lost."""
+        """Stop the sweep; the store holds no resources, so it stays usable and nothing is lost."""
         self._closed.set()
         self._closed = anyio.Event()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """A session as it was committed last."""
+    """A session as last committed."""
 
     head: Mapping[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _Row:
     expires_at: int | None = None
 
     def take_in(self, commit: Commit) -> None:
-        """Have all that the commit brings."""
+        """Apply everything in the commit."""
         rewritten = {entry.seq: entry for entry in commit.rewritten}
         if rewritten:
             self.entries = [rewritten.get(entry.seq, entry) for entry in self.entries]
@@ -66,11 +66,11 @@ class _Row:
         self.expires_at = commit.expires_at
 
     def has_expired(self, now: int) -> bool:
-        """Whether its time was over before now."""
+        """Whether it expired before `now`."""
         return self.expires_at is not None and self.expires_at < now
 
     def stored(self, after: int | None) -> StoredSession:
-        """It with the entries behind `after`, or with none."""
+        """The session with the entries after `after`, or without entries."""
         entries: Sequence[Entry] = () if after is None else self.between(after, None)
         return StoredSession(
             head=self.head,
@@ -91,15 +91,15 @@ def _seq(entry: Entry) -> int:
 
 
 class _Memory:
-    """Rows in a dictionary. Each call lets others go on, as those of any other database do."""
+    """Rows in a dictionary; each call lets other tasks run, as with any other database."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._owing: dict[str, int] = {}
-        """What is owed where something is."""
+        """What is owed, for each session that owes something."""
         self._keys: dict[str, str] = {}
         self._nodes: dict[str, tuple[float, Node]] = {}
-        """When each was heard of last, by this machine's clock."""
+        """When each node was last heard from, by this machine's clock."""
         self._heard: dict[tuple[str, str], int] = {}
 
     async def insert(self, commit: Commit, *, over: int | None) -> bool:
@@ -229,4 +229,4 @@ class _Memory:
             yield item
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources to release."""

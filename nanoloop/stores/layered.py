@@ -1,4 +1,4 @@
-"""Memory in front of a database: the windows of the sessions used last, true by their revision."""
+"""Memory in front of a database: the most recently used windows, checked by their revision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nanoloop.stores.store import DatabaseStore
 
 
 class LayeredStore(DatabaseStore):
-    """A store with the windows of so many sessions in memory too, written through."""
+    """A write-through store that also holds the windows of this many sessions in memory."""
 
     def __init__(self, behind: DatabaseStore, *, sessions: int = 1000) -> None:
         super().__init__(
@@ -32,7 +32,7 @@ class LayeredStore(DatabaseStore):
 
 
 class _Layered:
-    """All is written through; a window is read again only when another process wrote."""
+    """Writes everything through, and rereads a window only if another process has written."""
 
     def __init__(self, behind: Database, *, limit: int) -> None:
         self._behind = behind
@@ -126,7 +126,7 @@ class _Layered:
 
 
 def _advanced(kept: StoredSession, commit: Commit) -> StoredSession | None:
-    """The window after that commit; None where it begins before what is kept, or was erased in."""
+    """The window after that commit; None if it begins before what is kept, or had an erasure."""
     if commit.rewritten or commit.window < window_start(kept.head):
         return None
     entries = [*kept.entries, *commit.entries]

@@ -1,4 +1,4 @@
-"""One URL chooses where sessions last; a database's library is loaded by this alone."""
+"""One URL chooses where sessions are kept; a database's library is loaded only if it is chosen."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from nanoloop.stores.place import parts, path_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a store is opened with, wherever it is."""
+    """What a store is opened with, regardless of where it is."""
 
     data: Path
     durability: Literal["flush", "fsync"] = "flush"
     seal: Seal | None = None
     timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS
-    """How long a server that does not answer is tried."""
+    """How long to keep trying a server that does not answer."""
     read_only: bool = False
 
     def open(self, url: str) -> Store:
-        """The store that this URL names; nothing is touched before it is used."""
+        """The store that this URL names; nothing is touched until it is used."""
         kind, _ = parts(url)
         make = _OPENERS.get(kind) or plugins.load("stores", kind).make
         made: Store = make(self, url)
@@ -38,7 +38,7 @@ class Opening:
 
     @property
     def of_a_server(self) -> dict[str, Any]:
-        """What a store on a server is made with."""
+        """The arguments for a store on a server."""
         return {
             "seal": self.seal,
             "timeout_seconds": self.timeout_seconds,
@@ -63,13 +63,14 @@ def _jsonl(how: Opening, url: str) -> Store:
 
 
 def _sqlite(how: Opening, url: str) -> Store:
-    from nanoloop.stores.sqlite import SqliteStore  # noqa: PLC0415 - as above
+    from nanoloop.stores.sqlite import BUSY_SECONDS, SqliteStore  # noqa: PLC0415 - as above
 
     return SqliteStore(
         how.at(url),
         durability=how.durability,
         read_only=how.read_only,
         seal=how.seal,
+        busy_seconds=min(BUSY_SECONDS, how.timeout_seconds),
     )
 
 

@@ -18,7 +18,7 @@ _SERVERS = {
 
 
 def parts(url: str) -> tuple[str, str]:
-    """The kind of store and its place; raises ValueError for what is no store's URL."""
+    """The kind of store and its place; raises ValueError if it isn't a store's URL."""
     kind, colon, place = url.partition(":")
     is_whole = re.match(r"//[^/]|///.", place) is not None
     is_path = kind in _PATHS and bool(colon)
@@ -29,7 +29,7 @@ def parts(url: str) -> tuple[str, str]:
 
 
 def path_of(url: str, data: Path) -> Path | None:
-    """The file or folder that it names; None where sessions are in neither."""
+    """The file or folder that it names; None if sessions are in neither."""
     kind, place = parts(url)
     if kind not in _PATHS:
         return None
@@ -50,12 +50,12 @@ def shown(url: str, data: Path) -> str:
 
 
 def store_url(url: str) -> str:
-    """The URL itself; raises ValueError as `parts`."""
+    """The URL itself; raises ValueError like `parts`."""
     parts(url)
     return url
 
 
 def default_url(data: Path) -> str:
-    """Where a data folder's sessions are: in files where it has some, else in one database."""
+    """Where a data folder's sessions are: in files if it has any, else in one database."""
     has_files = next((data / FOLDER).glob("*.jsonl"), None) is not None
     return "jsonl:" if has_files and not (data / FILE).exists() else "sqlite:"

@@ -1,6 +1,6 @@
-"""Sessions in PostgreSQL, shared by as many processes as there are.
+"""Sessions in PostgreSQL, shared by any number of processes.
 
-Each call is one statement, but for the rare ones.
+Each call is a single statement, except for rare ones.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ Arguments = tuple[Any, ...]
 _PAGE = 500
 _EXPIRED_PAGE = 100
 _NONE = 1 << 62
-"""A number above all: entries from there on are none."""
+"""A number above every entry's: there are no entries from there on."""
 
 
 class PostgresStore(DatabaseStore):
-    """Sessions in the tables of one schema, which are made where there are none."""
+    """Sessions in the tables of one schema, which are created if they don't exist."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PostgresStore(DatabaseStore):
         pool_size: int = 10,
         timeout_seconds: float = defaults.STORE_TIMEOUT_SECONDS,
     ) -> None:
-        """`pool_size` connections at most, and no call takes longer than `timeout_seconds`."""
+        """Use at most `pool_size` connections; no call takes longer than `timeout_seconds`."""
         self._tables = _Tables(
             url,
             schema=schema_name(schema),
@@ -87,7 +87,7 @@ class PostgresStore(DatabaseStore):
         super().__init__(self._tables, clock=clock, seal=seal)
 
     async def migrate(self) -> str:
-        """Make the tables, or bring older ones up to date; says what was done."""
+        """Create the tables, or bring older ones up to date; returns what was done."""
         return await self._tables.migrate()
 
 
@@ -139,7 +139,7 @@ class _Tables:
         return await self._taking(commit, work)
 
     async def _taking(self, commit: Commit, work: Work[T]) -> T:
-        """Do this; raises `AlreadyHeard` where that is why it failed."""
+        """Do this work; raises `AlreadyHeard` if that is why it failed."""
 
         async def tried(server: Connection) -> tuple[T, ...]:
             try:
@@ -306,7 +306,7 @@ class _Tables:
 
 
 def _digest(key: str) -> bytes:
-    """An index has room for this, however long the key is."""
+    """A digest that fits into an index, however long the key is."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -349,12 +349,12 @@ SELECT number FROM mine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statements:
-    """Each with the schema's name in it."""
+    """The SQL statements, each with the schema's name filled in."""
 
     delete_over: str = "DELETE FROM {schema}.session WHERE id = $1 AND rev = $2"
     insert: str = f"{_MADE}{_CONTENTS}"
     commit: str = f"{_ADVANCED}{_CONTENTS}"
-    """Both give None where it was not ours to write, and wrote nothing then."""
+    """Both return None, having written nothing, if the session was not ours to write."""
     rewrite: str = """
 UPDATE {schema}.entry SET content = new.content
 FROM unnest($2::bigint[], $3::json[]) AS new (seq, content)
@@ -380,7 +380,7 @@ LATERAL (
 ) AS shown
 WHERE id = $1
 """
-    """Flat: the range of entries is bounded by itself, however the server plans to read."""
+    """Flat, so that the range of entries is bounded however the server plans the query."""
     between: str = """
 SELECT seq, content FROM {schema}.entry
 WHERE session = (SELECT number FROM {schema}.session WHERE id = $1)
@@ -441,7 +441,7 @@ SELECT digest, key, session FROM {schema}.binding WHERE digest > $1 ORDER BY dig
 
     @classmethod
     def of(cls, schema: str) -> Statements:
-        """All of them, for the tables in this schema."""
+        """All statements, for the tables in this schema."""
         texts = {field.name: str(field.default) for field in fields(cls)}
         return cls(**{name: text.format(schema=schema) for name, text in texts.items()})
 
@@ -455,7 +455,7 @@ def as_time(micros: int) -> datetime:
 
 
 def commit_arguments(commit: Commit) -> tuple[Any, ...]:
-    """What the statements that write a session want, in their order."""
+    """The arguments of the statements that write a session, in order."""
     heard = [(plain(chat), plain(name)) for chat, name in commit.heard]
     return (
         plain(commit.id),
@@ -478,7 +478,7 @@ def commit_arguments(commit: Commit) -> tuple[Any, ...]:
 
 
 def rewritten(commit: Commit) -> tuple[Any, ...]:
-    """What the statement that erases wants."""
+    """The arguments of the statement that erases."""
     entries = commit.rewritten
     return (
         plain(commit.id),
@@ -515,9 +515,9 @@ def entries_from(session_id: str, rows: Iterable[Record]) -> list[Entry]:
 
 
 def as_json(text: bytes) -> str:
-    """A value as a row has it: JSON as it was written.
+    """A value as a row holds it: JSON as it was written.
 
-    Where it has Infinity or NaN in it, which are no JSON, it is the text of that as a JSON string.
+    If it contains Infinity or NaN, which are not valid JSON, its text becomes a JSON string.
     """
     is_odd = (b"Infinity" in text or b"NaN" in text) and not _is_json(text)
     return json.dumps(text.decode()) if is_odd else text.decode()

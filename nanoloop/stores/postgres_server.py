@@ -1,4 +1,4 @@
-"""A PostgreSQL server: connections to it, and the tables that the sessions are in."""
+"""A PostgreSQL server: connections to it, and the tables that hold the sessions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[T]]
 
 PAUSES_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Between tries; a server that is restarted is mostly back by then."""
+"""Pauses between tries; a server that is restarting is usually back by then."""
 _CLOSE_SECONDS = 2.0
 _OURS = """
 SELECT set_config('statement_timeout', $1, false), set_config(
@@ -51,7 +51,7 @@ SELECT set_config('statement_timeout', $1, false), set_config(
 
 
 class Connections:
-    """So many at a time in each event loop: a connection can't be used in another than its own."""
+    """A limited number of connections per event loop: each can be used only in its own loop."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Connections:
         self._pools: dict[AbstractEventLoop, _Pool] = {}
 
     async def run(self, work: Work[T]) -> T:
-        """Do this with a connection, again where that may help; it may have been done before.
+        """Do this with a connection, and retry if that may help; it may have been done before.
 
         Raises `StoreError`, at the latest when the time is up.
         """
@@ -93,7 +93,7 @@ class Connections:
             return await work(connection)
 
     async def alone(self, work: Work[T]) -> T:
-        """Do this once, as long as it takes, with a connection that is not prepared."""
+        """Do this once, however long it takes, with a connection that is not prepared."""
         try:
             connection = await self._opened()
             try:
@@ -130,7 +130,7 @@ class Connections:
             raise failure(error, self._url, self._timeout) from None
 
     async def close(self) -> None:
-        """Close them all, each in its loop."""
+        """Close all connections, each in its own loop."""
         here = asyncio.get_running_loop()
         while self._pools:
             loop, pool = self._pools.popitem()
@@ -151,7 +151,7 @@ class _Pool:
         self.life = self._live()
 
     async def _live(self) -> AsyncGenerator[None]:
-        """A loop that ends closes its generators: who forgets to close the store leaves nothing."""
+        """Close the pool with its loop, which closes generators, even if the store stays open."""
         try:
             yield
         finally:
@@ -159,7 +159,7 @@ class _Pool:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[Connection]:
-        """One that nobody else uses meanwhile; after an error it is used no more."""
+        """A connection for exclusive use; after an error it is not used again."""
         async with self._room:
             connection = self._kept() or await self._connect()
             try:
@@ -185,7 +185,7 @@ class _Pool:
         self.end()
 
     def end(self) -> None:
-        """Drop them as they are; those in use follow."""
+        """Drop the connections as they are; those in use follow."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().terminate()
@@ -216,7 +216,7 @@ _STATES: Mapping[str, str] = {
     "57P": "{where} is being shut down or started: try again in a moment",
     "54": "{where} can't take something so large: nothing was written",
 }
-"""By SQLSTATE or its beginning."""
+"""Error messages by SQLSTATE or its beginning."""
 _KINDS: Mapping[type[Exception], str] = {
     TimeoutError: "{where} did not answer within {seconds} s: is it up, and near enough?",
     gaierror: "the host of {where} is not known: correct it in {setting}",
@@ -226,11 +226,11 @@ _KINDS: Mapping[type[Exception], str] = {
 }
 _NOBODY = "nothing answers at {where}: start PostgreSQL there, or correct {setting}"
 _PASSING = ("08", "40", "53300", "57P")
-"""What a new connection, or a moment, may help."""
+"""The SQLSTATEs for which a new connection, or a moment's wait, may help."""
 
 FAILURES = (PostgresError, InterfaceError, InternalClientError, OSError)
-"""What the server, or the way to it, may raise: an internal error too, where the server ends a
-connection in the moment in which it is asked."""
+"""What the server, or the way to it, may raise, including an internal error if the server ends a
+connection at the very moment it is used."""
 
 
 def is_passing(error: Exception) -> bool:
@@ -273,7 +273,7 @@ _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 def shown(url: str) -> str:
-    """The URL without its password and its options; of one that is odd, nothing."""
+    """The URL without its password and options; nothing if the URL is odd."""
     found = _URL.fullmatch(url)
     if found is None:
         return "PostgreSQL"
@@ -282,7 +282,7 @@ def shown(url: str) -> str:
 
 
 def schema_name(name: str) -> str:
-    """The same name; raises `SettingsError` where it could mean anything else in a statement."""
+    """The same name; raises `SettingsError` if it could mean anything else in a statement."""
     if not _SCHEMA.fullmatch(name):
         raise SettingsError(
             f"schema is {name!r}: use lower-case letters, digits and _, not a digit first, "
@@ -307,13 +307,13 @@ _STOOD = "UPDATE {schema}.format SET version = $1"
 
 
 async def prepare(connection: Connection, schema: str) -> None:
-    """Have the tables as this version knows them; raises `StoreError` where they are newer."""
+    """Ensure the tables are as this version knows them; raises `StoreError` if they are newer."""
     if await _standing(connection, schema) < len(STEPS):
         await migrate(connection, schema)
 
 
 async def migrate(connection: Connection, schema: str) -> str:
-    """Bring the tables up to date, and say what was done; raises as `prepare`."""
+    """Bring the tables up to date, and say what was done; raises like `prepare`."""
     _check_encoding(connection)
     async with connection.transaction():
         await connection.execute("SET LOCAL statement_timeout = 0")
@@ -371,7 +371,7 @@ ON CONFLICT DO NOTHING
 
 
 async def _take_over(connection: Connection, schema: str) -> None:
-    """Have the index know what is owed, and the chats what their sessions have heard."""
+    """Fill in what is owed in the index, and in the chats what their sessions have heard."""
     ask, owe, hear = (each.format(schema=schema) for each in (_BEFORE, _NOTE_OWED, _NOTE_HEARD))
     newest = await connection.fetchval(_NEWEST.format(schema=schema))
     after, since = 0, newest and newest - timedelta(seconds=HEARD_SECONDS)
@@ -393,12 +393,12 @@ def _heard_in(row: Record) -> Iterator[tuple[bytes, str, str, datetime]]:
 
 
 def digest_of(chat: str, message_id: str) -> bytes:
-    """The two of them, both plain, in the room that an index has, however long they are."""
+    """A digest of both, which are plain, that fits into an index however long they are."""
     return sha256(f"{len(chat)}:{chat}{message_id}".encode()).digest()
 
 
 def is_plain(text: str) -> bool:
-    """Whether PostgreSQL takes it as text: no NUL, no half of a surrogate pair."""
+    """Whether PostgreSQL accepts it as text: no NUL, no half of a surrogate pair."""
     if "\0" in text:
         return False
     try:
@@ -412,24 +412,24 @@ _QUOTE = '"'
 
 
 def plain(text: str) -> str:
-    """Any text as one that PostgreSQL takes: itself, or in quotes with escapes."""
+    """Any text in a form that PostgreSQL accepts: unchanged, or in quotes with escapes."""
     is_itself = is_plain(text) and not text.startswith(_QUOTE)
     return text if is_itself else json.dumps(text)
 
 
 def unplain(text: str) -> str:
-    """The text again."""
+    """The original text."""
     return json.loads(text) if text.startswith(_QUOTE) else text
 
 
 def from_json(text: str) -> Any:
-    """A value as it was written: no value that is kept is a mere string."""
+    """A value as it was written: no stored value is a mere string."""
     value = json.loads(text)
     return json.loads(value) if isinstance(value, str) else value
 
 
 async def _standing(connection: Connection, schema: str) -> int:
-    """Which format the tables have, 0 for none."""
+    """The format of the tables, or 0 if there are none."""
     if not await connection.fetchval(_HAS_FORMAT, schema):
         return 0
     stood = int(await connection.fetchval(_STANDS.format(schema=schema)))
@@ -580,7 +580,7 @@ END $$;
 COMMENT ON FUNCTION {schema}.readable IS
     'A value to be asked: ? for NUL and for halves of characters, which jsonb has no place for';
 """
-"""Values as `json`, in which they stay as they were written, and not in part a second time."""
+"""Values as `json`, which keeps them as they were written, and no part of them twice."""
 
 _OWING = """
 -- An older version that is connected finds no place for what it would write: it writes no session
@@ -647,12 +647,12 @@ DROP VIEW {schema}.sessions, {schema}.messages, {schema}.usage;
 ALTER TABLE {schema}.session DROP COLUMN heard;
 ALTER TABLE {schema}.entry DROP COLUMN heard, DROP COLUMN message_id;
 """
-"""What an older version knew of messages in their session, once their chats know it."""
+"""What an older version knew about messages in their session, once their chats know it."""
 
 _MESSAGE_ID = "said -> 'metadata' ->> 'message_id'"
 
 HEARD_KEY = "heard_pkey"
-"""The constraint that a message which was heard before offends against."""
+"""The constraint that a message heard before violates."""
 
 STEPS = (_FIRST, _AS_WRITTEN + _VIEWS.replace("MESSAGE_ID", "message_id"), _OWING)
-"""Each is run once, in its own order; a change of the tables is a new one."""
+"""Each step is run once, in order; a change to the tables is a new one."""

@@ -1,10 +1,10 @@
-"""Sessions in Redis 7 or newer, or Valkey: each commit is one request, written whole or not.
+"""Sessions in Redis 7 or newer, or Valkey: each commit is one request, written whole or not at all.
 
-A hash says what each session is, a sorted set has its entries. All keys stand under one prefix, and
-those of one session on one node of a cluster: it belongs to one of 64 shards, whose number in
-braces is the hash tag of its keys. The shard's lists of sessions have the same tag: they are
-changed in the same step as the session, and can't lag behind it, on one server or in a cluster.
-What a chat has heard stands on the chat's shard; on one server it is changed in that step too.
+A hash holds what each session is, a sorted set its entries. All keys share one prefix, and those of
+one session are on one node of a cluster: it belongs to one of 64 shards, whose number in braces is
+the hash tag of its keys. The shard's lists of sessions have the same tag: they are changed in the
+same step as the session, and can't lag behind it, on one server or in a cluster. What a chat has
+heard is kept on the chat's shard; on one server it is changed in that step too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from nanoloop.stores.store import DatabaseStore
 
 T = TypeVar("T")
 GRACE_MS = 3_600_000
-"""So much later than its time Redis drops a session by itself, should no sweep do it before."""
+"""How long after its expiry Redis drops a session by itself, if no sweep has done so."""
 PAGE, ENTRIES = 200, 2000
 """Sessions looked at, and entries of a whole history read, in one request."""
 
@@ -82,7 +82,7 @@ class RedisStore(DatabaseStore):
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
     ) -> None:
-        """Nothing is asked before the first call.
+        """No request is made before the first call.
 
         A call is tried again while the server is away, and fails after `timeout_seconds` in all.
         """
@@ -91,7 +91,7 @@ class RedisStore(DatabaseStore):
 
 
 class _Rows:
-    """The rows of sessions, one request to Redis for nearly every call."""
+    """The rows of sessions; nearly every call is one request to Redis."""
 
     def __init__(self, server: RedisServer, keys: RedisKeys) -> None:
         self._server = server
@@ -142,23 +142,23 @@ class _Rows:
         return str(stood.decode())
 
     def _heard(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
-        """What the commit takes, each with the key that has its likes and is written with it."""
+        """What the commit takes, each with the key of the set that it is written to."""
         for chat, name in commit.heard:
             beside = commit.id if self._server.is_cluster else chat
             yield self._keys.heard(beside), _heard_name(chat, name)
 
     def _heard_elsewhere(self, commit: Commit) -> Iterable[tuple[bytes, bytes]]:
-        """What has to be known on another node of a cluster too, where its chat is looked up.
+        """What another node of a cluster must know too, because its chat is looked up there.
 
-        It is asked before and told after the commit: only two commits of one chat in two sessions
-        in the same moment could both take it.
+        It is checked before the commit and written after it: only two simultaneous commits of one
+        chat in two sessions could both take it.
         """
         for (beside, name), (chat, _) in zip(self._heard(commit), commit.heard, strict=True):
             if self._keys.heard(chat) != beside:
                 yield self._keys.heard(chat), name
 
     def _drops_at(self, commit: Commit) -> Argument:
-        """When Redis drops it by itself, in milliseconds since 1970; "" for never."""
+        """When Redis drops the session by itself, in milliseconds since 1970; "" for never."""
         if commit.expires_at is None or not self._layout.may_expire:
             return ""
         return commit.expires_at // 1000 + GRACE_MS
@@ -194,7 +194,7 @@ class _Rows:
         return stored, past
 
     async def _all(self, session_id: str, past: bytes, *, upto: int) -> list[Entry] | None:
-        """All entries, none of them holding up others for long; None where the past was changed."""
+        """All entries, read without holding up others for long; None if the past was changed."""
         entries: list[Entry] = []
         while True:
             after = entries[-1].seq if entries else 0
@@ -350,7 +350,7 @@ def _noting(heard: Iterable[tuple[bytes, bytes]], at: int) -> Iterable[Call]:
 
 
 def _owed(revision: int, expires_at: int | None, by: str) -> bytes:
-    """A session as the index of what is owed has it."""
+    """A session's value in the index of what is owed."""
     moment = "" if expires_at is None else expires_at
     return f"{revision} {moment} ".encode() + as_bytes(by)
 
@@ -362,12 +362,12 @@ def _node(name: bytes, told: bytes, age: int, holds: Iterable[bytes]) -> Node:
 
 
 async def _names(server: RedisServer, keys: RedisKeys) -> list[str]:
-    """The ids of all sessions, the last changed first."""
+    """The ids of all sessions, most recently changed first."""
     return [name for _, name in await _changed(server, keys)]
 
 
 async def _changed(server: RedisServer, keys: RedisKeys) -> list[tuple[float, str]]:
-    """When each session changed, in microseconds since 1970, the last one first."""
+    """When each session last changed, in microseconds since 1970, most recent first."""
     shards = await server.ask(*(NAMES([keys.sessions(shard)]) for shard in range(SHARDS)))
     words = [word for shard in shards for word in shard.decode().split()]
     return sorted(zip(map(float, words[1::2]), words[::2], strict=True), reverse=True)
@@ -380,7 +380,7 @@ def _expired(expiring: bytes, now: int) -> Call:
 def _glanced(
     session_id: str, head: bytes | None, about: bytes | None, size: bytes | None
 ) -> StoredSession | SessionDamaged | None:
-    """A session; None where it was removed while the others were looked at."""
+    """A session; None if it was removed while the others were read."""
     if head is None:
         return None
     return StoredSession.glance(session_id, head, about, int(size or 0), json.loads)
@@ -403,56 +403,56 @@ class RedisKeys:
     """The keys under one prefix."""
 
     def __init__(self, prefix: str) -> None:
-        """Raises ValueError where the prefix has other characters than letters, digits, _.:@/-."""
+        """Raises ValueError if the prefix has characters other than letters, digits and _.:@/-."""
         if not _PREFIX.fullmatch(prefix):
             raise ValueError(f"prefix is {prefix!r}: use letters, digits and _ . : @ / -")
         self._prefix = prefix
         self.format = f"{prefix}:format".encode()
         self.nodes = f"{prefix}:nodes".encode()
-        """Which processes live."""
+        """Which processes are alive."""
 
     def of(self, session_id: str) -> tuple[bytes, ...]:
-        """Of a session: what it is, its entries; and its shard's lists."""
+        """A session's keys: what it is, its entries, and its shard's lists."""
         lists = (self.sessions, self.expiring, self.owing, self.behind)
         shard = _shard(as_bytes(session_id))
         own = (self.part(session_id, kind) for kind in (b"session", b"entries"))
         return *own, *(named(shard) for named in lists)
 
     def part(self, session_id: str, kind: bytes) -> bytes:
-        """Of this session's own keys the one of that kind."""
+        """This session's own key of that kind."""
         name = as_bytes(session_id)
         return self._key(_shard(name), kind) + b":" + name
 
     def sessions(self, shard: int) -> bytes:
-        """The names of a shard's sessions, by the moment they changed."""
+        """The names of a shard's sessions, by the time they changed."""
         return self._key(shard, b"sessions")
 
     def expiring(self, shard: int) -> bytes:
-        """The names of those that expire, by the moment they do."""
+        """The names of those that expire, by the time they do."""
         return self._key(shard, b"expiring")
 
     def owing(self, shard: int) -> bytes:
-        """Those in which something is owed to their chat, with what the index says of each."""
+        """Those that owe their chat something, with what the index says about each."""
         return self._key(shard, b"owing")
 
     def behind(self, shard: int) -> bytes:
-        """Those in which nothing but a summary is owed, likewise."""
+        """Those that owe nothing but a summary, likewise."""
         return self._key(shard, b"behind")
 
     def heard(self, name: str) -> bytes:
-        """The messages of the chats, or those that sessions took, on the shard of this one."""
+        """The messages that chats heard, or that sessions took, on the shard of this name."""
         return self.heard_in(_shard(as_bytes(name)))
 
     def heard_in(self, shard: int) -> bytes:
-        """A shard's messages, by the moment they were taken."""
+        """A shard's messages, by the time they were taken."""
         return self._key(shard, b"heard")
 
     def bindings(self, shard: int) -> bytes:
-        """Which session each chat's key means."""
+        """Which session each chat's key is bound to."""
         return self._key(shard, b"bindings")
 
     def binding(self, key: str) -> tuple[bytes, bytes]:
-        """The one of these that has this chat's key, and its field there."""
+        """Which of these holds this chat's key, and the field it has there."""
         name = as_bytes(key)
         return self.bindings(_shard(name)), name
 
@@ -461,12 +461,12 @@ class RedisKeys:
 
 
 def as_bytes(text: str) -> bytes:
-    """Any text as bytes, half a surrogate pair too."""
+    """Any text as bytes, even half a surrogate pair."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def as_text(name: bytes) -> str:
-    """The text again."""
+    """The bytes as text again."""
     return name.decode("utf-8", "surrogatepass")
 
 
@@ -475,7 +475,7 @@ def _shard(name: bytes) -> int:
 
 
 async def _take_over(server: RedisServer, keys: RedisKeys) -> None:
-    """Have the index know what is owed, and the chats what sessions of format 1 have heard."""
+    """Tell the index what is owed, and the chats what sessions of format 1 have heard."""
     changed = await _changed(server, keys)
     since = changed[0][0] - HEARD_SECONDS * 1_000_000 if changed else 0
     for page in _pages([name for _, name in changed]):
@@ -498,7 +498,7 @@ def _former(keys: RedisKeys, session_id: str) -> Call:
 
 
 class _FormerSession:
-    """One of format 1."""
+    """A session of format 1."""
 
     def __init__(self, name: str, row: Sequence[bytes | None], ids: Sequence[bytes]) -> None:
         self.id = name
@@ -509,7 +509,7 @@ class _FormerSession:
 
     @property
     def at(self) -> int:
-        """When it changed last, in microseconds since 1970."""
+        """When it last changed, in microseconds since 1970."""
         with suppress(SessionDamaged):
             return micros(from_rfc3339(self._stored()["updated_at"]))
         return 0
@@ -518,13 +518,13 @@ class _FormerSession:
         return head_of(self.id, self._head, json.loads)
 
     def notes(self, keys: RedisKeys) -> Iterable[Call]:
-        """What has its chat know what this one has heard."""
+        """The calls that record for its chat what this session has heard."""
         names = [_heard_name(self._chat, each) for each in self._heard]
         places = {keys.heard(self._chat), keys.heard(self.id)}
         return _noting([(place, name) for place in places for name in names], self.at)
 
     def takes(self, keys: RedisKeys) -> Call:
-        """What makes it one of format 2."""
+        """The call that converts it to format 2."""
         try:
             by = str(self._stored().get("by") or "")
         except SessionDamaged:
@@ -540,11 +540,11 @@ class _FormerSession:
 FORMAT = 2
 Upgrade = Callable[[RedisServer, RedisKeys], Awaitable[None]]
 UPGRADES: Mapping[int, Upgrade] = {1: _take_over}
-"""From each older format to the next; two processes may run one at a time, or again."""
+"""Upgrades from each older format to the next; two processes may run one at once, or repeat it."""
 
 
 class Layout:
-    """Looked at once, before the first call."""
+    """The layout in Redis, checked once before the first call."""
 
     def __init__(self, server: RedisServer, keys: RedisKeys) -> None:
         self._server = server
@@ -552,10 +552,10 @@ class Layout:
         self._is_ready = False
         self._one_at_a_time = anyio.Lock()
         self.may_expire = False
-        """Whether Redis may be told when a session expires: not where it would drop it earlier."""
+        """Whether Redis may be told when a session expires: not if it would drop it too early."""
 
     async def ready(self) -> None:
-        """Refuse what can't be worked with, and bring an older layout up to this one."""
+        """Refuse what can't be used, and upgrade an older layout to this one."""
         if self._is_ready:
             return
         with anyio.CancelScope(shield=True):

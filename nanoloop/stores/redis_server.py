@@ -1,4 +1,4 @@
-"""A Redis behind a URL, or a cluster: what it runs in one piece, and what its failures mean."""
+"""A Redis server or cluster behind a URL: what it runs atomically, and what its failures mean."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 CONNECTIONS = 32
-"""Held at most; who needs one more waits for it."""
+"""The maximum number of connections; a call that needs another one waits for it."""
 _CLUSTER = "+cluster"
 
 Client = Redis | RedisCluster
 
 
 def client_of(url: str, *, timeout_seconds: float) -> Client:
-    """A client that doesn't connect yet and asks once; raises `SettingsError` for a wrong URL."""
+    """A client that doesn't connect yet or ever retry; raises `SettingsError` for a wrong URL."""
     options: dict[str, Any] = {
         "protocol": 2,
         "max_connections": CONNECTIONS,
@@ -52,7 +52,7 @@ def client_of(url: str, *, timeout_seconds: float) -> Client:
 
 
 def place_of(url: str) -> str:
-    """Where that is, for people: without the user and the password."""
+    """The server's address to show people, without the user and the password."""
     parts = urlsplit(url)
     if not parts.hostname:
         return parts.path
@@ -60,7 +60,7 @@ def place_of(url: str) -> str:
 
 
 async def disconnect_idle(client: Client) -> None:
-    """Close what nobody uses now: the next call connects, maybe to another server of that name."""
+    """Close idle connections: the next call reconnects, maybe to another server of that name."""
     if isinstance(client, Redis):
         await client.connection_pool.disconnect(inuse_connections=False)
 
@@ -77,14 +77,14 @@ PASSING = (
 )
 OLDEST = 7
 LASTING = (exceptions.AuthenticationError, exceptions.AuthorizationError)
-"""Failures of connecting that no second try mends."""
+"""Connection failures that a retry can't fix."""
 
 
 class RedisServer:
-    """A Redis behind a URL."""
+    """A Redis server or cluster behind a URL."""
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
-        """`timeout_seconds` bounds a call with all its tries, each may take a third of them."""
+        """`timeout_seconds` limits a call with all its tries, each of which may take a third."""
         self._timeout_seconds = timeout_seconds
         self._redis = client_of(url, timeout_seconds=timeout_seconds / 3)
         self._where = place_of(url)
@@ -92,7 +92,7 @@ class RedisServer:
     async def ask(self, *calls: Call) -> list[Any]:
         """The answers to these calls, made in one go; raises `StoreError`.
 
-        They may be made twice: a connection that was cut doesn't say what came of them.
+        They may be made twice: after a lost connection, their outcome is unknown.
         """
         with anyio.CancelScope(shield=True):  # bounded; half an answer spoils a connection
             answers = await self._tried(calls)
@@ -133,7 +133,7 @@ class RedisServer:
             return [error]
 
     def _sentence(self, error: Exception) -> str:
-        """What is wrong and what to do; never a word of what was sent, nor of a password."""
+        """What is wrong and what to do, without any of what was sent and without a password."""
         for kind, mark, words in _SENTENCES:
             if isinstance(error, kind) and mark in str(error):
                 return f"Redis at {self._where} {words}"
@@ -142,7 +142,7 @@ class RedisServer:
         return f"Redis at {self._where} can't do it ({said}): see its log"
 
     async def check(self) -> bool:
-        """Refuse a server that is too old or would forget; else whether it never drops a key.
+        """Refuse a server that is too old or would forget; returns whether it never drops a key.
 
         Raises `StoreError`.
         """
@@ -162,7 +162,7 @@ class RedisServer:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether what one step changes has to be on one node."""
+        """Whether everything that one step changes must be on one node."""
         return isinstance(self._redis, RedisCluster)
 
     async def close(self) -> None:
@@ -206,7 +206,7 @@ _SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
     (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
     (exceptions.InvalidResponse, "", "is no Redis: check store.url"),
 )
-"""The error, what its text has in it, and what that means; the first that fits."""
+"""An error, what its text contains, and what that means; the first match applies."""
 
 
 def _passes(error: Exception) -> bool:
@@ -220,7 +220,7 @@ Call = tuple[Argument, ...]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A text in Lua, known to Redis by its digest once it ran there."""
+    """A Lua script, known to Redis by its digest once it has run there."""
 
     text: str
     name: str = field(init=False)
@@ -230,7 +230,7 @@ class Script:
         object.__setattr__(self, "name", name)
 
     def __call__(self, keys: Sequence[bytes], *arguments: Argument) -> Call:
-        """Run it by its name."""
+        """The call that runs it by name."""
         return ("EVALSHA", self.name, len(keys), *keys, *arguments)
 
 
@@ -286,10 +286,10 @@ for _, key in ipairs({session, entries}) do
 end
 return rev
 """)
-"""Write a commit; returns the revision that was there, or an empty text, or `heard`.
+"""Write a commit; returns the revision that was there, an empty string, or `heard`.
 
-Without `now` the session is made anew, in place of the one at `based_on` or of none. Behind its
-own keys stand those with the messages of each chat that it takes one of.
+Without `now`, the session is created afresh, replacing the one at `based_on`, if any. Its own keys
+are followed by those with the messages of each chat that it takes one from.
 """
 
 READ = Script("""#!lua flags=no-writes
@@ -314,7 +314,7 @@ return {
   table.concat(lines, '\\n'), kept.past,
 }
 """)
-"""What a session is, with the entries of its window or (`about`) with none."""
+"""A session, with the entries of its window or (`about`) without entries."""
 
 BETWEEN = Script("""#!lua flags=no-writes
 local session, entries = unpack(KEYS)
@@ -327,7 +327,7 @@ return {table.concat(lines, '\\n'), redis.call('HGET', session, 'past')}
 NAMES = Script("""#!lua flags=no-writes
 return table.concat(redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'), ' ')
 """)
-"""The sessions of one shard, each with the moment it changed last."""
+"""The sessions of one shard, each with the time of its last change."""
 
 REMOVE = Script("""#!lua flags=allow-oom
 local session, entries, sessions, expiring, owing, behind = unpack(KEYS)
@@ -343,7 +343,7 @@ redis.call('HDEL', owing, id)
 redis.call('HDEL', behind, id)
 return redis.call('ZREM', sessions, id)
 """)
-"""Remove a session, with `now` only if it has expired before that; returns how many that were."""
+"""Remove a session, given `now` only if it expired before that; returns how many were removed."""
 
 TAKE_OVER = Script("""#!lua
 local session, seen, owing, behind = unpack(KEYS)
@@ -355,7 +355,7 @@ redis.call('UNLINK', seen)
 if owes ~= '0' then redis.call('HSET', owes == '1' and owing or behind, id, owed) end
 return 1
 """)
-"""Have the index know of a session of format 1; returns 0 where it has changed since."""
+"""Add a session of format 1 to the index; returns 0 if it has changed since."""
 
 BEAT = Script("""#!lua flags=allow-oom
 local id, told, lives, forgotten_after = unpack(ARGV)
@@ -382,9 +382,9 @@ redis.call('HSET', KEYS[1], id, cjson.encode({seen = now, told = told, holds = h
 table.insert(nodes, {id, told, 0, holds})
 return nodes
 """)
-"""Note that a process lives, by this server's clock; returns all, with their ages in ms.
+"""Note that a process is alive, by this server's clock; returns all, with their ages in ms.
 
-It lives where there is no room for what chats say, too.
+This works even when there is no room left for what chats say.
 """
 
 _SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, BEAT)
@@ -392,6 +392,6 @@ _BY_NAME = {script.name: script for script in _SCRIPTS}
 
 
 def in_full(call: Call) -> Call:
-    """The same call with the script's text, for a Redis that has not heard of it yet."""
+    """The same call with the script's text, for a Redis that doesn't know it yet."""
     command, name, *rest = call
     return ("EVAL", _BY_NAME[str(name)].text, *rest) if command == "EVALSHA" else call

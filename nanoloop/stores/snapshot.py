@@ -1,4 +1,4 @@
-"""What a store keeps of a session: its head, sections and entries, checked where they are read."""
+"""What a store keeps of a session: its head, sections and entries, checked when they are read."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class StoredSnapshot:
     entries: Sequence[Entry]
     after: int = 0
     unreadable: Sequence[str] = ()
-    """What is there of it that could not be read, in words."""
+    """Which parts of it could not be read, in words."""
     odd: Sequence[str] = ()
     """Which of its numbers made no sense."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
-        """A new session object, which shares nothing that changes with any other."""
+        """A new session object that shares nothing mutable with any other."""
         with decoding(self.name):
             return Session.restored(
                 head=self.head,
@@ -63,7 +63,7 @@ class StoredSnapshot:
         return str(self.sections[ABOUT]["id"])
 
     def to_changes(self) -> Changes:
-        """All of it as one commit, for a store that has nothing of it."""
+        """All of it as one commit, for a store that has none of it."""
         return Changes(
             revision=int(self.head["rev"]) - 1,
             entries=tuple(self.entries),
@@ -74,9 +74,9 @@ class StoredSnapshot:
 
 
 def first_revision() -> int:
-    """Where a new session begins to count its commits.
+    """The revision at which a new session starts to count its commits.
 
-    Anywhere: an object of a deleted session must not fit its successor of the same name.
+    It is random: an object of a deleted session must not fit its successor of the same name.
     """
     return secrets.randbelow(1 << 31)
 
@@ -107,7 +107,7 @@ def expiry(head: Mapping[str, Any]) -> datetime | None:
 
 
 def has_expired(head: Mapping[str, Any], now: datetime) -> bool:
-    """Whether its time is over, strictly after the moment it was given."""
+    """Whether it has expired, which is strictly after the given moment."""
     moment = expiry(head)
     return moment is not None and now > moment
 
@@ -149,12 +149,12 @@ def owes_chat(head: Mapping[str, Any]) -> bool:
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
-    """It as an index of what is owed has it."""
+    """The session as an index of what is owed has it."""
     return OwedSession(id=session_id, revision=int(head["rev"]), by=str(head.get("by") or ""))
 
 
 def owed_in(raw: Any, decode: Decode) -> int:
-    """What is owed in a session whose head this is; nothing where it is damaged: none opens it."""
+    """What is owed in a session with this head; nothing if it is damaged, as it can't be opened."""
     try:
         return owes(head_of("", raw, decode))
     except SessionDamaged:
@@ -162,18 +162,18 @@ def owed_in(raw: Any, decode: Decode) -> int:
 
 
 def chat_of(session_id: str, about: Any, decode: Decode) -> str:
-    """The key of the chat that a session was made for, from what says who it is."""
+    """The key of the chat that a session was made for, from the section that identifies it."""
     with suppress(*_NONSENSE):
         return str(decode(about).get("key") or session_id)
     return session_id
 
 
 NOTED = "heard"
-"""The section in which earlier versions kept the ids of some messages; it is passed over."""
+"""The section in which earlier versions kept the ids of some messages; it is skipped."""
 
 
 def noted_in(raw: Any, decode: Decode) -> list[str]:
-    """The ids in it, or those of the messages in what waits; none where it is sealed or missing."""
+    """The ids in it, or those of the waiting messages in it; none if it is sealed or missing."""
     with suppress(*_NONSENSE):
         found = decode(raw)
         named = [_noted(each) for each in found] if isinstance(found, list) else ()
@@ -186,7 +186,7 @@ def _noted(item: Any) -> Any:
 
 
 def pending_in(head: Mapping[str, Any]) -> int:
-    """How many entries left the window that no summary covers."""
+    """How many entries have left the window and are in no summary."""
     first, last = pending_start(head), window_start(head) - 1
     hidden = [max(0, min(last, b) - max(first, a) + 1) for a, b in head.get("hidden") or ()]
     count: int = last - first + 1 - sum(hidden)
@@ -199,20 +199,21 @@ _PLACES = (
     *("claims", "stopped"),
 )
 _LISTS = ("hidden", "shown", "unsent", "spent")
+_MAPPINGS = ("resized", "senders")
 _TIMES = ("updated_at", "expires_at")
 
 Decode = Callable[[Any], Any]
-"""From what a row has to the value that was stored."""
+"""Turns what a row has into the value that was stored."""
 
 
 def as_it_is(value: Any) -> Any:
-    """Decode nothing: it was done."""
+    """The value unchanged: it is already decoded."""
     return value
 
 
 @contextmanager
 def decoding(session_id: str) -> Iterator[None]:
-    """Raise `SessionDamaged` for whatever goes wrong in here with the values of this session."""
+    """Raise `SessionDamaged` for anything that goes wrong in here with this session's values."""
     try:
         yield
     except NanoloopError:  # some of these are KeyErrors too
@@ -229,14 +230,14 @@ def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
 
 
 class MendedHead(dict[str, Any]):
-    """A head some of whose numbers made no sense: what stands here for them costs no message."""
+    """A head some of whose numbers made no sense; the ones in their place cost no message."""
 
     names: tuple[str, ...] = ()
-    """Of these numbers."""
+    """The names of these numbers."""
 
 
 def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The head, with numbers that can be gone by."""
+    """The head, with numbers that can be used."""
     least = {"start": 1}
     odd = [n for n in _PLACES if n in head and place_in(head[n], -1) < least.get(n, 0)]
     resized = head.get("resized") or {}
@@ -257,7 +258,7 @@ def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def odd_numbers(head: Mapping[str, Any], sections: Mapping[str, Any]) -> list[str]:
-    """Which of these numbers made no sense as they were stored."""
+    """The names of the numbers that made no sense as they were stored."""
     digests = {name: sections.get(name) or {} for name in (SUMMARY, MEMO)}
     odd = [f"{name}.seq" for name, said in digests.items() if not is_place(said.get("seq", 0))]
     return [*getattr(head, "names", ()), *odd]
@@ -273,7 +274,8 @@ def _checked_head(head: Any) -> Mapping[str, Any]:
         _must(_is_range(pair), "its head has a range of entries that is none")
     for name in _TIMES:
         _must(_is_time(head.get(name)), f"its head has no time {name}")
-    _must(isinstance(head.get("resized") or {}, Mapping), "its head has no resize")
+    for name in _MAPPINGS:
+        _must(isinstance(head.get(name) or {}, Mapping), f"its head has no object {name}")
     return _mended(dict(head))
 
 
@@ -292,7 +294,7 @@ def _is_time(text: Any) -> bool:
 def sections_of(
     session_id: str, pairs: Iterable[tuple[str, Any]], decode: Decode
 ) -> dict[str, Any]:
-    """Sections, that of who it is among them; raises `SessionDamaged`."""
+    """Sections, including the one that identifies the session; raises `SessionDamaged`."""
     with decoding(session_id):
         sections = {name: decode(raw) for name, raw in pairs if name != NOTED}
         _must(ABOUT in sections, "it doesn't say who it is")
@@ -320,7 +322,7 @@ def _must(holds: bool, what: str) -> None:
 
 
 def encoded(value: Any, *, kind: str = "record") -> bytes:
-    """A value as one line of JSON; raises `StoreError` where it can't be."""
+    """A value as one line of JSON; raises `StoreError` if that is not possible."""
     try:
         return _as_json(value, ascii_only=False).encode()
     except UnicodeEncodeError:  # half a surrogate pair: only an escape can carry it

@@ -1,6 +1,6 @@
-"""Sessions in one SQLite file: nothing to install or to start, and safe for several processes.
+"""Sessions in one SQLite file: nothing to install or start, and safe for several processes.
 
-Each call is one visit to a thread, and all that is written shares one.
+Each call is one trip to a thread; all writes share one thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from aiofiles.os import wrap
 
-from nanoloop.errors import AlreadyHeard, SessionDamaged, StoreError
+from nanoloop.errors import AlreadyHeard, DiskRefused, SessionDamaged
 from nanoloop.events import announce
 from nanoloop.files import refusal
 from nanoloop.protocols import Node, OwedSession, Seal
@@ -54,7 +54,7 @@ from nanoloop.stores.store import DatabaseStore
 
 Durability = Literal["flush", "fsync"]
 PAGE = 256
-"""Rows that one visit reads of a long list."""
+"""How many rows of a long list are read per trip."""
 
 _ADVICE: Mapping[int, str] = {
     sqlite3.SQLITE_BUSY: "another process holds it: stop that one, or try again",
@@ -67,8 +67,12 @@ _ADVICE: Mapping[int, str] = {
 T = TypeVar("T")
 
 
+BUSY_SECONDS = 5.0
+"""How long to wait for a file that another process is writing."""
+
+
 class SqliteStore(DatabaseStore):
-    """A file of sessions. What is saved survives `kill -9`, and with `fsync` a power loss too."""
+    """A file of sessions; saved data survives `kill -9` and, with `fsync`, a power loss."""
 
     def __init__(
         self,
@@ -78,9 +82,9 @@ class SqliteStore(DatabaseStore):
         clock: Callable[[], datetime] = utc_now,
         seal: Seal | None = None,
         read_only: bool = False,
-        busy_seconds: float = 5,
+        busy_seconds: float = BUSY_SECONDS,
     ) -> None:
-        """What another process holds for more than `busy_seconds` fails."""
+        """Calls fail if another process holds the file for more than `busy_seconds`."""
         where = Path(path)
         opening = SqliteConnector(
             path=where, fsync=durability == "fsync", busy_seconds=busy_seconds, clock=clock
@@ -217,30 +221,25 @@ class _Sqlite:
         return await self._in_thread(work, *args, executor=self._writer, **kwargs)
 
     async def _in_thread(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """One hop to a thread and back; what SQLite or the disk refuses is a `StoreError`."""
+        """Run work in a thread; raises `StoreError` if SQLite or the disk fails."""
         try:
             result: T = await wrap(work)(*args, **kwargs)
         except sqlite3.Error as error:
             if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
                 raise await wrap(self._file.opening.told_damage)(error) from error
             advice = _ADVICE.get(primary_code(error), "check the disk")
-            raise self._refused(f"{error}: {advice}") from error
+            raise DiskRefused(self._file.path, f"{error}: {advice}") from error
         except OSError as error:
-            raise self._refused(refusal(error)) from error
+            raise DiskRefused(self._file.path, refusal(error)) from error
         finally:
             heard = self._file.opening.heard
             while heard:
                 announce(heard.pop(0))
         return result
 
-    def _refused(self, what: str) -> StoreError:
-        return StoreError(
-            f"the store in {self._file.path} failed: {what}; what was saved before still is"
-        )
-
 
 BATCH, FORGOTTEN = 50, 1000
-"""Expired sessions, and ids of messages, that one transaction removes."""
+"""How many expired sessions, and how many message ids, one transaction removes."""
 
 # Bound as bytes, which SQLite takes for text as they are: half a surrogate pair passes too.
 _STANDING = "SELECT number, rev, expires_at FROM session WHERE id = ?"
@@ -271,7 +270,7 @@ _BINDING = """
 
 
 def write_insert(connection: Connection, commit: Commit, over: int | None) -> bool:
-    """As `Database.insert`."""
+    """Like `Database.insert`."""
     with transaction(connection):
         old = connection.execute(_STANDING, (commit.id,)).fetchone()
         if (None if old is None else old[1]) != over:
@@ -285,7 +284,7 @@ def write_insert(connection: Connection, commit: Commit, over: int | None) -> bo
 
 
 def write_commit(connection: Connection, commit: Commit, now: int) -> int | None:
-    """As `Database.commit`."""
+    """Like `Database.commit`."""
     with transaction(connection):
         row = connection.execute(_STANDING, (commit.id,)).fetchone()
         if row is None or (row[2] is not None and row[2] < now):
@@ -316,7 +315,7 @@ def _take_in(connection: Connection, number: int, commit: Commit) -> None:
 
 
 def write_delete(connection: Connection, session_id: str) -> None:
-    """As `Database.delete`."""
+    """Like `Database.delete`."""
     with transaction(connection):
         row = connection.execute(_STANDING, (session_id,)).fetchone()
         if row is not None:
@@ -324,7 +323,7 @@ def write_delete(connection: Connection, session_id: str) -> None:
 
 
 def write_delete_expired(connection: Connection, now: int) -> tuple[int, int]:
-    """Remove some of what `Database.delete_expired` does; returns how many sessions and ids."""
+    """Do part of `Database.delete_expired`; returns the number of sessions and ids removed."""
     with transaction(connection):
         rows = connection.execute(
             "SELECT number FROM session WHERE expires_at < ? LIMIT ?", (now, BATCH)
@@ -336,7 +335,7 @@ def write_delete_expired(connection: Connection, now: int) -> tuple[int, int]:
 
 
 def write_heard(connection: Connection, messages: Sequence[HeardMessage]) -> None:
-    """As `Database.hear`."""
+    """Like `Database.hear`."""
     rows = [(as_bytes(each.chat), as_bytes(each.id), each.at) for each in messages]
     with transaction(connection):
         connection.executemany(_HEARD, rows)
@@ -350,13 +349,13 @@ def _remove(connection: Connection, numbers: Iterable[int]) -> None:
 
 
 def write_bind(connection: Connection, key: str, session_id: str) -> None:
-    """As `Database.bind`."""
+    """Like `Database.bind`."""
     with transaction(connection):
         connection.execute(_BINDING, (as_bytes(key), session_id))
 
 
 EVER = 1 << 62
-"""Above every number of an entry."""
+"""Greater than any entry number."""
 
 _SESSION = "SELECT number, head, window_seq, size, rev, updated_at FROM session WHERE id = ?"
 _SECTIONS = "SELECT name, value FROM section WHERE session = ?"
@@ -386,19 +385,19 @@ _BINDINGS = "SELECT number, key, session FROM binding WHERE number > ? ORDER BY 
 
 
 def read_head(connection: Connection, session_id: str) -> Mapping[str, Any] | None:
-    """As `Database.head`."""
+    """Like `Database.head`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     return None if row is None else head_of(session_id, row[1], json.loads)
 
 
 def read_window(connection: Connection, session_id: str) -> StoredSession | None:
-    """As `Database.window`."""
+    """Like `Database.window`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     return None if row is None else _stored(connection, session_id, row, start=row[2])
 
 
 def read_whole(connection: Connection, session_id: str) -> StoredSession | None:
-    """As `Database.whole`."""
+    """Like `Database.whole`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     return None if row is None else _stored(connection, session_id, row, start=0)
 
@@ -423,7 +422,7 @@ def _stored(
 def read_between(
     connection: Connection, session_id: str, after: int, upto: int | None, limit: int | None
 ) -> Sequence[Entry]:
-    """As `Database.between`."""
+    """Like `Database.between`."""
     row = connection.execute(_SESSION, (session_id,)).fetchone()
     if row is None:
         return []
@@ -432,14 +431,14 @@ def read_between(
 
 
 def read_living(connection: Connection, now: int) -> list[int]:
-    """The rows of all sessions that have not expired, the last changed first."""
+    """The row numbers of all unexpired sessions, most recently changed first."""
     return [number for (number,) in connection.execute(_LIVING, (now,))]
 
 
 def read_glances(
     connection: Connection, numbers: Sequence[int]
 ) -> list[StoredSession | SessionDamaged]:
-    """What these rows tell of who the sessions are; one that is gone is passed over."""
+    """Brief descriptions of the sessions in these rows; deleted ones are skipped."""
     rows = connection.execute(_GLANCES, (json.dumps(numbers), ABOUT))
     return [
         StoredSession.glance(_text(name), head, about, size, json.loads)
@@ -453,7 +452,7 @@ def read_names(connection: Connection) -> list[str]:
 
 
 def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]:
-    """All sessions that have not expired and owe something up to this."""
+    """All unexpired sessions that owe something up to this limit."""
     return [
         OwedSession(id=_text(name), revision=revision, by=_text(node))
         for name, revision, node in connection.execute(_OWING, (most, now))
@@ -461,13 +460,13 @@ def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]
 
 
 def read_has_heard(connection: Connection, chat: str, message_id: str) -> bool:
-    """As `Database.has_heard`."""
+    """Like `Database.has_heard`."""
     wanted = as_bytes(chat), as_bytes(message_id)
     return connection.execute(_HAS_HEARD, wanted).fetchone() is not None
 
 
 def read_heard(connection: Connection, after: HeardMessage | None) -> list[HeardMessage]:
-    """The next page of what was heard, behind this one."""
+    """The next page of heard messages, after this one."""
     place = (b"", b"") if after is None else (as_bytes(after.chat), as_bytes(after.id))
     rows = connection.execute(_ALL_HEARD, (*place, PAGE + 1))
     found = [HeardMessage(chat=_text(chat), id=_text(name), at=at) for chat, name, at in rows]
@@ -475,7 +474,7 @@ def read_heard(connection: Connection, after: HeardMessage | None) -> list[Heard
 
 
 def read_bound(connection: Connection, key: str) -> str | None:
-    """As `Database.bound`."""
+    """Like `Database.bound`."""
     found = connection.execute(
         "SELECT session FROM binding WHERE key = CAST(? AS TEXT)", (as_bytes(key),)
     ).fetchone()
@@ -483,7 +482,7 @@ def read_bound(connection: Connection, key: str) -> str | None:
 
 
 def read_bindings(connection: Connection, after: int, limit: int) -> list[tuple[int, str, str]]:
-    """The next so many rows of keys behind this one, with their sessions."""
+    """The next `limit` rows of keys after this one, with their sessions."""
     rows = connection.execute(_BINDINGS, (after, limit))
     return [(number, _text(key), _text(session_id)) for number, key, session_id in rows]
 
@@ -497,11 +496,11 @@ def _text(data: bytes) -> str:
 
 
 TOGETHER = 64
-"""Writes that one transaction takes at most."""
+"""The most writes in one transaction."""
 
 
 class QueuedWrite:
-    """One of them, and what came of it."""
+    """One queued write, and its outcome."""
 
     __slots__ = ("_error", "_result", "_work")
 
@@ -511,7 +510,7 @@ class QueuedWrite:
         self._error: Exception | None = None
 
     def on(self, connection: sqlite3.Connection) -> None:
-        """Do it; what the file isn't to blame for is its own failure, and spares the others."""
+        """Run the write; an error not caused by the file fails only this write, not the others."""
         try:
             self._result = self._work(connection)
         except sqlite3.Error:
@@ -520,31 +519,31 @@ class QueuedWrite:
             self._error = error
 
     def fail(self, error: Exception) -> None:
-        """It was not done."""
+        """Record that the write was not done."""
         self._error = error
 
     @property
     def outcome(self) -> Any:
-        """What it returned; raises what it raised."""
+        """The write's result; raises its error if it failed."""
         if self._error is not None:
             raise self._error
         return self._result
 
 
 class WriteQueue:
-    """What is put in from the event loop, and done in the thread that writes."""
+    """Writes queued from the event loop, and performed in the writing thread."""
 
     def __init__(self, file: SessionFile) -> None:
         self._file = file
         self._waiting: deque[QueuedWrite] = deque()
 
     def put(self, work: Callable[[sqlite3.Connection], Any]) -> QueuedWrite:
-        """Let it wait; it is done by the end of the next `work_off`."""
+        """Queue a write; it is done by the end of the next `work_off`."""
         self._waiting.append(write := QueuedWrite(work))
         return write
 
     def work_off(self) -> None:
-        """Do all that waits by now."""
+        """Perform all queued writes."""
         while writes := [self._waiting.popleft() for _ in range(min(len(self._waiting), TOGETHER))]:
             self._do(writes)
 

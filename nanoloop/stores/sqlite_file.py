@@ -1,6 +1,6 @@
-"""One file of sessions, and its connections: one that writes, and others that read beside it.
+"""A file of sessions and its connections: one that writes, and others that read beside it.
 
-It blocks: call it in worker threads.
+Calls block: make them in worker threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nanoloop.stores.database import HEARD_SECONDS
 from nanoloop.stores.snapshot import chat_of, noted_in, owed_in
 
 READERS = 8
-"""Connections that are kept for reading while nobody reads."""
+"""How many idle connections are kept for reading."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ Work = Callable[Concatenate[sqlite3.Connection, P], T]
 
 
 class SessionFile:
-    """Opened when it is needed, made when something is written."""
+    """A file of sessions, opened when it is needed and created by the first write."""
 
     def __init__(self, opening: SqliteConnector, *, read_only: bool = False) -> None:
         self.opening = opening
@@ -42,14 +42,14 @@ class SessionFile:
         self._writing = Lock()
         self._writer: sqlite3.Connection | None = None
         self._inode = 0
-        """The file that the writer has open."""
+        """The inode of the file that the writer has open."""
         self._pooling = Lock()
         self._readers: list[sqlite3.Connection] = []
 
     # Writing
 
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What this does on the one connection that writes."""
+        """Run this on the one connection that writes, and return its result."""
         self.check_writes()
         with self._writing:
             connection = self._opened()
@@ -60,12 +60,12 @@ class SessionFile:
                 raise
 
     def check_writes(self) -> None:
-        """Raise `StoreError` where it is open for reading only."""
+        """Raise `StoreError` if it is open for reading only."""
         if self._read_only:
             raise StoreError(f"{self.path} is open for reading only: nothing was written")
 
     def _opened(self) -> sqlite3.Connection:
-        """The connection that writes to the file that is there now; holds the writing lock."""
+        """The writing connection to the current file; the caller must hold the writing lock."""
         if self._writer is not None and self._inode != self.opening.inode:
             self._close()  # someone moved it away: not a word more goes into that one
         if self._writer is None:
@@ -74,9 +74,9 @@ class SessionFile:
         return self._writer
 
     def clean(self) -> None:
-        """Leave nothing of what was erased: neither in the file's gaps nor in the log beside it.
+        """Remove all traces of what was erased from the file's gaps and the log beside it.
 
-        Raises `StoreError` where it can't be done, or another process reads the log for too long.
+        Raises `StoreError` if that fails, or if another process reads the log for too long.
         """
         try:
             # Rows that once moved from page to page may have left copies in what is free now.
@@ -94,7 +94,7 @@ class SessionFile:
         return f"it was erased, but {self.path} or the log beside it may hold traces"
 
     def empty_log(self) -> None:
-        """Leave nothing of what was deleted in the log beside the file, as far as it goes."""
+        """Remove what was deleted from the log beside the file, as far as possible."""
         with suppress(sqlite3.Error):
             self._empty_log()
 
@@ -106,14 +106,14 @@ class SessionFile:
     # Reading
 
     def read(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What this makes of one moment of the file; a missing one is empty."""
+        """Run this on a snapshot of the file, and return its result; a missing file is empty."""
         if self._read_only:
             return self._look(work, *args, **kwargs)
         with self._reading() as connection:
             return _at_once(connection, work, *args, **kwargs)
 
     def _look(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `read`, and where nobody has the file open it isn't even locked."""
+        """Like `read`, but without even locking a file that no one has open."""
         while True:
             still = self.opening.stillness
             try:
@@ -142,7 +142,7 @@ class SessionFile:
             connection.close()
 
     def _reader(self) -> tuple[sqlite3.Connection, int]:
-        """A connection of one's own, and the file for which it may be kept."""
+        """A connection for this caller alone, and the inode for which it may be kept."""
         inode = self.opening.inode
         if inode and inode != self._inode:
             with self._writing:
@@ -155,7 +155,7 @@ class SessionFile:
     # The end
 
     def let_go(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that are not in use."""
         with self._writing:
             self._close()
 
@@ -182,9 +182,9 @@ def _at_once(
 
 PAUSE_SECONDS = 0.01
 PAGE_BYTES = 1024
-"""A commit changes a few rows here and there, and writes the whole page of each."""
+"""Small, because a commit changes a few scattered rows and writes the whole page of each."""
 LOG_BYTES = 4_096_000
-"""The log beside the file grows so far before it is worked into it."""
+"""How large the log beside the file grows before it is merged into the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +196,11 @@ class SqliteConnector:
     busy_seconds: float
     clock: Callable[[], datetime]
     heard: list[Event] = field(default_factory=list)
-    """What there is to tell; whoever tells it takes it out."""
+    """Events to announce; the code that announces one removes it."""
 
     @property
     def inode(self) -> int:
-        """Which file is there now; 0 for none."""
+        """The inode of the current file; 0 if there is none."""
         try:
             return self.path.stat().st_ino
         except FileNotFoundError:
@@ -208,7 +208,7 @@ class SqliteConnector:
 
     @property
     def stillness(self) -> tuple[int, int, int] | None:
-        """What stays the same while nobody has the file open; None while someone has."""
+        """A value that stays the same while no one has the file open; None while someone does."""
         try:
             if self.path.with_name(f"{self.path.name}-wal").exists():
                 return None
@@ -218,7 +218,7 @@ class SqliteConnector:
         return now.st_ino, now.st_size, now.st_mtime_ns
 
     def writer(self) -> sqlite3.Connection:
-        """A connection that writes; the file is made, renewed or put aside as it needs be."""
+        """A connection that writes; the file is created, upgraded or set aside as needed."""
         inode = self._make()
         try:
             self._look()
@@ -231,12 +231,12 @@ class SqliteConnector:
         return self._prepared()
 
     def _look(self) -> None:
-        """Raise for a damaged or foreign file: one that can write would tidy up even there."""
+        """Raise for a damaged or foreign file: a connection that can write would modify it."""
         with suppress(sqlite3.OperationalError), closing(self._connect("ro")) as connection:
             format_of(connection, str(self.path))
 
     def told_damage(self, error: sqlite3.DatabaseError) -> StoreError:
-        """What is to be said of a damaged file, and what becomes of it."""
+        """The error for a damaged file, which says what will happen to it."""
         failed = f"the store in {self.path} failed: {error}"
         try:
             self._look()
@@ -275,7 +275,7 @@ class SqliteConnector:
         return connection
 
     def _upgrade(self, connection: sqlite3.Connection) -> None:
-        """Renew an older format; raises `StoreLocked` while an earlier version has the file."""
+        """Upgrade an older format; raises `StoreLocked` while an earlier version uses the file."""
         if format_of(connection, str(self.path)) in {0, len(UPGRADES)}:
             upgrade(connection, str(self.path))
             return
@@ -285,7 +285,7 @@ class SqliteConnector:
             former.unlink()
 
     def _keep_log(self, connection: sqlite3.Connection) -> None:
-        """Write changes into a log beside the file first, so that readers and writer don't wait."""
+        """Write changes to a log beside the file first, so that readers and writer don't wait."""
         deadline = time.monotonic() + self.busy_seconds
         while True:
             try:
@@ -304,7 +304,7 @@ class SqliteConnector:
     def reader(self, *, touching: bool = True) -> sqlite3.Connection:
         """A connection that reads what is committed; raises `StoreError` for an older format.
 
-        Without touching nothing is locked and nothing is made beside the file: it must be still.
+        Without `touching`, nothing is locked or created beside the file: no one may have it open.
         """
         if not self.inode:
             return self._nothing()
@@ -324,7 +324,7 @@ class SqliteConnector:
         )
 
     def _nothing(self) -> sqlite3.Connection:
-        """A connection to an empty store: what a missing file is."""
+        """A connection to an empty store, which stands in for a missing file."""
         connection = sqlite3.connect(":memory:", isolation_level=None)
         connection.text_factory = bytes
         upgrade(connection, str(self.path))
@@ -345,7 +345,7 @@ class SqliteConnector:
 
 
 APPLICATION = 0x6E4C6F70
-"""What the file says of whose it is: "nLop"."""
+"""The id that marks a file as ours: "nLop"."""
 
 _FIRST = (
     """
@@ -411,7 +411,7 @@ _TAKEN_OVER = """
 
 
 def _take_over(connection: sqlite3.Connection) -> None:
-    """Have the index know what is owed, and the chats what their sessions have heard."""
+    """Add what is owed to the index, and what sessions have heard to their chats."""
     number, since = 0, connection.execute(_NEWEST).fetchone()[0] - HEARD_SECONDS * 1_000_000
     while page := connection.execute(_BEFORE, (number,)).fetchall():
         for number, name, head, at, about, *noted in page:
@@ -446,21 +446,21 @@ _OWING = (
     _take_over,
     "DROP TABLE heard_in_session",
 )
-"""What is owed in each session and by which process, and the messages by their chats."""
+"""Adds what each session owes, and by which process; keeps heard messages by chat."""
 UPGRADES: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] = (_FIRST, _OWING)
-"""What brings a file from each format to the next; format 0 has nothing in it."""
+"""The steps that upgrade a file from each format to the next; format 0 is empty."""
 
 _STANDING = """
     SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version
 """
-"""In one question: another process may be making it right now."""
+"""A single query, because another process may be creating the file right now."""
 _WHOLE = "BEGIN IMMEDIATE", "COMMIT", ("ROLLBACK",)
 _PART = "SAVEPOINT part", "RELEASE part", ("ROLLBACK TO part", "RELEASE part")
 
 
 def upgrade(connection: sqlite3.Connection, name: str) -> None:
-    """Give the file this version's tables, all or none; raises `StoreError` where it can't."""
+    """Give the file this version's tables, all or none; raises `StoreError` if it can't."""
     if format_of(connection, name) == len(UPGRADES):
         return
     with transaction(connection):
@@ -487,9 +487,9 @@ def format_of(connection: sqlite3.Connection, name: str) -> int:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is written inside, or nothing; no other process writes meanwhile.
+    """Write everything inside, or nothing; no other process writes meanwhile.
 
-    Inside another it is a part of that one, which can fail alone.
+    Inside another transaction, it is a part of that one that can fail on its own.
     """
     is_part = connection.in_transaction
     begin, end, undo = _PART if is_part else _WHOLE
@@ -505,14 +505,14 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def as_bytes(text: str) -> bytes:
-    """A text as it is kept where it isn't JSON."""
+    """The stored form of a text that isn't JSON."""
     return text.encode("utf-8", "surrogatepass")
 
 
 MAGIC = b"SQLite format 3\0"
-"""What every database begins with."""
+"""The bytes that every database begins with."""
 SUFFIXES = {".db", ".sqlite", ".sqlite3"}
-"""What names a file that is nothing but a database."""
+"""The suffixes of files that can only be databases."""
 _BESIDE = ("-wal", "-shm")
 
 
@@ -522,12 +522,12 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def primary_code(error: sqlite3.Error) -> int:
-    """SQLite's code without its details; 0 where Python itself complained."""
+    """SQLite's error code without its details; 0 if Python itself raised the error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
 def is_ours(path: Path) -> bool:
-    """Whether it is or was a database: what never was one is not moved."""
+    """Whether it is or was a database; any other file is left in place."""
     if path.suffix in SUFFIXES:
         return True
     with path.open("rb") as file:
@@ -535,9 +535,9 @@ def is_ours(path: Path) -> bool:
 
 
 def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) -> list[Event]:
-    """Give a damaged database another name; raises `StoreError` for what never was one.
+    """Rename a damaged database; raises `StoreError` for a file that never was one.
 
-    Returns what there is to tell: nothing where another process was first.
+    Returns the events to announce: none if another process was first.
     """
     # No connection to it is open here: closing a file lets go of all locks that SQLite has on it.
     try:
@@ -561,7 +561,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
 
 
 def _free(path: Path, now: datetime) -> Path:
-    """A name that no file has."""
+    """A path that is not in use."""
     date = now.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     names = [
         f"{path.name}.corrupt-{date}",

@@ -1,4 +1,4 @@
-"""A store over any database: time, seals, order and errors stand here, once for all of them."""
+"""A store over any database: time, seals, order and errors are handled here for all of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from nanoloop.writing import WriteOrder
 
 
 class DatabaseStore:
-    """Sessions as rows: what is new is added, and the head is committed with it."""
+    """Sessions as rows: new data is added, and the head is committed with it."""
 
     def __init__(
         self,
@@ -73,16 +73,16 @@ class DatabaseStore:
         sealing: Sealing | None = None,
     ) -> None:
         self.database = database
-        """What it keeps them in."""
+        """The database that holds them."""
         self.clock = clock
         self.sealing = sealing or Sealing(seal)
         self.order = WriteOrder()
-        """In which its sessions are written."""
+        """The order in which its sessions are written."""
         self._tried = TriedCommits()
         self._closed = anyio.Event()
         self._swept_in: TaskGroup | None = None
         self.sweep_seconds: float = SWEEP_SECONDS
-        """How often what expired is removed, in an `async with`."""
+        """How often expired data is removed, in an `async with`."""
 
     # Sessions
 
@@ -100,7 +100,7 @@ class DatabaseStore:
     ) -> Session:
         """Make a session, durable when this returns; raises `SessionExists` unless `replace`.
 
-        Without an id it has one that `new_id` makes, with -01, -02 … behind it if that is taken.
+        By default it gets an id from `new_id`, with -01, -02 … appended if that is taken.
         """
         about = Identity(
             id=new_id() if id is None else id,
@@ -124,7 +124,7 @@ class DatabaseStore:
         return session
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """Make a session that was made elsewhere durable here; raises `SessionExists`."""
+        """Make a session created elsewhere durable here; raises `SessionExists`."""
         await self.order.write(session.id, lambda: self._begin(session, may_replace=replace))
 
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
@@ -147,13 +147,13 @@ class DatabaseStore:
                 return
 
     async def get(self, session_id: str) -> Session:
-        """The session with its whole history; raises `SessionNotFound`, also when it expired."""
+        """The session with its whole history; raises `SessionNotFound`, also if it has expired."""
         snapshot = await self.snapshot(session_id)
         snapshot.tell_of_odd()
         return await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
 
     async def load(self, session_id: str) -> Session:
-        """The session with its window only, at a cost that history doesn't raise; as `get`."""
+        """The session with only its window, at a cost independent of history; raises like `get`."""
         stored = self._living(session_id, await self._open.window(session_id))
         after = window_start(stored.head) - 1
         if not stored.has_all(after=after):  # its head doesn't say where its window begins
@@ -176,10 +176,10 @@ class DatabaseStore:
         return changed(opened, odd=odd, unreadable=[*opened.unreadable, *words]) if odd else opened
 
     async def save(self, session: Session) -> None:
-        """Make all that is new in it durable at once, or nothing.
+        """Make everything new in it durable at once, or nothing.
 
-        Raises `SessionNotFound` after a delete or expiry, `StoreConflict` when another writer was
-        first, and `AlreadyHeard` when what it takes was taken before: load it again then.
+        Raises `SessionNotFound` after a delete or expiry, `StoreConflict` if another writer was
+        first, and `AlreadyHeard` if what it takes was taken before: load it again then.
         """
         await self.order.write(session.id, lambda: self._commit(session))
 
@@ -190,7 +190,7 @@ class DatabaseStore:
         await self.revision(session.id)
 
     async def _try(self, session: Session, changes: Changes, commit: Commit) -> bool:
-        """Write this; False where it was another of ours that was, and the session knows of it."""
+        """Write this; False if another of our commits was written, and the session knows it."""
         # Before it is tried: a task that is cancelled, or another event loop, hears of no answer.
         self._tried.note(session, changes, commit)
         try:
@@ -232,7 +232,7 @@ class DatabaseStore:
             raise StoreConflict(commit.id, mine=commit.revision, theirs=stood)
 
     async def revision(self, session_id: str) -> int:
-        """How many commits it has seen, as stored; raises as `get`."""
+        """How many commits it has seen, as stored; raises like `get`."""
         head = await self._open.head(session_id)
         if head is None or has_expired(head, self.clock()):
             raise SessionNotFound(session_id)
@@ -260,7 +260,7 @@ class DatabaseStore:
         return self.sealing.entry(entry, session_id)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Save it with nothing left of these entries, in it or in what is stored; as `save`."""
+        """Save it with these entries erased, in it and in what is stored; raises like `save`."""
         await self.order.write(session.id, lambda: self._erase(session, seqs))
 
     async def _erase(self, session: Session, seqs: Collection[int]) -> None:
@@ -279,7 +279,7 @@ class DatabaseStore:
             is_done = await self._try(session, changes, commit)
 
     async def _catch_up(self, session: Session) -> None:
-        """Have it stand where it is stored; raises `StoreConflict` where another writer was."""
+        """Bring it to the stored revision; raises `StoreConflict` if another writer was first."""
         head = await self._open.head(session.id)
         if head is None or has_expired(head, self.clock()):
             raise SessionNotFound(session.id)
@@ -295,12 +295,12 @@ class DatabaseStore:
         await self.order.write(session_id, lambda: self._open.delete(session_id))
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
-        """All there is of it, for another store; raises as `get`."""
+        """Everything stored about it, for another store; raises like `get`."""
         stored = self._living(session_id, await self._open.whole(session_id))
         return await wrap(self._snapshot)(stored, after=0)
 
     async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
-        """Have a session as another store had it; raises `SessionExists` unless `replace`."""
+        """Store a session as another store had it; raises `SessionExists` unless `replace`."""
         name = snapshot.name
         await self.order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
@@ -318,7 +318,7 @@ class DatabaseStore:
     # All of them
 
     async def list(self) -> AsyncIterator[SessionInfo]:
-        """Every session that has not expired, the last active first; a damaged one is reported."""
+        """Every unexpired session, the most recently active first; damaged ones are reported."""
         async for stored in self._open.glances(now=self._now()):
             try:
                 info = self._info(stored)
@@ -335,31 +335,31 @@ class DatabaseStore:
             return info_of(stored.head, self.sealing.glance(about), size=stored.size)
 
     async def names(self) -> AsyncIterator[str]:
-        """The id of every session, expired or not, whatever it looks like inside."""
+        """The id of every session, expired or not, regardless of its contents."""
         async for name in self._open.names():
             yield name
 
     async def delete_expired(self) -> int:
-        """Remove what expired; returns how many sessions. Ids of messages last for 72 hours."""
+        """Remove what has expired; returns how many sessions. Message ids last for 72 hours."""
         return await self._open.delete_expired(now=self._now())
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """Whether a commit of the last 72 hours, at least, took a message of this id there."""
+        """Whether a commit of at least the last 72 hours took a message with this id there."""
         return await self._open.has_heard(chat, message_id)
 
     async def heard(self) -> AsyncIterator[HeardMessage]:
-        """All messages that were taken in the last 72 hours, for another store."""
+        """All messages taken in the last 72 hours, for another store."""
         async for message in self._open.heard():
             yield message
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """Note these messages, as another store had them."""
+        """Record these messages as another store had them."""
         await self._open.hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """Each in which a question has no answer, something waits, or an answer isn't sent.
+        """Each session in which a question is unanswered, something waits, or an answer is unsent.
 
-        With `pending` also those whose summary is behind.
+        With `pending`, also those whose summary is behind.
         """
         async for owed in self._open.owing(now=self._now(), pending=pending):
             yield owed
@@ -367,7 +367,7 @@ class DatabaseStore:
     # The processes
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """Note that this process lives; returns all that were heard of lately."""
+        """Note that this process is alive; returns all that were heard from recently."""
         return await self._open.beat(node)
 
     async def leave(self, node_id: str) -> None:
@@ -377,7 +377,7 @@ class DatabaseStore:
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
-        """From now on this key means that session; durable when this returns."""
+        """Bind this key to that session from now on; durable when this returns."""
         with anyio.CancelScope(shield=True):
             await self._open.bind(key, session_id)
 
@@ -393,7 +393,7 @@ class DatabaseStore:
     # The beginning and the end
 
     async def __aenter__(self) -> Self:
-        """Remove what expires by itself until it is left; leaving closes it."""
+        """Remove expired data automatically until the block is left, which closes the store."""
         group = anyio.create_task_group()
         self._swept_in = await group.__aenter__()
         work = partial(sweep, self, every_seconds=self.sweep_seconds)
@@ -406,7 +406,7 @@ class DatabaseStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool | None:
-        """Close it. An error that it is left with stays as it is."""
+        """Close it. An error raised in the block is passed on unchanged."""
         group, self._swept_in = self._swept_in, None
         assert group is not None  # noqa: S101 - entered before it is left
         # The group must hear that it was cancelled, and would wrap any other error into its own.
@@ -420,7 +420,7 @@ class DatabaseStore:
         return is_handled and not is_failure
 
     async def close(self) -> None:
-        """Let go of the database; closing twice is fine."""
+        """Release the database; closing twice is fine."""
         if not self._closed.is_set():
             self._closed.set()
             with anyio.CancelScope(shield=True):
@@ -449,7 +449,7 @@ class DatabaseStore:
 
 SEALED = "_sealed"
 READABLE = ("id", "key", "created_at")
-"""What stays readable of the section that says who the session is."""
+"""What stays readable in the section that identifies the session."""
 
 
 class Sealing:
@@ -463,7 +463,7 @@ class Sealing:
         self._seal = seal
 
     def sealed(self, changes: Changes) -> Changes:
-        """The changes as they may be written."""
+        """The changes in the form in which they may be written."""
         if self._seal is None:
             return changes
         entries = tuple(self._sealed_entry(entry) for entry in changes.entries)
@@ -479,7 +479,7 @@ class Sealing:
         return {**readable, SEALED: self._token(value)}
 
     def _head(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """The head; a handler's window may show entries that stand in no log."""
+        """The head; a handler's window may show entries that are in no log."""
         shown = [
             self._sealed_entry(entries_in([item])[0]).to_dict() if isinstance(item, dict) else item
             for item in head.get("shown") or ()
@@ -494,7 +494,7 @@ class Sealing:
             raise StoreError(f"this can't be written as JSON ({error}): change it") from error
 
     def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
-        """What a store kept, readable again; raises `StoreError` where no key fits."""
+        """A stored snapshot, made readable again; raises `StoreError` if no key fits."""
         name = snapshot.name
         head = dict(snapshot.head)
         if head.get("shown"):
@@ -507,7 +507,7 @@ class Sealing:
         )
 
     def entry(self, entry: Entry, session_id: str) -> Entry:
-        """One entry, readable again; raises as `opened`."""
+        """One entry, made readable again; raises like `opened`."""
         if SEALED not in entry.content:
             return entry
         with decoding(session_id):
@@ -519,7 +519,7 @@ class Sealing:
         return self.entry(entries_in([item])[0], session_id).to_dict() if is_entry else item
 
     def glance(self, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Who a session is, as far as the key goes."""
+        """What identifies a session, as far as the key can decrypt it."""
         try:
             value: Mapping[str, Any] = self._value(about, str(about.get("id")))
         except StoreError:
@@ -535,8 +535,9 @@ class Sealing:
         except ValueError:
             pass
         raise NotReadable(
-            f"session {session_id!r} is sealed, and no key here opens it: add the key that it was "
-            "written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), behind a comma"
+            f"session {session_id!r} is encrypted, and none of the keys can decrypt it: append the "
+            "key it was written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), "
+            "after a comma"
         )
 
 
@@ -544,20 +545,20 @@ T = TypeVar("T")
 
 
 def first_changes(session: Session, changes: Changes | None) -> Changes:
-    """All there is of a session that no store has yet; raises `StoreError` where one has it."""
+    """All changes of a session that is in no store yet; raises `StoreError` if it is in one."""
     if changes is None or ABOUT not in changes.sections or changes.revision:
         raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
     return changes
 
 
 TRIED_LIMIT = 8
-"""Commits in a row that are remembered, should none of them get an answer."""
+"""How many commits in a row are remembered if none of them gets an answer."""
 
 
 class TriedCommits:
-    """What each session object tried to commit, as long as it doesn't know what came of it.
+    """What each session object tried to commit, as long as the outcome is unknown to it.
 
-    A commit's answer may get lost. The random id in the head tells whose the last one was.
+    A commit's answer may get lost. The random id in the head shows whose commit was the last.
     """
 
     def __init__(self) -> None:
@@ -567,13 +568,13 @@ class TriedCommits:
         )
 
     def note(self, session: Session, changes: Changes, commit: Commit) -> None:
-        """This is tried, and may be written whatever is heard of it."""
+        """Note that this is being tried, and may be written even if no answer arrives."""
         with self._lock:
             tried = self._tried.setdefault(session.tracker, deque(maxlen=TRIED_LIMIT))
             tried.append((changes, commit.commit_id))
 
     def forget(self, session: Session, *, upto: Changes) -> None:
-        """What was tried before these or with them doesn't matter any more."""
+        """Forget what was tried before or with these changes: it no longer matters."""
         with self._lock:
             tried = self._tried.pop(session.tracker, ())
             later = [each for each in tried if each[0].revision > upto.revision]
@@ -583,7 +584,7 @@ class TriedCommits:
     def settle(
         self, session: Session, head: Mapping[str, Any], *, refused: Changes | None = None
     ) -> bool:
-        """Tell the session what was written after all; False where the head is someone else's."""
+        """Tell the session what was written after all; False if the head is someone else's."""
         revision = refused.revision if refused else session.revision
         with self._lock:
             tried = tuple(self._tried.get(session.tracker, ()))
@@ -596,7 +597,7 @@ class TriedCommits:
 
 
 SWEEP_SECONDS = 300
-"""Between two looks for what expired."""
+"""The pause between two sweeps for expired data."""
 
 
 async def sweep(
@@ -606,10 +607,10 @@ async def sweep(
     expired: int = 0,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> None:
-    """Remove what expired every few minutes, and tell what is left, at once for the first time.
+    """Remove expired data every few minutes, and report what remains, the first time at once.
 
-    `expired` were removed just before. It returns when the store is closed; a store without
-    `wait_closed` is swept until this is cancelled.
+    `expired` sessions were removed just before. It returns when the store is closed; a store
+    without `wait_closed` is swept until this is cancelled.
     """
 
     async def sweeps() -> None:

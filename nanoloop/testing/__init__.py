@@ -1,4 +1,4 @@
-"""For tests of what users build: gates, faults, planted facts, and a check that nothing was lost.
+"""Test helpers for users' own code: gates, faults, planted facts, and a check for losses.
 
 report = await trial(my_summary_provider, facts=PlantedFacts())
 assert report.is_lossless

@@ -30,13 +30,13 @@ Fault = Literal[
     "fine", "raises", "times_out", "bug", "empty", "tool_call", "cut_off", "too_long", "slow",
     "hangs",
 ]  # fmt: skip
-"""How a call goes; `slow` waits for the gate, `hangs` for ever, `bug` raises no `ProviderError`."""
+"""How a call goes: `slow` waits for the gate, `hangs` never ends, `bug` isn't a `ProviderError`."""
 
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 def seeded(seed: int, *, share: float = 0.3, kinds: Sequence[Fault] = FAULTS) -> Iterator[Fault]:
-    """Faults without end, the same ones for the same seed; `share` of the calls go wrong."""
+    """Endless faults, the same ones for the same seed; `share` of the calls go wrong."""
     chance = random.Random(seed)  # noqa: S311 - it has to be the same each time
     faults = [kind for kind in kinds if kind != "fine"]
     while True:
@@ -44,7 +44,7 @@ def seeded(seed: int, *, share: float = 0.3, kinds: Sequence[Fault] = FAULTS) ->
 
 
 class Faulty:
-    """Asks a provider, and lets each call go as the plan has it; after the plan all go well."""
+    """Asks a provider, and makes each call go as planned; after the plan, all go well."""
 
     def __init__(
         self, provider: Provider, plan: Iterable[Fault] = (), *, gate: Gate | None = None
@@ -64,7 +64,7 @@ class Faulty:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer, or go wrong."""
+        """Answer, or fail."""
         fault: Fault = next(self._plan, "fine")
         self.calls.append(fault)
         await self._before(fault)
@@ -109,7 +109,7 @@ SaveFault = Literal["fine", "before", "after"]
 
 
 class FaultyStore:
-    """Passes everything on to a store, and lets each save go as the plan has it."""
+    """Passes everything on to a store, and makes each save go as planned."""
 
     def __init__(self, store: Store, plan: Iterable[SaveFault] = ()) -> None:
         self._store = store
@@ -118,7 +118,7 @@ class FaultyStore:
         """How each save so far went."""
 
     async def save(self, session: Session) -> None:
-        """Save, or fail; raises as the store's own does too."""
+        """Save, or fail; also raises what the store's own raises."""
         fault: SaveFault = next(self._plan, "fine")
         self.saves.append(fault)
         if fault != "before":
@@ -127,93 +127,93 @@ class FaultyStore:
             raise StoreError(f"this save failed {fault} it wrote: the fault was injected by a test")
 
     async def create(self, **given: Any) -> Session:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.create(**given)
 
     async def add(self, session: Session, *, replace: bool = False) -> None:
-        """As the store's."""
+        """Like the store's."""
         await self._store.add(session, replace=replace)
 
     async def get(self, session_id: str) -> Session:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.get(session_id)
 
     async def load(self, session_id: str) -> Session:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.load(session_id)
 
     async def revision(self, session_id: str) -> int:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.revision(session_id)
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.entries(session_id, after=after, upto=upto, limit=limit)
 
     def list(self) -> AsyncIterator[SessionInfo]:
-        """As the store's."""
+        """Like the store's."""
         return self._store.list()
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """As the store's."""
+        """Like the store's."""
         await self._store.erase(session, seqs)
 
     async def delete(self, session_id: str) -> None:
-        """As the store's."""
+        """Like the store's."""
         await self._store.delete(session_id)
 
     async def delete_expired(self) -> int:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.delete_expired()
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.has_heard(chat, message_id)
 
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """As the store's."""
+        """Like the store's."""
         return self._store.owing(pending=pending)
 
     async def beat(self, node: Node) -> Sequence[Node]:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.beat(node)
 
     async def leave(self, node_id: str) -> None:
-        """As the store's."""
+        """Like the store's."""
         await self._store.leave(node_id)
 
     async def bind(self, key: str, session_id: str) -> None:
-        """As the store's."""
+        """Like the store's."""
         await self._store.bind(key, session_id)
 
     async def bound(self, key: str) -> str | None:
-        """As the store's."""
+        """Like the store's."""
         return await self._store.bound(key)
 
     async def close(self) -> None:
-        """As the store's."""
+        """Like the store's."""
         await self._store.close()
 
 
 class Gate:
-    """Whoever comes waits until the test lets it through."""
+    """Makes callers wait until the test lets them through."""
 
     def __init__(self, *, is_open: bool = False) -> None:
         self._is_open = is_open
         self._waiting: deque[anyio.Event] = deque()
         self._news = anyio.Event()
         self.count = 0
-        """How many have come so far, let through or not."""
+        """How many callers have come so far, let through or not."""
 
     @property
     def waiting(self) -> int:
-        """How many stand before it now."""
+        """How many callers are waiting now."""
         return len(self._waiting)
 
     async def passes(self) -> None:
-        """Wait until it is opened; at once where it is open."""
+        """Wait until it is opened; returns at once if it is open."""
         self.count += 1
         self._news.set()
         self._news = anyio.Event()
@@ -228,12 +228,12 @@ class Gate:
                 self._waiting.remove(turn)
 
     async def reached(self, count: int = 1) -> None:
-        """Wait until so many have come."""
+        """Wait until this many callers have come."""
         while self.count < count:
             await self._news.wait()
 
     def open(self, count: int | None = None) -> int:
-        """Let so many of the waiting through; without a number all, and those to come.
+        """Let this many waiting callers through; without a number, all of them and those to come.
 
         Returns how many were let through.
         """
@@ -245,5 +245,5 @@ class Gate:
         return let
 
     def close(self) -> None:
-        """From now on whoever comes waits."""
+        """Make callers wait from now on."""
         self._is_open = False

@@ -17,13 +17,13 @@ from nanoloop.session.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of it."""
+    """The outcome of a trial."""
 
     summary: str
     survival: float
-    """The share of facts that can be read off the summary."""
+    """The share of facts that can be found in the summary."""
     in_prompt: float
-    """The share of facts that can be read off what the chat model would see next."""
+    """The share of facts that can be found in what the chat model would see next."""
     coverage: Coverage
     calls: tuple[Finished, ...]
     """What the summary model was handed, and what it said."""
@@ -32,7 +32,7 @@ class Trial:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether every message is in the window, pending or covered, the covered ones handed."""
+        """Whether every message is in the window, pending, or both covered and handed over."""
         handed = "\n".join(call.text for call in self.calls)
         texts = (entry.content.get("text") for entry in self.coverage.covered)
         return not self.coverage.violations and all(str(text or "") in handed for text in texts)
@@ -52,7 +52,7 @@ async def trial(
     """Hold the conversation with a window of `limit` messages, and summarise what leaves it.
 
     `provider` is the summary model, real or scripted; further settings are the `Summarizer`'s.
-    Each summary is waited for, `seconds` at most, so that the outcome is the same each time.
+    It waits for each summary, `seconds` at most, so that the outcome is the same each time.
     """
     facts = facts or PlantedFacts()
     ledger, session, heard = HandedOver(provider), Session(), list[Event]()
@@ -91,9 +91,9 @@ class Coverage:
     covered: tuple[Entry, ...]
     """What the summary stands for."""
     left_out: tuple[Entry, ...]
-    """What a handler shows no more while older entries are shown: pending once those leave."""
+    """Entries that a handler hides while older ones are shown; pending once those leave."""
     violations: tuple[str, ...]
-    """What must not be, in words without anyone's text; empty when all is well."""
+    """What is wrong, in words without anyone's text; empty if all is well."""
 
     def check(self) -> None:
         """Raise AssertionError with the violations, if there are any."""
@@ -102,7 +102,7 @@ class Coverage:
 
 
 async def coverage(store: Store, session_id: str) -> Coverage:
-    """What the store has of this session, read whole and read as the loop does."""
+    """The coverage of this session in the store, read whole and read as the loop does."""
     whole, light = await store.get(session_id), await store.load(session_id)
     listed = await store.entries(session_id)
     report = coverage_of(whole)
@@ -117,7 +117,7 @@ async def coverage(store: Store, session_id: str) -> Coverage:
 
 
 def coverage_of(session: Session) -> Coverage:
-    """The same for a session in memory; raises `HistoryNotLoaded` where it has only its window."""
+    """The same for a session in memory; raises `HistoryNotLoaded` if it has only its window."""
     log = tuple(sorted(session.history(), key=lambda entry: entry.seq))
     shown = {entry.seq for entry in session.window}
     left = [entry for entry in log if entry.seq not in shown]
@@ -166,7 +166,7 @@ def _order(report: Coverage) -> Iterable[str]:
 
 
 def pair_violations(messages: Sequence[Mapping[str, Any]]) -> Iterable[str]:
-    """What is wrong with calls and results in a request: each call has its result right behind."""
+    """What is wrong with calls and results in a request: a result must directly follow its call."""
     waiting: list[str] = []
     for number, message in enumerate(messages):
         if message.get("role") == "tool":
@@ -200,10 +200,10 @@ class Fact:
 
     said: str
     signs: tuple[str, ...]
-    """It has survived where all of these are found, in any case."""
+    """The fact has survived if all of these are found, ignoring case."""
 
     def is_in(self, text: str) -> bool:
-        """Whether it can be read off this text."""
+        """Whether it can be found in this text."""
         folded = text.casefold()
         return all(sign.casefold() in folded for sign in self.signs)
 
@@ -233,7 +233,7 @@ class PlantedFacts:
         self.facts = tuple(facts)
 
     def conversation(self, exchanges: int = 40, *, within: float = 0.5) -> list[Exchange]:
-        """So many exchanges of small talk, the facts spread over the first part of them."""
+        """This many exchanges of small talk, with the facts spread over the first part of them."""
         talk = [SMALL_TALK[number % len(SMALL_TALK)] for number in range(exchanges)]
         room = max(len(self.facts), int(exchanges * within))
         for number, fact in enumerate(self.facts):
@@ -242,11 +242,11 @@ class PlantedFacts:
         return talk
 
     def surviving(self, text: str) -> tuple[Fact, ...]:
-        """The facts that can be read off this text."""
+        """The facts that can be found in this text."""
         return tuple(fact for fact in self.facts if fact.is_in(text))
 
     def survival(self, text: str) -> float:
-        """The share of facts that can be read off this text, from 0 to 1."""
+        """The share of facts that can be found in this text, from 0 to 1."""
         return len(self.surviving(text)) / len(self.facts) if self.facts else 1.0
 
 
@@ -266,7 +266,7 @@ class HandedOver:
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self.begun = 0
-        """Calls so far, also those that never return."""
+        """Calls so far, including those that never return."""
         self.finished: list[Finished] = []
         """Calls that returned, in the order in which they did."""
 
@@ -278,7 +278,7 @@ class HandedOver:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Ask the provider; raises what it raises, and then notes nothing."""
+        """Ask the provider; raises what it raises, in which case nothing is noted."""
         begun, self.begun = self.begun, self.begun + 1
         # Read before the call: a list that changes meanwhile was not handed over.
         text = "\n".join(plain_text(message.get("content")) for message in messages)

@@ -16,7 +16,7 @@ from nanoloop.session.entry import Entry
 from nanoloop.tools.toolbox import Toolbox
 
 UNKNOWN = "unknown"
-"""The metadata key of the result of a call that was broken off: it may have taken effect."""
+"""Metadata key for the result of an interrupted call, which may have taken effect."""
 _DONE = (
     "Already done: the same call, with the same arguments, succeeded earlier in this turn and was "
     "not run again. Its result was:\n"
@@ -33,17 +33,17 @@ class Effects:
     def __init__(self, toolbox: Toolbox) -> None:
         self._toolbox = toolbox
         self._first: dict[str, Entry] = {}
-        """The results of such calls, by what was asked for."""
+        """The results of such calls, by tool and arguments."""
         self._running: dict[str, anyio.Lock] = {}
 
     def recall(self, entries: Sequence[Entry]) -> None:
-        """Know what the turn did before it was interrupted."""
+        """Note what the turn did before it was interrupted."""
         for call, result in results_by_call(entries).items():
             said = entries[call].content
             self._note(str(said.get("tool")), said.get("parameters"), entries[result])
 
     async def run(self, call: ToolCall) -> Entry:
-        """The result of this call; where the same was done before, what came of that."""
+        """The result of this call; if the same call was made before, the result of that one."""
         arguments = decoded(call.arguments)
         async with self._alone(call.name, arguments):
             if first := self._first.get(_key(call.name, arguments)):
@@ -53,7 +53,7 @@ class Effects:
             return result
 
     def _alone(self, tool: str, arguments: Any) -> AbstractAsyncContextManager[Any]:
-        """Have an equal call wait until this one is done, where only one of them may run."""
+        """Have an equal call wait until this one is done, if only one of them may run."""
         if not self._runs_once(tool):
             return nullcontext()
         return self._running.setdefault(_key(tool, arguments), anyio.Lock())
@@ -71,7 +71,7 @@ class Effects:
         )
 
     def _note(self, tool: str, arguments: Any, result: Entry) -> None:
-        """Know what this came to, unless it failed and may be tried again."""
+        """Note this result, unless the call failed and may be tried again."""
         may_have_happened = result.content.get("success") or result.metadata.get(UNKNOWN)
         if may_have_happened and self._runs_once(tool):
             self._first.setdefault(_key(tool, arguments), result)

@@ -1,4 +1,4 @@
-"""A Python function as a tool: its schema, its docstring, the check of what the model gives."""
+"""A Python function as a tool: its schema, its docstring, the check of the model's arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class FunctionTool(Generic[P, R]):
-    """A function that the model may call, and that code calls as before.
+    """A function that the model may call, and that code can still call directly.
 
     A function that blocks runs in a thread, at most `threads` calls at once.
     """
@@ -58,9 +58,9 @@ class FunctionTool(Generic[P, R]):
         self.timeout_seconds = timeout_seconds
         """How long one call may take; None leaves it to the toolbox."""
         self.effect = _checked_effect(effect)
-        """Whether a call changes anything; one that does runs once in a turn."""
+        """Whether a call changes anything; one that does runs once per turn."""
         self.repeatable = repeatable
-        """Whether each of several equal calls is to run, such as that of a die."""
+        """Whether equal calls are all run, such as rolls of a die."""
         self._description = description
         self._threads = Threads(threads)
 
@@ -81,7 +81,7 @@ class FunctionTool(Generic[P, R]):
 
     @cached_property
     def spec(self) -> ToolSpec:
-        """What the model is told, made when it is first asked for."""
+        """What the model is told; built when first needed."""
         description = self._description
         if description is None:
             description = self._docstring.description
@@ -135,7 +135,7 @@ def tool(
 
 
 def tool(function: Callable[P, R] | None = None, /, **options: Any) -> Any:
-    """Make a typed function, sync or async, a tool; its docstring tells the model what it does."""
+    """Turn a typed function, sync or async, into a tool; its docstring is what the model reads."""
     if function is None:
         return partial(FunctionTool, **options)
     return FunctionTool(function, **options)
@@ -186,7 +186,7 @@ def _section(lines: list[str]) -> dict[str, str]:
 
 
 def _joined(pieces: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Add up the lines that belong to one argument."""
+    """Join the lines that belong to the same argument."""
     found: dict[str, str] = {}
     for name, text in pieces:
         found[name] = f"{found.get(name, '')} {text}".strip()
@@ -236,7 +236,7 @@ _DATA_KEYS = frozenset({"const", "default", "enum", "examples"})
 
 
 class Arguments:
-    """What a function takes. Building one imports pydantic, which takes a while."""
+    """A function's parameters. Building one imports pydantic, which takes a while."""
 
     def __init__(self, function: Callable[..., Any], texts: Mapping[str, str]) -> None:
         parameters = _parameters(function)
@@ -246,7 +246,7 @@ class Arguments:
         """A JSON schema of type object, in the order of definition."""
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function wants them; raises `BadArguments`."""
+        """The arguments as the function expects them; raises `BadArguments`."""
         from pydantic import ValidationError  # noqa: PLC0415 - slow to import, late on purpose
 
         try:

@@ -1,4 +1,4 @@
-"""Tools that come along: a calculator, a clock, recall."""
+"""Built-in tools: a calculator, a clock, recall."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _rounded(number: Number, places: Number = 0) -> Number:
 
 
 def _bounded(value: Any) -> Number:
-    """A real, finite number of bearable size."""
+    """A real, finite number of reasonable size."""
     if isinstance(value, complex) or (isinstance(value, float) and math.isnan(value)):
         raise ValueError("there is no real result")
     too_long = isinstance(value, int) and value.bit_length() > _MOST_BITS
@@ -122,7 +122,7 @@ def _bounded(value: Any) -> Number:
 
 
 def _shown(value: Number) -> str:
-    """A float with the digits it is sure of: 0.1 + 0.2 is 0.3."""
+    """A float with only its reliable digits: 0.1 + 0.2 is 0.3."""
     return str(value) if isinstance(value, int) else f"{value:.15g}"
 
 
@@ -192,7 +192,7 @@ def _unknown(name: str) -> str:
 
 NAME = "recall"
 MOST = 20
-"""Hits that one call brings at most."""
+"""The most hits that one call returns."""
 
 
 def make_recall_tool(

@@ -1,4 +1,4 @@
-"""Threads for functions that block: a hung one is left behind and holds up nobody else."""
+"""Threads for blocking functions: a hung one is left behind and holds up no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanoloop.errors import ToolError
 
 @dataclass(slots=True, kw_only=True)
 class _Places:
-    """Who runs now, in one event loop."""
+    """The calls that are running now, in one event loop."""
 
     limiter: anyio.CapacityLimiter
     left_behind: int = 0
@@ -36,7 +36,7 @@ class _Work:
     done: anyio.Event = field(default_factory=anyio.Event)
 
     def finish(self) -> None:
-        """Give the place back: in the event loop, when the thread is really at its end."""
+        """Give the place back, in the event loop, once the thread has really ended."""
         self.places.left_behind -= self.abandoned
         self.places.limiter.release_on_behalf_of(self)
         self.done.set()
@@ -53,7 +53,7 @@ class Threads:
         self._per_loop: RunVar[_Places] = RunVar("places")
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises; raises `ToolError` when all places hang."""
+        """What the function returns or raises; raises `ToolError` if every place is hung."""
         places = self._places()
         if places.left_behind >= self._limit:
             raise ToolError(f"{places.left_behind} earlier calls of it hang still: do without it")
@@ -90,7 +90,7 @@ class Threads:
 
 
 def _run(body: Callable[..., Any], work: _Work, token: EventLoopToken) -> None:
-    """Run in the thread, and report to the event loop if that still runs."""
+    """Run in the thread, and report to the event loop if it is still running."""
     try:
         work.result = body(work.function)
     except BaseException as error:  # noqa: BLE001 - it is raised again where it was asked for

@@ -29,7 +29,7 @@ _NEAR = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutcome:
-    """What came of one call."""
+    """The outcome of one call."""
 
     call: ToolCall
     success: bool
@@ -39,11 +39,11 @@ class ToolOutcome:
     """Why it failed; empty when it did not."""
     seconds: float = 0.0
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments, decoded; empty where they could not be."""
+    """The arguments, decoded; empty if they could not be."""
 
 
 class Toolbox:
-    """Runs what the model asks for. Plain functions are made tools on the way in."""
+    """Runs what the model asks for. Plain functions become tools on the way in."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Toolbox:
         self._timeout_seconds = timeout_seconds
         self._result_chars = result_chars
         self.specs: tuple[ToolSpec, ...] = tuple(spec for spec, _ in self._tools.values())
-        """What the model is told, in the order given."""
+        """The specs that the model gets, in the order given."""
 
     def writes(self, name: str) -> bool:
         """Whether a call of that tool may change something."""
         return name in self._tools and effect_of(self._tools[name][1]) == "writes"
 
     def is_repeatable(self, name: str) -> bool:
-        """Whether equal calls of that tool are meant to run each."""
+        """Whether equal calls of that tool should each run."""
         return name in self._tools and is_repeatable(self._tools[name][1])
 
     async def run(self, call: ToolCall) -> ToolOutcome:
@@ -107,7 +107,7 @@ class Toolbox:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A call under way. Until it ends it counts as broken off: a tool may cancel itself."""
+    """A call in progress. Until it ends it counts as broken off: a tool may cancel itself."""
 
     call: ToolCall
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def _by_name(tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, tuple[Tool
 
 
 def decoded(arguments: str) -> dict[str, Any]:
-    """The arguments a model wrote, as a dict; raises `BadArguments` that says where they break."""
+    """The model's arguments as a dict; raises `BadArguments`, which says where they break."""
     if not arguments.strip():
         return {}
     if arguments.count("[") + arguments.count("{") > MOST_PARTS:
@@ -158,7 +158,7 @@ def decoded(arguments: str) -> dict[str, Any]:
 
 
 def _whole(value: dict[str, Any]) -> dict[str, Any]:
-    """The value without halves of surrogate pairs, as an escape may make one."""
+    """The value without halves of surrogate pairs, which an escape may produce."""
     whole: dict[str, Any] = json.loads(_sendable(json.dumps(value, ensure_ascii=False)))
     return whole
 
@@ -167,13 +167,13 @@ def _breaks(error: json.JSONDecodeError) -> str:
     before = error.doc[max(0, error.pos - _NEAR) : error.pos]
     after = error.doc[error.pos : error.pos + _NEAR]
     return (
-        f"the arguments are no valid JSON: {error.msg} at line {error.lineno}, "
+        f"the arguments are not valid JSON: {error.msg} at line {error.lineno}, "
         f"column {error.colno}, between {before!r} and {after!r}"
     )
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number that JSON has")
+    raise ValueError(f"{text} is not a finite number")
 
 
 def _finite(text: str) -> float:
@@ -198,7 +198,7 @@ def _plain(value: Any) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """An error as the model reads it: our own are sentences, any other has its class in front."""
+    """An error as the model reads it: our own are sentences, others begin with their class."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, ToolError):
@@ -207,7 +207,7 @@ def told(error: BaseException) -> str:
 
 
 def clipped(text: str, chars: int) -> str:
-    """The head and the tail of a text that is too long, and how much is left out between."""
+    """The head and the tail of a text that is too long, and how much is left out in between."""
     left_out = len(text) - chars
     if left_out <= 0:
         return text

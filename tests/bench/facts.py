@@ -22,6 +22,7 @@ from nanoloop import AgentLoop
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.events import Event, SummaryCommitted, SummaryFailed, WindowTrimmed, hearing
 from nanoloop.memory.summarizer import Summarizer
+from nanoloop.memory.writer import SMALL_PROMPT
 from nanoloop.providers.local.provider import LocalProvider
 from nanoloop.providers.scripted import ScriptedProvider
 from tests.bench.report import Report, say
@@ -150,7 +151,8 @@ class Talk:
 
     async def run(self) -> list[dict[str, Any]]:
         """The last request of the talk, as the loop makes it."""
-        summarizer = Summarizer(self._model.in_background(), timeout_seconds=900)
+        beside = self._model.in_background()
+        summarizer = Summarizer(beside, timeout_seconds=900, prompt=SMALL_PROMPT)
         loop = AgentLoop(
             provider=self.script,
             summarizer=summarizer,

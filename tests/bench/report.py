@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = ("nanoloop", "openai", "httpx2", "anyio", "aiofiles")
+LIBRARIES = ("nanoloop-agent", "openai", "httpx2", "anyio", "aiofiles")
 
 
 class Report:

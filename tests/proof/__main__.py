@@ -1,4 +1,4 @@
-"""The long forms: `--operations N`, `--kills N` with `--tools` or `--ledger`, `--commits N`."""
+"""The long forms: see `--help`."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from functools import partial
 
 import anyio
 
+from tests.proof.bursts import prove_bursts, prove_ids
 from tests.proof.commits import prove_commits
 from tests.proof.drive import Broken, drive
 from tests.proof.kills import prove
@@ -55,7 +56,20 @@ def commit(commits, kills, seed, store):
 
 def keep_ledger(kills, seed, store):
     with tempfile.TemporaryDirectory() as folder:
-        report = anyio.run(partial(prove_ledger, folder, store, kills=kills, seed=seed))
+        prove = partial(prove_ledger, messages=max(1000, 10 * kills))
+        report = anyio.run(partial(prove, folder, store, kills=kills, seed=seed))
+    tell(f"{store}: {report}")
+
+
+def send_bursts(bursts, seed, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(partial(prove_bursts, folder, store, bursts=bursts, seed=seed))
+    tell(f"{store}: {report}")
+
+
+def send_twice(ids, seed, store):
+    with tempfile.TemporaryDirectory() as folder:
+        report = anyio.run(partial(prove_ids, folder, store, ids=ids, seed=seed))
     tell(f"{store}: {report}")
 
 
@@ -72,6 +86,8 @@ def main():
     parser.add_argument(
         "--commits", type=int, default=0, help="commits in all, with --kills in the middle of them"
     )
+    parser.add_argument("--bursts", type=int, default=0, help="so many bursts, a kill after each")
+    parser.add_argument("--ids", type=int, default=0, help="messages, each twice to two daemons")
     parser.add_argument("--tools", action="store_true", help="--kills while tools run side by side")
     parser.add_argument("--ledger", action="store_true", help="--kills of one of two daemons")
     parser.add_argument("--store", default="jsonl", help="jsonl, sqlite, or a store's URL")
@@ -80,6 +96,10 @@ def main():
     try:
         if args.operations:
             operate(args.operations, args.seed)
+        if args.bursts:
+            send_bursts(args.bursts, args.seed, args.store)
+        if args.ids:
+            send_twice(args.ids, args.seed, args.store)
         if args.commits:
             commit(args.commits, args.kills, args.seed, args.store)
         elif args.ledger:

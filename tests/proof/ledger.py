@@ -3,6 +3,7 @@
 Every message goes to one daemon or the other, and again to any of them until one has kept it.
 """
 
+import math
 import os
 import random
 import signal
@@ -86,6 +87,8 @@ class Ledger:
         self.wanted = chats
         self._numbers = count(1)
         self._left = messages
+        self._due = anyio.Semaphore(0)
+        """So many may be said now: each kill has some of them under way."""
         self.sent = {}
         """The marks of each chat, in the order in which they were said."""
         self.kept_at = {}
@@ -132,8 +135,11 @@ class Ledger:
     async def talk(self, chat, client):
         """Say one message after the other, whatever becomes of the answers."""
         while self._left > 0:
+            await self._due.acquire()
+            if self._left == 0:
+                return
             self._left -= 1
-            mark = f"m{next(self._numbers)}z"
+            mark = self.mark()
             self.sent[chat].append(mark)
             said = {"text": f"{mark} hello", "message_id": f"message-{mark}"}
             await self.post(chat, client, said)
@@ -141,7 +147,9 @@ class Ledger:
             if self.chance.random() < 0.1:  # the same again, to any of them
                 await self.post(chat, client, said)
                 self.done["sent twice"] += 1
-            await anyio.sleep(self.chance.uniform(0, 0.4))
+
+    def mark(self):
+        return f"m{next(self._numbers)}z"
 
     async def post(self, chat, client, said):
         """Send it to one of them, and again until it is kept."""
@@ -185,8 +193,11 @@ class Ledger:
 
     async def trouble(self, kills, stop_seconds):
         """Kill and stop them at random, so many times."""
+        share = math.ceil(self._left / max(1, 2 * kills))
         for number in range(kills):
-            await anyio.sleep(self.chance.uniform(0.2, 1.5))
+            self.let_talk(share)
+            await anyio.sleep(self.chance.uniform(0.02, 0.6))
+            self.let_talk(share)
             daemon = self.chance.choice(self.daemons)
             if stop_seconds and number % 5 == 4:
                 daemon.signal(signal.SIGSTOP)
@@ -195,6 +206,11 @@ class Ledger:
                 self.done["stops"] += 1
             else:
                 await self.kill(daemon, stays_dead=number % 5 == 2)
+        self.let_talk(self._left + len(self.chats))
+
+    def let_talk(self, messages):
+        for _ in range(messages):
+            self._due.release()
 
     async def kill(self, daemon, *, stays_dead):
         died = time.monotonic()

@@ -1,5 +1,6 @@
 import pytest
 
+from tests.proof.bursts import prove_bursts, prove_ids
 from tests.proof.commits import prove_commits
 from tests.proof.kills import POINTS, prove
 from tests.proof.ledger import prove_ledger
@@ -40,3 +41,19 @@ async def test_of_two_daemons_that_are_killed_and_stopped_each_message_has_one_a
         tmp_path, store, kills=5, chats=8, messages=100, stop_seconds=9 if kind == "sqlite" else 0
     )
     assert "none lost" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("store", FILES)
+async def test_what_was_kept_of_a_burst_before_a_kill_is_answered_once(tmp_path, store):
+    report = await prove_bursts(tmp_path, store, bursts=3)
+    assert "none lost" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("store", FILES)
+async def test_a_message_id_sent_twice_to_two_daemons_at_once_is_answered_once(tmp_path, store):
+    report = await prove_ids(tmp_path, store, ids=200)
+    assert "none answered twice" in report

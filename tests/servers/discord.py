@@ -27,6 +27,8 @@ from simcord.http import router
 TOKEN = "bot.token.x"
 _API = "/api/v10"
 _MESSAGE_CONTENT = 1 << 15
+_READS_MESSAGES = 1 << 19
+_READS_MESSAGES = 1 << 19
 DISPATCH, IDENTIFY, RESUME, INVALID, HELLO = 0, 2, 6, 9, 10
 
 
@@ -174,11 +176,43 @@ class DiscordServer:
         if self.is_limited_at_reading and path.endswith("/messages") and request.method == "GET":
             self.is_limited_at_reading -= 1
             return _limited(31)
+        if path == "/oauth2/applications/@me":
+            return _json(self._application())
+        if path == "/oauth2/applications/@me":
+            return _json(self._application())
         answer = self._answer(request, path, body, files)
         if is_counted and self.unconfirmed:
             self.unconfirmed -= 1
             request.transport.abort()
         return answer
+
+    def _application(self):
+        return {
+            "id": str(self.world.application_id),
+            "name": "test",
+            "description": "",
+            "icon": None,
+            "bot_public": True,
+            "bot_require_code_grant": False,
+            "verify_key": "",
+            "flags": _READS_MESSAGES if self.allows_content else 0,
+            "owner": {"id": "1", "username": "ann", "discriminator": "0", "avatar": None},
+            "team": None,
+        }
+
+    def _application(self):
+        return {
+            "id": str(self.world.application_id),
+            "name": "test",
+            "description": "",
+            "icon": None,
+            "bot_public": True,
+            "bot_require_code_grant": False,
+            "verify_key": "",
+            "flags": _READS_MESSAGES if self.allows_content else 0,
+            "owner": {"id": "1", "username": "ann", "discriminator": "0", "avatar": None},
+            "team": None,
+        }
 
     def _hindered(self, request):
         if self.limited:

@@ -2,6 +2,7 @@
 
 import re
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -50,7 +51,8 @@ class FileServer:
     def _handler(server):  # noqa: N805 - `self` is the handler's below
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                server.answer(self)
+                with suppress(ConnectionError):  # it may be enough for whoever asked
+                    server.answer(self)
 
             def log_message(self, *_):
                 pass

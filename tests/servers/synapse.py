@@ -83,6 +83,8 @@ class Synapse(Server):
             "log_config": f"{folder}/log.yaml",
             "macaroon_secret_key": "of the tests",
             "registration_shared_secret": SECRET,
+            "enable_registration": "registers" in self.options,
+            "enable_registration_without_verification": "registers" in self.options,
             "bcrypt_rounds": 4,
             "report_stats": False,
             "trusted_key_servers": [],

@@ -75,3 +75,13 @@ def test_an_undo_leaves_a_note_on_what_was_said_before():
 def test_where_there_is_only_a_note_nothing_can_be_taken_back():
     session = talked("~one")
     assert (session.undo(), len(session.messages)) == ([], 1)
+
+
+def test_an_answer_that_another_process_goes_on_to_send_keeps_its_place():
+    session = Session(id="a")
+    for seq in (2, 4, 6):
+        session.owe(seq)
+    session.claim("other")
+    session.owe(2)
+    assert session.unsent == (2, 4, 6)
+    assert list(session.queue.senders) == [4, 6]

@@ -821,7 +821,7 @@ async def test_b0_3_json_schema_words_that_count(said, fits):
 
 def test_b0_3_a_json_schema_without_the_library_for_it_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema.validators", None)
-    with pytest.raises(SettingsError, match="pip install jsonschema, or give a pydantic model"):
+    with pytest.raises(SettingsError, match="-m pip install jsonschema, or give a pydantic model"):
         Session(memo_schema=OBJECT)
 
 

@@ -1,15 +1,20 @@
 """`nanoloop` as a process of its own, talking with a model server of the test's."""
 
 import os
+import re
 import subprocess
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 ROOT = Path(__file__).parent.parent.parent
+UNSEEN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[ -Z\\^-~]|[\x00-\x20\x7f]")
+"""What a terminal obeys or shows as nothing."""
+_LOOK_SECONDS = 0.05
 WHERE_IS_THE_CURSOR, AT_HOME = "\x1b[6n", "\x1b[1;1R"
 
 
@@ -31,6 +36,11 @@ class CommandLine:
         if url is not None:
             self._env["OPENAI_BASE_URL"] = url
 
+    @property
+    def turns_ended(self):
+        """How many messages were answered, or failed, as the log tells it."""
+        return len(re.findall(r'"event": "turn_(?:finished|failed)"', self.log.read_text()))
+
     def set(self, **variables):
         """Let further variables stand in its environment."""
         self._env |= variables
@@ -46,7 +56,7 @@ class CommandLine:
                 env=self._env,
             )
         out, err = done.stdout.decode(), done.stderr.decode()
-        assert done.returncode == code, err
+        assert done.returncode == code, f"{out}\n{err}"
         return out, err
 
     @asynccontextmanager
@@ -101,6 +111,8 @@ class Terminal:
         self._master, self.slave = os.openpty()
         subprocess.run(["stty", "rows", "24", "cols", "90"], stdin=self.slave, check=True)
         self.seen = ""
+        self.stillness = 0.0
+        """The longest time, while a person waited for it, in which nothing new was to be seen."""
 
     def __enter__(self):
         return self
@@ -112,14 +124,27 @@ class Terminal:
     def type(self, text):
         os.write(self._master, text.encode())
 
-    async def shows(self, text):
-        """Wait until it has shown this, since the last time."""
-        with anyio.fail_after(20):
-            while text not in self.seen:
-                await anyio.wait_readable(self._master)
-                piece = os.read(self._master, 65536).decode(errors="replace")
-                if WHERE_IS_THE_CURSOR in piece:
-                    self.type(AT_HOME)
-                self.seen += piece
+    async def shows(self, text, **patience):
+        """Wait until it has shown this, since the last time; returns what came before."""
+        await self.until(lambda: text in self.seen, **patience)
         before, _, self.seen = self.seen.partition(text)
         return before
+
+    async def until(self, condition, *, within=20, is_awaited=True):
+        """Show what comes until then; a person may not wait for it."""
+        moved = monotonic()
+        with anyio.fail_after(within):
+            while not condition():
+                with anyio.move_on_after(_LOOK_SECONDS):
+                    await anyio.wait_readable(self._master)
+                    if self._read() and is_awaited:
+                        self.stillness = max(self.stillness, monotonic() - moved)
+                        moved = monotonic()
+
+    def _read(self):
+        """Whether anything in what it now shows is to be seen."""
+        piece = os.read(self._master, 65536).decode(errors="replace")
+        if WHERE_IS_THE_CURSOR in piece:
+            self.type(AT_HOME)
+        self.seen += piece
+        return bool(UNSEEN.sub("", piece))

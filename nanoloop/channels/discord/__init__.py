@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr
 
 from nanoloop.errors import SettingsError
-from nanoloop.plugins import Plugin
+from nanoloop.plugins import Connected, ConnectQuestion, Plugin
 from nanoloop.settings.channels import PlatformSettings
 
 if TYPE_CHECKING:
@@ -40,4 +41,32 @@ def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
     return DiscordPlatform(token, folder=folder)
 
 
-PLUGIN = Plugin(name="discord", settings=DiscordSettings, make=make, extra="discord")
+async def connect(_: DiscordSettings, told: Mapping[str, str]) -> Connected:
+    """Check whose token it is, and what it may do."""
+    from nanoloop.channels.discord.platform import connect as connected  # noqa: PLC0415 - as above
+
+    return await connected(told["token"])
+
+
+ASKS = (
+    ConnectQuestion(
+        name="token",
+        help="the bot's token, from Bot at discord.com/developers/applications",
+        asks="The bot's token (discord.com/developers/applications, Bot, Reset Token; not shown)",
+        is_secret=True,
+    ),
+    ConnectQuestion(
+        name="operator",
+        help="your own user id; it gives you access and all commands",
+        asks="Your own user id (Enter: you get a code when you write to the bot)",
+        is_needed=False,
+    ),
+)
+PLUGIN = Plugin(
+    name="discord",
+    settings=DiscordSettings,
+    make=make,
+    extra="discord",
+    asks=ASKS,
+    connect=connect,
+)

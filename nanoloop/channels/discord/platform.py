@@ -1,4 +1,4 @@
-"""Discord as a platform: the connection, what people say there, and what is posted."""
+"""Discord as a platform: the connection, incoming messages, and posting."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.errors import Declined, NanoloopError, SendLater
 from nanoloop.lanes import Lanes
+from nanoloop.plugins import Connected
 
 LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
-"""Five edits in five seconds are allowed in a channel, and posts count too."""
+"""Discord allows five edits in five seconds in a channel, and posts count too."""
 READY_SECONDS = 1.0
 
 
@@ -47,7 +48,7 @@ class DiscordPlatform:
     def __init__(
         self, token: str, *, folder: Path | None = None, ready_seconds: float = READY_SECONDS
     ) -> None:
-        """With a `folder`, the data folder, a gap is caught up with after a restart too."""
+        """With a `folder`, the data folder, it also reads what it missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._ready_seconds = ready_seconds
@@ -55,7 +56,7 @@ class DiscordPlatform:
         self._client: Client | None = None
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what is said until the connection is lost."""
+        """Pass on messages until the connection is lost."""
         self._client = Client(seen=self._seen, ready_seconds=self._ready_seconds)
         try:
             await self._client.serve(self._token, hear, connected)
@@ -66,7 +67,7 @@ class DiscordPlatform:
                 await client.close()
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam's name
-        """Post a message; Discord knows one that is posted again within some minutes."""
+        """Post a message; Discord recognises a repeated post for some minutes."""
         with explained():
             message = await self._channel(place).send(
                 text.best,
@@ -77,12 +78,12 @@ class DiscordPlatform:
         return str(message.id)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Let one of our messages say this."""
+        """Edit one of our messages."""
         with explained():
             await self._channel(place).get_partial_message(int(message)).edit(content=text.best)
 
     async def remove(self, place: Place, message: str) -> None:
-        """Take one of our messages back."""
+        """Delete one of our messages."""
         try:
             with explained():
                 await self._channel(place).get_partial_message(int(message)).delete()
@@ -105,7 +106,7 @@ class DiscordPlatform:
         return str(message.id)
 
     def rendered(self, markdown: str) -> str:
-        """This Markdown as Discord shows it."""
+        """The Markdown as Discord displays it."""
         return written(markdown)
 
     def _channel(self, place: Place) -> discord.PartialMessageable:
@@ -115,12 +116,12 @@ class DiscordPlatform:
 
 
 def _nonce(name: str) -> str:
-    """At most 25 characters, the same for the same name."""
+    """A nonce of at most 25 characters; the same name always gives the same one."""
     return blake2b(name.encode(), digest_size=12).hexdigest()
 
 
 def _answering(place: Place, message: str | None) -> dict[str, Any]:
-    """What makes it an answer; to a message that is gone, it is none."""
+    """The reference that makes it a reply; if that message is gone, it becomes a plain message."""
     if message is None:
         return {}
     reference = discord.MessageReference(
@@ -132,7 +133,7 @@ def _answering(place: Place, message: str | None) -> dict[str, Any]:
 
 
 _HEADINGS = 3
-"""Deeper ones are not known."""
+"""The deepest heading level that Discord has."""
 
 
 def written(markdown: str) -> str:
@@ -162,7 +163,7 @@ def _quote(text: str) -> str:
 
 
 def _link(text: str, address: str) -> str:
-    """In angle brackets, so that no picture of the page is shown below."""
+    """The link in angle brackets, so that no preview of the page is shown."""
     return f"<{address}>" if text == address else f"[{text}](<{address}>)"
 
 
@@ -181,18 +182,18 @@ _FORM = Markup(
 
 
 WAITING = 200
-"""Events of one chat that may wait."""
+"""How many events of one chat may wait."""
 HISTORY = 1000
-"""Messages of one chat that are caught up with."""
+"""How many missed messages of one chat are read."""
 LIMIT_SECONDS = 30.0
-"""A rate limit of so long or less is waited for by the library."""
+"""The longest rate limit that the library itself waits for."""
 
 
 class Client(discord.Client):
-    """A client that hands over what it hears."""
+    """A client that passes on what it receives."""
 
     def __init__(self, *, seen: SeenMessages, ready_seconds: float) -> None:
-        """`ready_seconds` is how long Discord may pause while it tells of the servers."""
+        """`ready_seconds` is how long Discord may pause while it lists the servers."""
         super().__init__(
             intents=intents(),
             allowed_mentions=discord.AllowedMentions.none(),
@@ -209,7 +210,7 @@ class Client(discord.Client):
         self._hear: Hear | None = None
 
     async def serve(self, token: str, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what is said until the connection is lost."""
+        """Pass on messages until the connection is lost."""
         self._hear, self._connected = hear, connected
         failure: Exception | None = None
         async with self._lanes, anyio.create_task_group() as self._group:
@@ -225,22 +226,22 @@ class Client(discord.Client):
             raise failure
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
-        """Tell of an event; a task of the library that outlives the client has none to tell."""
+        """Pass on an event, unless it comes from a library task that has outlived the client."""
         if not self.is_closed():
             super().dispatch(event, *args, **kwargs)
 
     async def on_connect(self) -> None:
-        """A new session: what was said before it is asked for, before anything is heard."""
+        """A new session: earlier messages are requested before any new one is passed on."""
         if self._group is not None:
             await self._gaps.close(self._lanes.put, self._group)
 
     async def on_ready(self) -> None:
-        """All is known that is needed to hear and post."""
+        """Everything needed for receiving and posting is known."""
         if self._connected is not None:
             self._connected()
 
     async def on_message(self, message: discord.Message) -> None:
-        """Something was said."""
+        """Pass on a new message."""
         if self.is_closed():
             return
         # At once: in a chat that is new, it would not be asked for after a crash.
@@ -248,14 +249,14 @@ class Client(discord.Client):
         await self._put(message.channel, partial(self._take, message))
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
-        """A message was edited, or got a picture of its links."""
+        """A message was edited, or got a preview of its links."""
         message, before = payload.message, payload.cached_message
         if before is not None and before.content == message.content:
             return
         await self._put(message.channel, partial(self._pass_on, message, edited))
 
     async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
-        """A message was taken back; who said it is known of the newest ones only."""
+        """A message was deleted; its author is known only for the newest ones."""
         if (message := payload.cached_message) is not None:
             await self._put(message.channel, partial(self._pass_on, message, taken_back))
             return
@@ -310,7 +311,7 @@ class Client(discord.Client):
 
 
 def intents() -> discord.Intents:
-    """What the bot wants to be told; the content of messages has to be allowed in the portal."""
+    """The events that the bot asks for; message content must be enabled in the portal."""
     return discord.Intents(guilds=True, messages=True, message_content=True)
 
 
@@ -321,7 +322,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
 
 def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """The message, or None where nobody says anything in it."""
+    """The message, or None if it was not written by anyone."""
     if message.type not in _SPOKEN:
         return None
     place, mention = place_of(message.channel), _mention(message, me)
@@ -347,7 +348,7 @@ def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
 
 
 def edited(message: discord.Message, me: discord.ClientUser) -> Heard | None:
-    """An edit by its author; what Discord adds itself, such as pictures of links, is none."""
+    """An edit by its author; changes that Discord makes, such as link previews, are ignored."""
     found = heard(message, me)
     if found is None or message.edited_at is None:
         return None
@@ -364,14 +365,14 @@ def taken_back(message: discord.Message, me: discord.ClientUser) -> Heard | None
 
 
 def place_of(channel: Any) -> Place:
-    """Where it is: a thread is a channel too, within another."""
+    """Its place; a thread is a channel within another channel."""
     if isinstance(channel, discord.Thread):
         return Place(str(channel.parent_id), str(channel.id))
     return Place(str(channel.id))
 
 
 def _mention(message: discord.Message, me: discord.ClientUser) -> str:
-    """The very words that name the bot, or the role that is its own."""
+    """The exact words that mention the bot, or its own role."""
     own = message.guild.self_role if message.guild else None
     marks = [f"<@{me.id}>", f"<@!{me.id}>", *([own.mention] if own else [])]
     return next((mark for mark in marks if mark in message.content), "")
@@ -383,7 +384,7 @@ def _roles(message: discord.Message) -> tuple[str, ...]:
 
 
 def _text(message: discord.Message, me: discord.ClientUser) -> str:
-    """As people see it, save for the bot's own name."""
+    """The text as people see it, without the bot's own name."""
     text = message.content
     for person in message.mentions:
         if person.id != me.id:
@@ -406,7 +407,7 @@ def _answered(message: discord.Message) -> str | None:
 
 
 def _quoted(message: discord.Message) -> Iterator[str]:
-    """The words that it answers, or passes on."""
+    """The text that it replies to, or forwards."""
     answered = message.reference.resolved if message.reference else None
     if isinstance(answered, discord.Message):
         yield answered.content
@@ -436,14 +437,14 @@ NO_CONTENT = (
 )
 _BAD_TOKEN, _BAD_INTENTS = 4004, (4013, 4014)
 _GONE = {10008, 30046, 50005}
-"""Unknown message; too many edits of an old one; not ours to edit."""
+"""Error codes: unknown message; too many edits of an old one; not ours to edit."""
 _UNAUTHORIZED, _LIMITED = 401, 429
 _RESTS = 40062
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise what the kit understands."""
+    """Raise errors that the kit understands instead of the library's."""
     try:
         yield
     except discord.LoginFailure:
@@ -474,9 +475,36 @@ def _refusal(error: discord.HTTPException) -> NanoloopError:
     if error.status == _LIMITED:
         return SendLater("rate limit")
     if error.status == _UNAUTHORIZED:
-        return SendLater("the token is refused")
+        return SendLater("the token was refused")
     if error.code in _GONE:
         return MessageGone()
     if "or fewer in length" in error.text:
         return TooLong()
     return Declined(f"Discord answers {error.status}, code {error.code}")
+
+
+_RIGHTS = discord.Permissions(
+    view_channel=True,
+    send_messages=True,
+    send_messages_in_threads=True,
+    attach_files=True,
+    read_message_history=True,
+)
+
+
+async def connect(token: str) -> Connected:
+    """The token's owner, and how to invite that bot; raises `Refused` or `SendLater`."""
+    client = discord.Client(intents=discord.Intents.none())
+    try:
+        with explained():
+            await client.login(token)
+            about = await client.application_info()
+        name = client.user
+    finally:
+        with anyio.CancelScope(shield=True):
+            await client.close()
+    if not (about.flags.gateway_message_content or about.flags.gateway_message_content_limited):
+        raise Refused(NO_CONTENT)
+    link = discord.utils.oauth_url(about.id, permissions=_RIGHTS, scopes=("bot",))
+    says = [f"The token is that of {name}. To let it into a server of yours, open {link}"]
+    return Connected(settings={"token": token}, says=says)

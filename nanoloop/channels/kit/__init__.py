@@ -1,4 +1,4 @@
-"""What a chat platform needs to be a channel; the names here are all that one has to import."""
+"""Everything needed to turn a chat platform into a channel; import it from here."""
 
 from nanoloop.channels.kit.platform import (
     File,
@@ -16,10 +16,11 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.plugins import Plugin
 from nanoloop.settings.channels import PlatformSettings
-from nanoloop.settings.keys import Names
+from nanoloop.settings.keys import Folder, Names
 
 __all__ = [
     "File",
+    "Folder",
     "FormatRefused",
     "Hear",
     "Heard",

@@ -1,4 +1,4 @@
-"""Who may talk to the bot: rules, pairing by code, and how often a stranger is answered."""
+"""Who may talk to the bot: rules, pairing codes, and rate limits."""
 
 from __future__ import annotations
 
@@ -11,30 +11,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.backlog import Notebook
 from nanoloop.channels.kit.platform import Heard
 from nanoloop.events import NobodyMayTalk, PairingApproved, PairingAsked, SenderRefused, announce
+from nanoloop.sentences import Sentences
 from nanoloop.settings.channels import PlatformSettings
 
 EVERYONE = "*"
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 READ_ONLY = frozenset({"help", "history", "recall", "status", "stop"})
-"""Commands that leave a group's conversation as it is; in a private chat all are one's own."""
-
-STRANGER = "This is a private bot. Its operator can let you in: your id here is {person}."
-PAIR = (
-    "This is a private bot. Ask its operator to let you in with this code, within an hour:\n"
-    "{code}\n(`nanoloop pair approve {code}`, or `/pair {code}` in a chat with me.)"
-)
-TOO_MUCH = "This chat has had all its answers for today. Please come back tomorrow."
-OPERATORS_ONLY = "Only an operator of this bot may do that here."
-NO_SUCH_CODE = "Nobody waits with that code, or not any more."
+"""Commands that leave a group's conversation unchanged; in a private chat all are allowed."""
 
 
 class AccessControl:
-    """Lets messages in, or says why not. A text that it returns is for the sender."""
+    """Lets messages in, or says why not; any text it returns is for the sender."""
 
     def __init__(
         self,
@@ -42,18 +35,20 @@ class AccessControl:
         *,
         rules: PlatformSettings,
         pairing: Pairing,
+        sentences: Sentences | None = None,
     ) -> None:
         self._channel = channel
         self.rules = rules
-        """May be set anew while the channel runs."""
+        """May be replaced while the channel runs."""
         self._pairing = pairing
+        self._sentences = sentences or Sentences()
         self._senders = Rate(MINUTE)
         self._chats = Rate(DAY)
         self._strangers = Rate(HOUR)
 
     @property
     def closed(self) -> str | None:
-        """What to do so that someone may talk; None where someone may."""
+        """What to do if nobody may talk; None if someone may."""
         rules = self.rules
         if rules.users or rules.chats or rules.roles or rules.operators or self._has_people():
             return None
@@ -63,12 +58,16 @@ class AccessControl:
         return advice
 
     def announce_closed(self) -> None:
-        """Say at the start if nobody may talk, and what to do about it."""
+        """Log at startup if nobody may talk, and what to do about it."""
         if (advice := self.closed) is not None:
             announce(NobodyMayTalk(channel=self._channel, advice=advice))
 
+    def say(self, name: str, /, **facts: Any) -> str:
+        """The sentence with that name, in the platform's language."""
+        return self._sentences.speaking(self.rules.language).text(name, **facts)
+
     def may_talk(self, heard: Heard) -> bool:
-        """Whether the sender is known here."""
+        """Whether the sender has access."""
         rules = self.rules
         return bool(
             {EVERYONE, heard.sender} & {*rules.users, *rules.operators}
@@ -78,45 +77,45 @@ class AccessControl:
         )
 
     def welcomes(self, heard: Heard) -> bool:
-        """Whether the sender is known here, or may ask to be."""
+        """Whether the sender has access, or may ask for it."""
         return self.may_talk(heard) or (heard.private and self.rules.pairing)
 
     def is_operator(self, heard: Heard) -> bool:
-        """Whether the sender may do everything."""
+        """Whether the sender is an operator."""
         return heard.sender in self.rules.operators
 
     def refusal(self, heard: Heard) -> str | None:
-        """What a stranger is told; None where silence is best."""
+        """The reply to a stranger; None if it is best to stay silent."""
         self._refused(heard, "not allowed")
         if not heard.private:
             return None
         if self.rules.pairing:
             return self._code(heard)
         told = self._strangers.is_to_be_told(heard.sender)
-        return STRANGER.format(person=heard.sender) if told else None
+        return self.say("stranger", person=heard.sender) if told else None
 
     def excess(self, heard: Heard) -> tuple[bool, str | None]:
-        """Whether it is too much, counted with this message, and what to say then."""
+        """Whether this message exceeds the daily limit, and what to reply."""
         if self._chats.allows(heard.chat, self.rules.per_day):
             return False, None
         self._refused(heard, "too much for a day")
-        return True, TOO_MUCH if self._chats.is_to_be_told(heard.chat) else None
+        return True, self.say("day_over") if self._chats.is_to_be_told(heard.chat) else None
 
     def early_seconds(self, heard: Heard) -> float:
-        """How long its sender has to wait for an answer, counted with this message."""
+        """How long this message's sender has to wait for an answer."""
         if command(heard.text) == "stop":
             return 0
         return self._senders.early_seconds(heard.sender, self.rules.per_minute)
 
     def is_forbidden(self, heard: Heard) -> bool:
-        """Whether it is a command that only an operator may use here."""
+        """Whether this is a command that only operators may use here."""
         name = command(heard.text)
         if name is None or self.is_operator(heard):
             return False
         return name == "pair" or not (heard.private or name in READ_ONLY)
 
     def approve(self, code: str) -> Person | None:
-        """Let the person in who has this code here."""
+        """Give access to the person who has this code."""
         person = self._pairing.approve(code, channel=self._channel)
         if person is not None:
             announce(PairingApproved(channel=self._channel, sender=person.id))
@@ -130,7 +129,7 @@ class AccessControl:
         if code is None:
             return None
         announce(PairingAsked(channel=self._channel, sender=heard.sender))
-        return PAIR.format(code=code)
+        return self.say("pair", code=code)
 
     def _refused(self, heard: Heard, reason: str) -> None:
         announce(
@@ -144,7 +143,7 @@ class AccessControl:
 
 
 def command(text: str) -> str | None:
-    """The name of the command that a text is; None where it is none."""
+    """The name of the command in a text; None if it is not a command."""
     if not text.startswith("/") or text.startswith("//"):
         return None
     words = text[1:].split(maxsplit=1)
@@ -152,15 +151,15 @@ def command(text: str) -> str | None:
 
 
 CODE_SECONDS = 3600
-"""How long a code can be approved."""
+"""How long a code is valid."""
 AGAIN_SECONDS = 600
-"""How long the same person waits for another one."""
+"""How long the same person has to wait for another code."""
 CODES = 50
-"""How many may be open in one channel: then nobody gets another."""
+"""How many codes may be open in one channel; beyond that, no new ones are issued."""
 _LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
 _LENGTH = 8
 FILE = "pairing.sqlite"
-"""Its name in the data folder."""
+"""The file's name in the data folder."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS people (
@@ -173,7 +172,7 @@ CREATE TABLE IF NOT EXISTS codes (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Person:
-    """Someone on a platform."""
+    """A person on a platform."""
 
     channel: str
     id: str
@@ -181,11 +180,11 @@ class Person:
     chat: str
     """Their private chat with the bot."""
     time: float
-    """When they were let in, or asked to be."""
+    """When they got access, or asked for it."""
 
 
 class Pairing:
-    """Keeps it in the data folder, for the daemon and the command line at once; or in memory."""
+    """Access and codes, in memory or in a data-folder file that daemon and command line share."""
 
     def __init__(
         self, folder: Path | None = None, *, clock: Callable[[], float] = time.time
@@ -194,7 +193,7 @@ class Pairing:
         self._notebook = Notebook(folder and folder / FILE, _SCHEMA)
 
     def code_for(self, person: Person) -> str | None:
-        """A new code for them, or None where they have one or too many wait."""
+        """A new code for them, or None if they have one already or too many are open."""
         now = self._clock()
         with self._writing() as database:
             database.execute("DELETE FROM codes WHERE made <= ?", (now - CODE_SECONDS,))
@@ -205,12 +204,13 @@ class Pairing:
             if self._may_not_ask(database, person):
                 return None
             code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
-            known = (_digest(code), person.channel, person.id, person.name, person.chat, now)
+            name = person.name.encode("utf-8", "replace").decode()  # an emoji may be cut in half
+            known = (_digest(code), person.channel, person.id, name, person.chat, now)
             database.execute("INSERT INTO codes VALUES (?, ?, ?, ?, ?, ?)", known)
         return code
 
     def approve(self, code: str, *, channel: str | None = None) -> Person | None:
-        """Let the person in who has this code; None where nobody has it, or not any more."""
+        """Give access to the person who has this code; None if it is unknown or has expired."""
         digest, now = _digest(code), self._clock()
         with self._writing() as database:
             row = database.execute(
@@ -224,7 +224,7 @@ class Pairing:
         return _person((*row, now))
 
     def revoke(self, channel: str, person: str) -> bool:
-        """Let them in no more; False where they were not."""
+        """Revoke their access; False if they had none."""
         with self._writing() as database:
             gone = database.execute(
                 "DELETE FROM people WHERE channel = ? AND person = ?", (channel, person)
@@ -232,21 +232,21 @@ class Pairing:
             return gone.rowcount > 0
 
     def is_in(self, channel: str, person: str) -> bool:
-        """Whether they were let in."""
+        """Whether they have access."""
         found = self._notebook.open().execute(
             "SELECT 1 FROM people WHERE channel = ? AND person = ?", (channel, person)
         )
         return found.fetchone() is not None
 
     def people(self) -> list[Person]:
-        """Everyone who was let in."""
+        """Everyone who has access."""
         rows = self._notebook.open().execute(
             "SELECT channel, person, name, chat, since FROM people ORDER BY channel, since"
         )
         return [_person(row) for row in rows]
 
     def waiting(self) -> list[Person]:
-        """Everyone whose code can be approved."""
+        """Everyone whose code is still valid."""
         rows = self._notebook.open().execute(
             "SELECT channel, person, name, chat, made FROM codes WHERE made > ? ORDER BY made",
             (self._clock() - CODE_SECONDS,),
@@ -254,7 +254,7 @@ class Pairing:
         return [_person(row) for row in rows]
 
     def close(self) -> None:
-        """Let go of the file; closing twice is fine."""
+        """Close the file; closing twice is fine."""
         self._notebook.close()
 
     def _may_not_ask(self, database: sqlite3.Connection, person: Person) -> bool:
@@ -283,11 +283,11 @@ def _person(row: tuple[str, str, str, str, float]) -> Person:
 
 
 KNOWN = 10_000
-"""How many senders and chats are counted at once; the one heard longest ago is forgotten."""
+"""How many senders and chats are counted at once; the least recent one is forgotten."""
 
 
 class Rate:
-    """Counts what each of many does within a time."""
+    """Counts events per key within a period."""
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -296,7 +296,7 @@ class Rate:
         self._told: BoundedDict[str, float] = BoundedDict(KNOWN)
 
     def allows(self, who: str, limit: int | None) -> bool:
-        """Whether one more is allowed; it is counted then."""
+        """Whether one more is allowed; if so, it is counted."""
         if limit is None:
             return True
         self._times[who] = times = self._times.get(who, deque())
@@ -308,7 +308,7 @@ class Rate:
         return True
 
     def early_seconds(self, who: str, limit: int) -> float:
-        """How long one more has to wait for its time, which is its own from now on."""
+        """How long one more must wait for its slot; reserves that slot."""
         now = self._clock()
         self._times[who] = times = self._times.get(who, deque())
         while len(times) > limit:
@@ -318,7 +318,7 @@ class Rate:
         return due - now
 
     def is_to_be_told(self, who: str) -> bool:
-        """Whether to say no in words: once within the time, then in silence."""
+        """Whether to refuse with a message: once per period, then silently."""
         told = self._told.get(who)
         if told is not None and self._clock() - told < self._seconds:
             return False

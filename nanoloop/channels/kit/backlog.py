@@ -1,4 +1,4 @@
-"""What was said while the bot was away, and what it has heard already."""
+"""Messages sent while the bot was away, and which ones it has already received."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanoloop.errors import NanoloopError, SendLater
 from nanoloop.files import make_folder
 
 AT_ONCE = 4
-"""Places that are asked about side by side."""
+"""How many places are read at the same time."""
 E = TypeVar("E")
 REST_SECONDS = 5.0
 Job = Callable[[], Awaitable[None]]
@@ -32,11 +32,11 @@ class _Gap:
     last: str
     tried: anyio.Event = field(default_factory=anyio.Event)
     rest_seconds: float | None = None
-    """How long to wait before it is tried again, if it has to be."""
+    """How long to wait before the next try, if one is needed."""
 
 
 class Gaps(Generic[E]):
-    """Closes the gaps of one connection, for a platform that can be asked what was said."""
+    """Closes the gaps of one connection, for a platform whose history can be read."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Gaps(Generic[E]):
         take: Callable[[E], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """`since` raises `SendLater` to be asked again; what else it raises ends the asking."""
+        """`since` raises `SendLater` to be called again; any other error ends the reading."""
         self._seen = seen
         self._since = since
         self._take = take
@@ -56,13 +56,13 @@ class Gaps(Generic[E]):
         self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     def note(self, place: Place, message: str) -> None:
-        """That message has been taken in, and all before it, unless a gap is still open."""
+        """Note that this message and all before it were taken in, unless a gap is still open."""
         if not self._is_cut and place not in self._open:
             self._seen.note(place, message)
 
     @contextmanager
     def taking(self) -> Iterator[None]:
-        """While something is taken in; where that is cut short, nothing is noted any more."""
+        """Wrap the taking in of a message; if interrupted, nothing more is noted."""
         try:
             yield
         except BaseException:
@@ -71,10 +71,10 @@ class Gaps(Generic[E]):
             raise
 
     async def close(self, put: Put, group: TaskGroup) -> None:
-        """Have them closed by tasks of the group.
+        """Close the gaps in tasks of the group.
 
-        `put` brings a job into the order of a chat; when this returns, each stands there already,
-        before what is heard from now on.
+        `put` adds a job to the queue of a chat; when this returns, all jobs are queued, ahead of
+        any message received from now on.
         """
         places = self._seen.places()
         self._open = {place for place, _ in places}
@@ -108,9 +108,9 @@ class Gaps(Generic[E]):
 
 
 PLACES = 500
-"""Places that are asked about after a gap: those that were heard last."""
+"""How many places are read after a gap: the most recent ones."""
 DAYS = 30
-"""A place that was silent for so long is not asked about any more."""
+"""A place that has been silent for this long is no longer read."""
 _DAY = 86_400.0
 
 _SCHEMA = """
@@ -122,28 +122,28 @@ INSERT INTO seen VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET last = excluded.last, time = excluded.time
 WHERE (length(excluded.last), excluded.last) > (length(seen.last), seen.last)
 """
-"""Ids that are times or numbers grow, in length too."""
+"""Ids that are times or numbers only increase, in length too."""
 
 
 class SeenMessages:
-    """Keeps it in a file, where one is given; what a crash takes from it is only heard again."""
+    """Kept in a file, if one is given; anything lost in a crash is simply received again."""
 
     def __init__(self, file: Path | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._notebook = Notebook(file, _SCHEMA)
 
     def note(self, place: Place, message: str) -> None:
-        """All in this place up to that message has been taken in; what is older changes nothing."""
+        """Note that everything in this place up to this message was taken in."""
         self._notebook.open().execute(_NOTE, (str(place), message, self._clock()))
 
     def begin(self, place: Place, before: str) -> None:
-        """Something was heard in a place that may be new, after that message."""
+        """Note that a message was received after this one, in a place that may be new."""
         self._notebook.open().execute(
             "INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (str(place), before, self._clock())
         )
 
     def places(self) -> list[tuple[Place, str]]:
-        """Those to ask about, each with the last message that was taken in there."""
+        """The places to read, each with the last message taken in there."""
         rows = self._notebook.open().execute(
             "SELECT place, last FROM seen WHERE time > ? ORDER BY time DESC LIMIT ?",
             (self._clock() - DAYS * _DAY, PLACES),
@@ -151,12 +151,12 @@ class SeenMessages:
         return [(Place.of(place), last) for place, last in rows]
 
     def close(self) -> None:
-        """Let go of the file; it is opened again when needed."""
+        """Close the file; it is opened again when needed."""
         self._notebook.close()
 
 
 class Notebook:
-    """One file, or memory where none is given; from one thread at a time."""
+    """A database in one file, or in memory if none is given; for one thread at a time."""
 
     def __init__(self, file: Path | None, schema: str) -> None:
         self._file = file
@@ -164,7 +164,7 @@ class Notebook:
         self._database: sqlite3.Connection | None = None
 
     def open(self) -> sqlite3.Connection:
-        """Its connection, which begins no transaction by itself."""
+        """Its connection, which never starts a transaction on its own."""
         if self._database is None:
             if self._file is not None:
                 make_folder(self._file.parent)
@@ -176,11 +176,11 @@ class Notebook:
         return self._database
 
     def close(self) -> None:
-        """Let go of the file; it is opened again when needed."""
+        """Close the file; it is opened again when needed."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def __del__(self) -> None:
-        """Close it with whoever held it."""
+        """Close it together with its owner."""
         self.close()

@@ -1,4 +1,4 @@
-"""A channel over any platform, and how one is made from its settings."""
+"""A channel over any platform, and how to make one from its settings."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from nanoloop.errors import SettingsError
 from nanoloop.events import TextStreamed
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus, Channel
+from nanoloop.sentences import Sentences
 from nanoloop.settings.channels import PlatformSettings
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class PlatformChannel:
     """Serves a chat platform over the bus."""
 
     confirms = True
-    """An answer is owed until the platform has taken it."""
+    """An answer is owed until the platform has accepted it."""
 
     def __init__(
         self,
@@ -43,15 +44,16 @@ class PlatformChannel:
         folder: Path | None = None,
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
+        sentences: Sentences | None = None,
         account: str = "",
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """With an `account` it is served by one process at a time, of those on one store.
+        """With an `account`, only one of the processes on a store serves it at a time.
 
-        With a `folder`, the data folder, pairings and half-sent answers outlast the process.
+        With a `folder`, the data folder, pairings and half-sent answers survive a restart.
 
-        `attachments` keeps files that come in, and has those that an answer names; `transcriber`
-        tells what is said in voice messages.
+        `attachments` stores incoming files and finds those that an answer names; `transcriber`
+        transcribes voice messages.
         """
         self.platform = platform
         self.name = platform.name
@@ -64,9 +66,12 @@ class PlatformChannel:
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
         self.access = AccessControl(
-            self.name, rules=rules or PlatformSettings(), pairing=self._pairing
+            self.name,
+            rules=rules or PlatformSettings(),
+            pairing=self._pairing,
+            sentences=sentences,
         )
-        """Who may talk; without rules nobody may."""
+        """Who may talk to the bot; without rules, no one."""
         self._files = Files(
             channel=self.name,
             limit_bytes=platform.limits.file_bytes,
@@ -74,21 +79,22 @@ class PlatformChannel:
             transcriber=transcriber,
         )
         if hasattr(platform, "meet"):
-            platform.meet(Host(channel=self.name, welcomes=self.access.welcomes))
+            host = Host(channel=self.name, welcomes=self.access.welcomes, say=self.access.say)
+            platform.meet(host)
         self._taking: Intake | None = None
 
     @property
     def state(self) -> State:
-        """How its connection stands."""
+        """The state of its connection."""
         return self._connection.state
 
     @property
     def streams(self) -> bool:
-        """Whether answers are shown as they grow."""
+        """Whether answers are shown while they are being written."""
         return self.access.rules.stream and self.platform.limits.edit_seconds is not None
 
     async def run(self, bus: Bus) -> None:
-        """Serve the platform until cancelled, or until it refuses the bot for good."""
+        """Serve the platform until cancelled, or until it rejects the bot's token."""
         self.access.announce_closed()
         self._drafts.load()
         try:
@@ -102,12 +108,12 @@ class PlatformChannel:
             self._pairing.close()
 
     def take_no_more(self) -> None:
-        """Take nothing more in; answers still go out, until `run` is cancelled."""
+        """Accept no more messages; answers are still sent until `run` is cancelled."""
         if self._taking is not None:
             self._taking.take_no_more()
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Bring one item to its chat; raises `SendLater` where it is worth another try."""
+        """Send one item to its chat; raises `SendLater` if it should be tried again."""
         if isinstance(item, TextStreamed):
             self._drafts.grow(item)
             return
@@ -126,7 +132,7 @@ class PlatformChannel:
 
 
 def wanted(settings: Settings) -> Iterator[tuple[str, BaseModel]]:
-    """The channels of plugins that are to be served, each with its settings."""
+    """The plugin channels to serve, each with its settings."""
     for name, own in settings.channels.of_plugins.items():
         if getattr(own, "is_wanted", True):
             yield name, own
@@ -137,10 +143,14 @@ def make_channel(
     own: BaseModel,
     *,
     folder: Path,
-    attachments: Attachments,
+    attachments: Attachments | None = None,
     transcriber: Transcriber | None = None,
+    sentences: Sentences | None = None,
 ) -> Channel:
-    """The channel of that name; its library is loaded only now. Raises `SettingsError`."""
+    """The channel of that name; its library is imported only now. Raises `SettingsError`.
+
+    Without `attachments`, the model only sees the names of the files that people send.
+    """
     made: Platform | Channel = plugins.load("channels", name).make(own, folder)
     if not isinstance(made, Platform):
         return made
@@ -152,12 +162,13 @@ def make_channel(
         folder=folder,
         attachments=attachments,
         transcriber=transcriber,
+        sentences=sentences,
         account=account_of(name, own),
     )
 
 
 def account_of(name: str, own: BaseModel) -> str:
-    """What tells the accounts of this platform apart, and says nothing of its secrets."""
+    """An identifier of the account on this platform that reveals none of its secrets."""
     secrets = [
         value.get_secret_value()
         for _, value in sorted(own)

@@ -1,4 +1,4 @@
-"""The connection to a platform: kept up, with longer and longer rests where it fails."""
+"""The connection to a platform: kept open, and retried with backoff."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nanoloop.events import (
 
 LONGEST_REST_SECONDS = 300.0
 STEADY_SECONDS = 60.0
-"""A connection that held so long was a good one: the next rest is short again."""
+"""A connection that lasted this long counts as good: the next delay is short again."""
 PATIENCE_SECONDS = 30.0
-"""How long something to send waits for the connection before it is put off."""
+"""How long an outgoing message waits for the connection before it is postponed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """How it stands."""
+    """The state of a connection."""
 
     name: Literal["connecting", "connected", "waiting", "refused"]
     reason: str = ""
@@ -39,7 +39,7 @@ class State:
 
 
 class Connection:
-    """Listens to a platform, and again after a rest whenever that came to an end."""
+    """Listens to a platform, and reconnects after a delay whenever the connection ends."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Connection:
         self.state = State(name="connecting")
 
     async def keep(self, hear: Hear) -> None:
-        """Listen until cancelled, or until the platform refuses the bot."""
+        """Listen until cancelled, or until the platform rejects the bot's token."""
         tries = 0
         while True:
             self._begin()
@@ -78,7 +78,7 @@ class Connection:
         return self._is_up.is_set()
 
     async def ready(self) -> None:
-        """Return while connected; raises `SendLater` where that takes too long."""
+        """Return once connected; raises `SendLater` if that takes too long."""
         with anyio.move_on_after(PATIENCE_SECONDS if self.state.name != "refused" else 0):
             await self._is_up.wait()
         if not self._is_up.is_set():
@@ -122,7 +122,7 @@ class Connection:
 
 
 def _cause(error: Exception) -> Exception:
-    """The error that says most, out of the groups that task groups wrap it in."""
+    """The most informative error inside the exception groups that task groups wrap it in."""
     if not isinstance(error, ExceptionGroup):
         return error
     refused = error.subgroup(Refused)

@@ -1,4 +1,4 @@
-"""Answers on their way to a chat: growing while they are written, whole at the end, each once."""
+"""Delivers answers to a chat: growing while they are written, complete at the end, each once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from nanoloop.files import make_folder, replace_file
 from nanoloop.messages import Outbound
 
 FIRST_SECONDS = 0.2
-"""How long the first words wait for more, so that a message doesn't begin with one word."""
+"""How long the first words wait for more, so that a message does not start with a single word."""
 
 
 class Draft:
@@ -46,20 +46,20 @@ class Draft:
         self.letter = letter
         self.text = ""
         self.is_over = False
-        """Whether it is only to be finished now."""
+        """Whether it is no longer shown as it grows."""
         self.not_before = 0.0
-        """When the platform wants to hear of it again."""
+        """When the platform accepts its next edit."""
         self._rest = anyio.CancelScope()
         self._news = anyio.Event()
         self.ended = anyio.Event()
 
     def grow(self, text: str) -> None:
-        """Take a piece in."""
+        """Add a piece."""
         self.text += text
         self._news.set()
 
     async def rest(self, seconds: float) -> None:
-        """Wait so long, and for something new; at most until it is over."""
+        """Wait this long, then for more text; stop early if the draft is finished."""
         with anyio.CancelScope() as self._rest:
             if self.is_over:
                 return
@@ -68,14 +68,14 @@ class Draft:
             self._news = anyio.Event()
 
     async def end(self) -> None:
-        """Show nothing more of it; returns when nothing of it is on its way."""
+        """Stop showing it; returns once no request for it is running."""
         self.is_over = True
         self._rest.cancel()
         await self.ended.wait()
 
 
 class Drafts:
-    """The answers of one channel, growing or whole."""
+    """The answers of one channel, growing or complete."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Drafts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group: TaskGroup | None = None
-        """Where its tasks live; without one, nothing is shown before it is whole."""
+        """The group that its tasks run in; without one, answers are shown only when complete."""
         self._platform = platform
         self._connection = connection
         self._progress = progress
@@ -96,16 +96,16 @@ class Drafts:
         self._clock = clock
         self._growing: dict[str, Draft] = {}
         self._shown_in: Counter[str] = Counter()
-        """How many answers grow in each chat."""
+        """How many answers are growing in each chat."""
         self._groups: set[str] = set()
         self._taken_back: deque[str] = deque(maxlen=100)
 
     def load(self) -> None:
-        """Know what is posted by now: another process may have gone on with it."""
+        """Reload the progress: another process may have posted more."""
         self._progress.load()
 
     def learn(self, chat: str, *, private: bool) -> None:
-        """Whether several talk in this chat: the platform may want another pace there."""
+        """Note whether the chat is a group: the platform may allow fewer edits there."""
         if private:
             self._groups.discard(chat)
         else:
@@ -125,7 +125,7 @@ class Drafts:
         draft.grow(piece.text)
 
     async def finish(self, item: Outbound) -> None:
-        """Bring a whole text to its chat; a draft of it becomes it. Raises as platforms do."""
+        """Send a complete text, editing its draft if any; raises what the platform raises."""
         if self._progress.has(item.id):
             return
         await self._connection.ready()
@@ -146,7 +146,7 @@ class Drafts:
         self._progress.finish(f"{answer} files")
 
     async def _files(self, item: Outbound) -> list[Upload]:
-        """Those that an answer names, and that are there and not too large for the platform."""
+        """The files named in an answer that exist and are small enough for the platform."""
         if self._attachments is None or item.kind != "answer":
             return []
         found = [await _upload(self._attachments, name) for name in enclosed(item.text)]
@@ -154,19 +154,19 @@ class Drafts:
         return [file for file in found if file is not None and len(file.data) <= limit]
 
     def close(self) -> None:
-        """The tasks that showed drafts are gone: nothing waits for them."""
+        """Mark all drafts as ended: the tasks that showed them are gone."""
         for draft in self._growing.values():
             draft.is_over = True
             draft.ended.set()
 
     def begin_anew(self, chat: str, question: str) -> None:
-        """What is asked has changed: what was answered so far counts no more."""
+        """Discard the answer so far, because the question has changed."""
         draft = self._growing.get(_answer(chat, question))
         if draft is not None:
             draft.text = ""
 
     async def take_back(self, chat: str, question: str) -> None:
-        """Nothing is asked any more: what was answered so far goes."""
+        """Delete the answer so far, because the question was withdrawn."""
         answer = _answer(chat, question)
         self._taken_back.append(answer)
         draft = self._growing.pop(answer, None)
@@ -197,7 +197,7 @@ class Drafts:
         self._progress.finish(letter.answer, name=letter.name)
 
     async def _show(self, draft: Draft) -> None:
-        """Edit it again and again, until it is over or the platform wants none of it."""
+        """Keep editing it until it is finished or the platform refuses edits."""
         chat = draft.letter.place.chat
         self._shown_in[chat] += 1
         try:
@@ -212,13 +212,13 @@ class Drafts:
             draft.ended.set()
 
     def _pace(self, chat: str) -> float:
-        """How long one of the answers that grow in a chat waits: they share what is allowed."""
+        """How long to wait between edits; a chat's growing answers share the platform's limit."""
         limits = self._platform.limits
         of_groups = limits.group_edit_seconds if chat in self._groups else None
         return (of_groups or limits.edit_seconds or 0) * self._shown_in[chat]
 
     async def _shown(self, draft: Draft) -> float | None:
-        """How long the platform wants to be left alone now, if it says so."""
+        """Show the text so far; returns how long to wait if the platform asks for a pause."""
         text = closed(without(draft.text)).strip()
         if not text or not self._connection.is_up:
             return None
@@ -232,25 +232,25 @@ class Drafts:
 
 
 def _answer(chat: str, reply_to: str | None) -> str:
-    """What an answer is known by before it is whole, also after a restart."""
+    """The name of an unfinished answer; the same after a restart."""
     return f"{chat} {reply_to}"
 
 
 SHORTEST = 200
-"""A platform that takes no message of that length takes none."""
+"""A platform that refuses even a message of this length would refuse any."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Letter:
-    """One answer's way into its chat."""
+    """The delivery of one answer to its chat."""
 
     answer: str
-    """What it is known by, at each try."""
+    """Its name, the same for every attempt."""
     place: Place
     reply_to: str | None = None
     name: str | None = None
-    """Its own name, where it has one already."""
+    """The name of its complete text, if it already has one."""
 
 
 class DraftWriter:
@@ -261,7 +261,7 @@ class DraftWriter:
         self._progress = progress
 
     async def write(self, letter: Letter, markdown: str) -> None:
-        """Have this answer say exactly that; where it fails half way, the next try goes on there.
+        """Make the answer say exactly this; after a failure, the next attempt resumes there.
 
         Raises what the platform raises.
         """
@@ -278,7 +278,7 @@ class DraftWriter:
                 return
 
     async def enclose(self, letter: Letter, files: list[Upload]) -> None:
-        """Post these files, those that are not there yet; raises what the platform raises."""
+        """Post the files that are not posted yet; raises what the platform raises."""
         posted = self._progress.of(letter.answer, name=letter.name)
         for number, file in list(enumerate(files))[len(posted.messages) :]:
             reply_to = letter.reply_to if number == 0 else None
@@ -288,7 +288,7 @@ class DraftWriter:
             self._progress.post(letter.answer, message, number=number)
 
     def texts(self, markdown: str, limit: int) -> list[Text]:
-        """The messages of a text, each within the limit in both its forms."""
+        """Split a text into messages that fit the limit both plain and formatted."""
         size = self._platform.limits.size
         found: list[Text] = []
         for part in split(markdown, limit, size):
@@ -337,7 +337,7 @@ class DraftWriter:
 
 
 async def _in_some_form(send: Callable[[Text], Awaitable[T]], text: Text) -> T:
-    """Send it as it is to look, or plain where the platform refuses that."""
+    """Send it formatted, or plain if the platform refuses the formatting."""
     try:
         return await send(text)
     except FormatRefused:
@@ -347,7 +347,7 @@ async def _in_some_form(send: Callable[[Text], Awaitable[T]], text: Text) -> T:
 
 
 REMEMBERED = 2000
-"""Answers that are remembered as half posted, and as posted, each."""
+"""How many partly posted answers are remembered, and how many complete ones."""
 _LINES = 10 * REMEMBERED
 
 
@@ -356,20 +356,20 @@ class Posted:
     """The messages of one answer."""
 
     name: str
-    """What ids of its messages are made of, the same at each try."""
+    """The base of its messages' ids, the same for every attempt."""
     messages: list[str] = field(default_factory=list)
     """Their ids on the platform, in order."""
     shown: dict[int, Text] = field(default_factory=dict)
-    """What each of them says, as far as that is known."""
+    """The text of each of them, if known."""
     tried: dict[int, Text] = field(default_factory=dict)
-    """What was tried first as each of them: the platform may have taken it without a word."""
+    """The first text tried for each: the platform may have accepted it without replying."""
     is_old: bool = False
-    """Whether an earlier process may have tried something."""
+    """Whether an earlier process may have tried to post something."""
     cuts: int = 0
-    """How often it became shorter."""
+    """How many times it became shorter."""
 
     def name_of(self, number: int) -> str:
-        """The name of this message; another one after a cut, as that one is gone for good."""
+        """The name of this message; a new one after a cut, because the old message is gone."""
         return f"{self.name}.{number}" if not self.cuts else f"{self.name}.{self.cuts}.{number}"
 
     def try_first(self, number: int, text: Text) -> bool:
@@ -377,12 +377,12 @@ class Posted:
         return self.tried.setdefault(number, text) == text and not self.is_old
 
     def says(self, number: int) -> Text | None:
-        """What this message says; None where that is not known any more."""
+        """The text of this message; None if it is no longer known."""
         return self.shown.get(number)
 
 
 class Progress:
-    """Keeps it in a file, where one is given; a file that can't be read is begun anew."""
+    """Records what is posted, in a file if one is given; an unreadable file is started over."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -392,7 +392,7 @@ class Progress:
         self.load()
 
     def load(self) -> None:
-        """Know what the file says by now: another process may have gone on with it."""
+        """Reload the file: another process may have changed it."""
         if self._file is None:
             return
         self._open.clear()
@@ -402,29 +402,29 @@ class Progress:
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
-        """What of this answer is posted; begun with this name where it is new."""
+        """The posted part of this answer; a new record gets this name."""
         if answer not in self._open:
             self._note(begun=answer, name=name or uuid4().hex)
         return self._open[answer]
 
     def begun(self, answer: str) -> bool:
-        """Whether something of it may be posted."""
+        """Whether part of it may have been posted already."""
         return answer in self._open
 
     def post(self, answer: str, message: str, *, number: int) -> None:
-        """Note that this is the answer's message of that number."""
+        """Record this as the answer's message with that number."""
         self._note(posted=answer, message=message, number=number)
 
     def cut(self, answer: str, *, number: int) -> None:
-        """Note that only so many of its messages are left."""
+        """Record that only this many of its messages remain."""
         self._note(cut=answer, number=number)
 
     def finish(self, answer: str, *, name: str | None = None) -> None:
-        """Note that all of it is there, and so is the text of that name."""
+        """Record that the answer is complete, and that the text with this name is posted."""
         self._note(done=answer, name=name)
 
     def has(self, name: str | None) -> bool:
-        """Whether the text of that name is known to be there."""
+        """Whether the text with this name is known to be posted."""
         return name in self._done
 
     def _note(self, **fact: Any) -> None:
@@ -488,12 +488,12 @@ _ENCLOSED = re.compile(rf"!?\[[^\]\n]*\]\({SCHEME}(?P<id>[0-9a-f]{{40}})\)")
 
 
 def enclosed(text: str) -> list[str]:
-    """The ids of the files that a text names, each once, in order."""
+    """The ids of the files named in a text, in order and without duplicates."""
     return list(dict.fromkeys(match["id"] for match in _ENCLOSED.finditer(text)))
 
 
 def without(text: str) -> str:
-    """The text without them."""
+    """The text without its links to files."""
     return _ENCLOSED.sub("", text).strip() if SCHEME in text else text
 
 

@@ -1,4 +1,4 @@
-"""What people say, on its way to the bus: files fetched, voices transcribed, typing shown."""
+"""Incoming messages on their way to the bus: files downloaded, voices transcribed, typing shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 
 from nanoloop.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.bounded import BoundedDict
-from nanoloop.channels.kit.access import NO_SUCH_CODE, OPERATORS_ONLY, AccessControl, command
+from nanoloop.channels.kit.access import AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
 from nanoloop.channels.kit.platform import File, Heard, Place, Platform
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
@@ -28,12 +28,11 @@ from nanoloop.protocols import Bus
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
-"""Messages of one chat that may wait to be taken in; the platform then waits."""
+"""How many messages of one chat may wait to be taken in; after that the platform waits."""
 REMEMBERED = 10_000
-"""Messages whose last words are known, so that an edit that changes nothing is known as such."""
+"""How many messages' latest texts are remembered, to ignore edits that change nothing."""
 NAME_CHARS = 60
 QUOTE_CHARS = 1000
-WELCOME = "You may talk with me now."
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class _Item:
 
 
 class Intake:
-    """Takes in what one platform hears."""
+    """Takes in the messages of one platform."""
 
     def __init__(
         self,
@@ -74,11 +73,11 @@ class Intake:
         return await self._lanes.__aexit__(*exc)
 
     def take_no_more(self) -> None:
-        """Acknowledge nothing from now on: it is delivered again after the next start."""
+        """Acknowledge nothing from now on: messages are delivered again after the next start."""
         self._is_deaf = True
 
     async def hear(self, *heard: Heard) -> None:
-        """Return once all of it is durable or was refused."""
+        """Return once every message is durable or was refused."""
         items = [_Item(one) for one in heard if not one.is_bot]
         for item in items:
             await self._lanes.put(item.heard.chat, item)
@@ -128,7 +127,7 @@ class Intake:
             early = self._access.early_seconds(heard)
         if self._access.is_forbidden(heard):
             if not early:
-                await self._tell(heard, OPERATORS_ONLY)
+                await self._tell(heard, self._access.say("operators_only"))
         elif command(heard.text) == "pair":
             await self._pair(heard)
         else:
@@ -164,6 +163,7 @@ class Intake:
             key=self._key(heard),
             account=self._account(heard),
             agent=rules.agent,
+            language=rules.language,
             burst_seconds=max(rules.burst_seconds, heard.burst_seconds),
             steers=rules.steers,
             time=heard.time,
@@ -180,7 +180,7 @@ class Intake:
         return "\n\n".join(filter(None, parts))
 
     async def _amend(self, heard: Heard) -> None:
-        """A message was changed or taken back."""
+        """Handle the change or deletion of a message."""
         place = _place(heard)
         earlier = heard.edits or heard.deletes or ""
         if self._overheard.forget(place, earlier) is not None:
@@ -200,25 +200,25 @@ class Intake:
             await self._drafts.take_back(place, earlier)
 
     def _is_known(self, heard: Heard) -> bool:
-        """Whether it was heard before; it is from now on."""
+        """Whether it was received before; from now on it counts as received."""
         known = (heard.chat, heard.id) in self._recent
         self._recent[heard.chat, heard.id] = heard.text
         return known
 
     def _says(self, heard: Heard, message: str) -> bool:
-        """Whether that message says so already: platforms tell of edits that change nothing."""
+        """Whether the message already says this: platforms report edits that change nothing."""
         said = self._recent.get((heard.chat, message))
         self._recent[heard.chat, message] = heard.text
         return said == heard.text
 
     async def _pair(self, heard: Heard) -> None:
         _, _, code = heard.text.partition(" ")
-        person = self._access.approve(code)
+        person, say = self._access.approve(code), self._access.say
         if person is None:
-            await self._tell(heard, NO_SUCH_CODE)
+            await self._tell(heard, say("code_unknown"))
             return
-        await self._tell(heard, f"{person.name or person.id} may talk with me now.")
-        await self._say(person.chat, WELCOME)
+        await self._tell(heard, say("paired", name=person.name or person.id))
+        await self._say(person.chat, say("welcome"))
 
     async def _tell(self, heard: Heard, words: str | None) -> None:
         if words is not None:
@@ -229,12 +229,12 @@ class Intake:
         await self._bus.publish(said)
 
     def _key(self, heard: Heard) -> str:
-        """The session: the thread's own, or that of its chat."""
+        """The session's key: the thread's own, or its chat's."""
         chat = heard.chat if self._access.rules.threads == "shared" else _place(heard)
         return f"{self._name}:{chat}"
 
     def _account(self, heard: Heard) -> str:
-        """Whose turns its answers are: the person's in private, else the group's."""
+        """The owner of its turns: the person in a private chat, else the group."""
         return f"{self._name}:{heard.sender if heard.private else heard.chat}"
 
 
@@ -243,7 +243,7 @@ def _place(heard: Heard) -> str:
 
 
 def _name(heard: Heard) -> str:
-    """Who said it, in one line that can't pass for another mark."""
+    """Who said it, on one line that can't imitate another marker."""
     name = " ".join((heard.name or heard.sender).split())
     return name.replace("[", "(").replace("]", ")")[:NAME_CHARS]
 
@@ -264,26 +264,26 @@ def _quoted(quote: str) -> str:
 
 
 MESSAGES = 20
-"""How much of it is kept of one chat."""
+"""How many messages of one chat are kept."""
 CHARS = 500
-"""How much of one message."""
+"""How many characters of each message are kept."""
 CHATS = 1000
 
 
 class Overheard:
-    """Keeps the newest of it for each place."""
+    """Keeps the newest messages of each place."""
 
     def __init__(self) -> None:
         self._said: BoundedDict[str, deque[Heard]] = BoundedDict(CHATS)
 
     def keep(self, place: str, heard: Heard) -> None:
-        """Remember what was said."""
+        """Remember this message."""
         self.forget(place, heard.id)  # it may be delivered twice
         self._said[place] = said = self._said.get(place, deque(maxlen=MESSAGES))
         said.append(heard)
 
     def forget(self, place: str, message: str) -> Heard | None:
-        """Forget one message, which was changed or taken back; returns it."""
+        """Forget a message that was changed or deleted, and return it."""
         said = self._said.get(place, deque())
         found = next((heard for heard in said if heard.id == message), None)
         if found is not None:
@@ -291,7 +291,7 @@ class Overheard:
         return found
 
     def take(self, place: str) -> str:
-        """What was said since the last time, a line each; empty where nothing was."""
+        """What was said since the last call, one line per message; empty if nothing was."""
         said = self._said.pop(place, ())
         return "\n".join(f"{heard.name or heard.sender}: {_short(heard)}" for heard in said)
 
@@ -309,7 +309,7 @@ NOT_READ = "(this voice message could not be read)"
 
 
 class Files:
-    """Makes attachments of them; none of their failures costs the message."""
+    """Turns files into attachments; a failure never loses the message."""
 
     def __init__(
         self,
@@ -319,14 +319,14 @@ class Files:
         attachments: Attachments | None = None,
         transcriber: Transcriber | None = None,
     ) -> None:
-        """With `attachments` they are kept there: the model sees images, and reads texts."""
+        """With `attachments`, files are stored there: the model sees images and reads texts."""
         self._channel = channel
         self._limit_bytes = limit_bytes
         self._attachments = attachments
         self._transcriber = transcriber
 
     async def attachment(self, file: File) -> Attachment:
-        """What stands for this file in the conversation."""
+        """How the conversation refers to this file."""
         known = Attachment(
             kind=file.kind,
             ref=f"unkept:{file.kind}",
@@ -365,7 +365,7 @@ class Files:
             return replace(known, text=self._left_out(error, NOT_KEPT))
 
     async def _keep(self, attachments: Attachments, file: File, data: bytes) -> Attachment:
-        """The attachment that stands for it, durable when this returns."""
+        """The attachment for this file, durable when this returns."""
         known = mime_type_of(data)
         name = file.name or file.kind
         mime_type = known or file.mime_type or "application/octet-stream"
@@ -388,14 +388,14 @@ class Files:
             return self._left_out(error, NOT_READ)
 
     def _left_out(self, error: Exception, words: str) -> str:
-        """What the model reads instead of it."""
+        """What the model reads instead of the file."""
         reason = reason_of(error)
         announce(FileLeftOut(channel=self._channel, reason=reason))
         return words
 
 
 def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
-    """What the model reads of it, where it sees nothing."""
+    """What the model reads about it, if it can't see it."""
     if known == "text/plain":
         return data.decode()[:TEXT_SHOWN]
     return NOT_SHOWN if known is None and mime_type.startswith("image/") else None
@@ -403,12 +403,12 @@ def _text_of(data: bytes, known: str | None, mime_type: str) -> str | None:
 
 SECONDS = 60.0
 SIDE_BY_SIDE = 4
-"""Calls of a function that blocks: each has a thread."""
+"""How many calls of a blocking function run at once, each in its own thread."""
 TRANSCRIPTS_REMEMBERED = 100
-"""Recordings whose words are known, so that they are not asked for again."""
+"""How many transcripts are remembered, so that they are not requested again."""
 
 Transcribe = Callable[[File, bytes], Awaitable[str | None] | str | None]
-"""The words of a voice message, of which it is given what is known and its bytes."""
+"""Your function: gets a voice message and its bytes, and returns the transcript."""
 
 
 class Transcriber:
@@ -421,7 +421,7 @@ class Transcriber:
         self._told: BoundedDict[bytes, str] = BoundedDict(TRANSCRIPTS_REMEMBERED)
 
     async def words(self, file: File, data: bytes) -> str:
-        """What is said; raises what the function raises, and `TimeoutError`."""
+        """The transcript; raises what the function raises, and `TimeoutError`."""
         # Some platforms deliver again what takes long, and a call may cost money.
         name = hashlib.sha256(data).digest()
         if name not in self._told:
@@ -440,21 +440,21 @@ class Transcriber:
 
 TYPING_SECONDS = 600.0
 _RENEWED_AT = 0.8
-"""What part of its time has passed when it is shown again."""
+"""The fraction of its duration after which typing is shown again."""
 
 
 class Typist:
-    """Types in all chats where something waits for an answer."""
+    """Shows typing in all chats that wait for an answer."""
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self.group: TaskGroup | None = None
-        """Where its tasks live; without one, nothing is typed."""
+        """The task group of its tasks; without one, no typing is shown."""
         self._waiting: dict[str, list[str]] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 
     def start(self, chat: str, question: str) -> None:
-        """Type until this question is answered."""
+        """Show typing until this question is answered."""
         seconds = self._platform.limits.typing_seconds
         if seconds is None or self.group is None:
             return
@@ -464,14 +464,14 @@ class Typist:
             self.group.start_soon(self._type, chat, scope, seconds, name=f"typist {chat}")
 
     def stop(self, chat: str, question: str | None) -> None:
-        """This question is answered, and so are those before it."""
+        """Note that this question is answered, and so are those before it."""
         waiting = self._waiting.get(chat, [])
         if question in waiting:
             del waiting[: waiting.index(question) + 1]
         self._end(chat)
 
     def drop(self, chat: str, question: str) -> None:
-        """This question gets no answer; others may, itself if it was asked before."""
+        """Note that this question gets no answer; others may, and so may an earlier copy of it."""
         waiting = self._waiting.get(chat, [])
         if question in waiting:
             del waiting[~waiting[::-1].index(question)]

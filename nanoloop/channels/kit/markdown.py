@@ -1,4 +1,4 @@
-"""Markdown in the form that a platform shows, cut into messages that fit."""
+"""Converts Markdown to a platform's format and splits it into messages that fit."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 _INFO = re.compile(r"^([\w+#.-]*)\s*(.*)$", re.DOTALL)
-"""What stands behind an opening fence."""
+"""The text after an opening fence."""
 _OPTIONS = {"html": False, "breaks": True}
-"""A tag that a model writes is text; a line that it begins is a line."""
+"""Tags that a model writes are shown as text, and its line breaks are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Markup:
-    """How a platform writes things. What a function is given is in that form already, save code."""
+    """How a platform marks up text. Except for code, functions get text already marked up."""
 
     escape: Callable[[str], str]
-    """A text, so that nothing in it is taken for a mark."""
+    """Escapes a text so that nothing in it counts as markup."""
     bold: Callable[[str], str]
     italic: Callable[[str], str]
     strike: Callable[[str], str]
     code: Callable[[str], str]
-    """Some words of code, as they are."""
+    """Takes inline code as written."""
     block: Callable[[str, str], str]
-    """A block of code, as it is, and its language or nothing."""
+    """Takes a code block as written, and its language, if any."""
     link: Callable[[str, str], str]
-    """What it says, and the address as it is."""
+    """Takes a link's text, and its address as written."""
     quote: Callable[[str], str]
     heading: Callable[[str, int], str] | None = None
-    """What it says, and its level; left out, it is bold."""
+    """Takes a heading's text and level; by default, headings are bold."""
     bullet: str = "• "
     rule: str = "———"
 
 
 def render(markdown: str, form: Markup) -> str:
-    """The text in this form; nothing that it says is lost."""
+    """Convert the text to this form without losing anything."""
     from markdown_it.tree import SyntaxTreeNode  # noqa: PLC0415 - only where a platform renders
 
     tree = SyntaxTreeNode(_parser().parse(markdown))
@@ -51,7 +51,7 @@ def render(markdown: str, form: Markup) -> str:
 
 
 def html(markdown: str) -> str:
-    """The text as HTML, every tag of it closed and none of them the model's own."""
+    """The text as HTML, with every tag closed and no tags of the model's own."""
     return str(_parser().render(markdown)).strip()
 
 
@@ -66,7 +66,7 @@ def _parser() -> MarkdownIt:
 
 
 class _Rendering:
-    """One text on its way into a form."""
+    """One text being converted into a form."""
 
     def __init__(self, form: Markup) -> None:
         self._form = form
@@ -91,7 +91,7 @@ class _Rendering:
                 return self._inline(node)
 
     def _code(self, node: SyntaxTreeNode) -> str:
-        """What stands beside the language is shown too: it may be the code's first line."""
+        """A code block; text beside the language is shown too, as it may be the first line."""
         language, beside = _INFO.findall(node.info.strip())[0]
         code = node.content.removesuffix("\n")
         return self._form.block(f"{beside}\n{code}" if beside else code, language)
@@ -150,7 +150,7 @@ class _Rendering:
 
 
 def _table(node: SyntaxTreeNode) -> str:
-    """Columns of the same width each, as no platform knows tables."""
+    """The table as text with aligned columns, because no platform supports tables."""
     rows = [
         [_words(cell) for cell in row.children] for part in node.children for row in part.children
     ]
@@ -168,7 +168,7 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _words(node: SyntaxTreeNode) -> str:
-    """What a cell says, without marks."""
+    """The text of a cell, without markup."""
     if not node.children:
         return "\n" if node.type.endswith("break") else _content(node)
     return "".join(map(_words, node.children))
@@ -179,37 +179,37 @@ def _content(node: Any) -> str:
 
 
 def _width(text: str) -> int:
-    """How wide it is in letters of one width: Chinese ones count twice."""
+    """Its width in a monospace font: Chinese characters count twice."""
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
 
 _FENCE = re.compile(r"[ \t]*(?P<mark>`{3,20}|~{3,20})(?P<info>[^\n`]*)")
 _INFO_LIMIT = 40
-"""How much of what stands behind an opening fence is said again where it is reopened."""
+"""How many characters after an opening fence are repeated when the block is reopened."""
 _EARLIEST = 0.3
-"""How full a message has to be at least for a good place to be taken."""
+"""How full a message must be before it is split at a good place."""
 _SENTENCE = re.compile("[.!?\u2026][\"'\u201d\u2019)\\]]*\\s|[\u3002\uff01\uff1f]")
-"""The end of one, in scripts with spaces and in those without."""
+"""The end of a sentence, in scripts with and without spaces."""
 _JOINED = "\u200d\ufe0f\ufe0e"
 
 
 def utf16(text: str) -> int:
-    """How long a text is as Telegram counts."""
+    """The length of a text as Telegram counts it."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def utf8(text: str) -> int:
-    """How many bytes a text has."""
+    """The length of a text in bytes."""
     return len(text.encode("utf-8", "surrogatepass"))
 
 
 def split(markdown: str, limit: int, size: Callable[[str], int] = len) -> list[str]:
-    """The text as parts that are each at most `limit` long; of no text there are none."""
+    """Split the text into parts of at most `limit` each; an empty text has none."""
     return [part for part in _parts(markdown.strip("\n"), limit, size) if part.strip()]
 
 
 def closed(markdown: str) -> str:
-    """The text with its open code fence closed: an answer that is still growing."""
+    """The text with its open code fence closed, for an answer that is still growing."""
     fence = _fence_at(markdown)
     return f"{markdown.rstrip()}\n{fence.close}" if fence else markdown
 
@@ -252,7 +252,7 @@ def _longest(text: str, limit: int, size: Callable[[str], int]) -> int:
 
 
 def _good_place(text: str, *, after: int) -> int:
-    """Where to cut at the latest: between paragraphs, lines, sentences, words, characters."""
+    """Where to split: between paragraphs, lines, sentences, words or characters."""
     earliest = max(after, int(len(text) * _EARLIEST))
     fence = _fence_at(text)
     if fence is not None and fence.begin > earliest:
@@ -268,13 +268,13 @@ def _good_place(text: str, *, after: int) -> int:
 
 
 def _last(pattern: str | re.Pattern[str], text: str, earliest: int) -> int:
-    """Behind the last match that isn't too early; 0 where there is none."""
+    """The end of the last match that isn't too early; 0 if there is none."""
     found = [match.end() for match in re.finditer(pattern, text) if match.end() > earliest]
     return found[-1] if found else 0
 
 
 def _between_characters(text: str) -> int:
-    """The end, or a little before it: what is one character to a reader stays together."""
+    """The end, or just before it, so that no visible character is split."""
     end = len(text)
     for place in range(end, max(0, end - 16), -1):
         if not _continues(text, place):
@@ -293,7 +293,7 @@ def _is_joined(character: str) -> bool:
 
 
 def _fence_at(text: str) -> _Fence | None:
-    """The fence that is open at the end of this text."""
+    """The fence that is still open at the end of this text."""
     fence: _Fence | None = None
     begin = 0
     for line in text.split("\n"):

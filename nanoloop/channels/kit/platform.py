@@ -1,4 +1,4 @@
-"""The seam between a chat platform and all that nanoloop does for it."""
+"""The interface between a chat platform and everything that nanoloop does for it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from typing import Literal, Protocol, runtime_checkable
 
 from nanoloop.errors import NanoloopError
 from nanoloop.events import SenderRefused, announce
+from nanoloop.sentences import Say, in_english
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the platform allows."""
+    """What a platform allows."""
 
     text: int = 4000
-    """How long one message may be, as `size` counts; what `rendered` returns counts too."""
+    """The longest message, as counted by `size`; applies to the result of `rendered` too."""
     size: Callable[[str], int] = len
     """How the platform counts: characters, UTF-16 units (`splitting.utf16`), bytes."""
     edit_seconds: float | None = 1.0
-    """How long to wait between two edits in a chat; None where messages can't be edited."""
+    """How long to wait between two edits in a chat; None if messages can't be edited."""
     group_edit_seconds: float | None = None
-    """The same where several talk; None where that makes no difference."""
+    """The same in groups; None if it makes no difference."""
     typing_seconds: float | None = None
-    """How long "is typing" is shown for one call of `typing`; None where there is no such."""
+    """How long one call of `typing` shows "is typing"; None if the platform can't show it."""
     file_bytes: int = 20_000_000
-    """How large a file may be that is fetched or sent."""
+    """The size of the largest file that is downloaded or sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to post: a chat, or a thread in it. `str(place)` is what crosses the bus."""
+    """Where to post: a chat, or a thread in it. `str(place)` is its form on the bus."""
 
     chat: str
     thread: str = ""
@@ -41,23 +42,23 @@ class Place:
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """The place that `str` has written; a chat's id holds no space."""
+        """Parse the result of `str(place)`; a chat's id contains no spaces."""
         chat, _, thread = text.partition(" ")
         return cls(chat, thread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """Something that came with a message, not fetched yet."""
+    """A file that came with a message, not downloaded yet."""
 
     kind: Literal["image", "audio", "video", "file"]
     """A voice note is `audio`."""
     fetch: Callable[[], Awaitable[bytes]]
-    """Fetches it; the kit calls it once, where the size is right, and survives its failure."""
+    """Downloads it; the kit calls this once, if the size is allowed, and handles failures."""
     name: str = ""
     mime_type: str = ""
     size: int | None = None
-    """Bytes, where the platform says."""
+    """Its size in bytes, if the platform reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,88 +72,88 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """One thing that the platform heard: a message, an edit, or a deletion."""
+    """An event that the platform reports: a message, an edit, or a deletion."""
 
     chat: str
-    """The chat's id, as `Place.chat` takes it: no spaces in it."""
+    """The chat's id, as in `Place.chat`: without spaces."""
     id: str
-    """The platform's own id of this message or event: the same one if it is delivered again.
+    """The platform's id for this message or event; unchanged if it is delivered again.
 
-    For an edit that has no id of its own, the message's id with its edit time is one.
+    For an edit without an id of its own, combine the message's id and the time of the edit.
     """
     sender: str
-    """The id of who said it: what allow-lists name, so nothing that people can choose freely."""
+    """The sender's id, as used in access lists: never something that people can choose freely."""
     name: str = ""
-    """What people call the sender."""
+    """The sender's display name."""
     roles: tuple[str, ...] = ()
-    """Roles or groups of the sender, as allow-lists name them."""
+    """The sender's roles or groups, as used in access lists."""
     text: str = ""
     private: bool = True
-    """Whether nobody but this person and the bot is in the chat."""
+    """Whether only this person and the bot are in the chat."""
     addressed: bool = False
-    """In a group: whether it names the bot, answers one of its messages, or is a command for it."""
+    """Whether, in a group, it mentions the bot, replies to it, or is a command for it."""
     mention: str = ""
-    """The very words in `text` that name the bot, such as `<@U12>`: they are taken out."""
+    """The exact words in `text` that mention the bot, such as `<@U12>`: they are removed."""
     thread: str = ""
-    """The thread it was said in; empty in the chat itself."""
+    """The thread it was sent in; empty if it was sent in the chat itself."""
     reply_to: str | None = None
-    """The id of the message that this one answers."""
+    """The id of the message that this one replies to."""
     quote: str = ""
-    """The words of that message, where the platform gives them."""
+    """The text of that message, if the platform provides it."""
     files: tuple[File, ...] = ()
     edits: str | None = None
-    """The id of the earlier message that says `text` now; an unchanged text is passed over."""
+    """The id of the earlier message whose text is now `text`; ignored if the text is unchanged."""
     deletes: str | None = None
-    """The id of the earlier message that was taken back."""
+    """The id of the earlier message that was deleted."""
     burst_seconds: float = 0
-    """What else is said in its chat within so short a time belongs to it: the rest of an album."""
+    """Other messages in its chat within this time belong to it, such as the rest of an album."""
     is_bot: bool = False
-    """Whether a program said it, this bot among them: it is never answered."""
+    """Whether it was sent by a program, including this bot; such messages are never answered."""
     time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
 
 
 class Hear(Protocol):
-    """Takes what a platform heard."""
+    """Accepts what a platform reports."""
 
     async def __call__(self, *heard: Heard) -> None:
-        """Return once all of it is durable or was refused: only then acknowledge it.
+        """Return once everything is durable or was refused; acknowledge it only then.
 
-        In one chat the order is that of the calls; different chats don't wait for each other
-        within one call. It never raises, but for being cancelled.
+        Within a chat, the order of the calls is kept; different chats in one call don't wait for
+        each other. Never raises, except when cancelled.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One message as it is to be posted; it fits `Limits.text`."""
+    """One message to post; it fits `Limits.text`."""
 
     plain: str
-    """As the model wrote it, Markdown included; never empty."""
+    """As the model wrote it, with Markdown; never empty."""
     formatted: str | None = None
-    """In the platform's own form, from `rendered`; None where it is to be sent as plain text."""
+    """In the platform's own format, from `rendered`; None to send it as plain text."""
 
     @property
     def best(self) -> str:
-        """What to send where the platform takes one form only."""
+        """The text for a platform that accepts only one form."""
         return self.plain if self.formatted is None else self.formatted
 
 
 @runtime_checkable
 class Platform(Protocol):
-    """A chat platform. `PlatformChannel` makes a channel of it.
+    """A chat platform, which `PlatformChannel` turns into a channel.
 
-    `post`, `edit`, `remove`, `typing` and `upload` are called only after `connected()`, side by
-    side for different answers, in order for the parts of one. Besides what `errors.py` names they
-    may raise anything: the text is then given up. A network that fails and a rate limit are
-    `SendLater`, with the platform's retry-after as its `seconds`.
+    `post`, `edit`, `remove`, `typing` and `upload` are called only after `connected()`: in parallel
+    for different answers, in order for the parts of one. They may raise anything besides the errors
+    in `errors.py`: the text is then given up. Raise `SendLater` for a network error or a rate
+    limit, with the platform's retry-after as its `seconds`.
 
-    One that has a method `meet` is given its `Host` by it, once, before `listen`.
+    If it has a method `meet`, that is called once with the `Host`, before `listen`.
     """
 
     @property
     def name(self) -> str:
-        """What the channel is called in settings, logs and session keys."""
+        """The name of the channel in settings, logs and session keys."""
         ...
 
     @property
@@ -161,27 +162,28 @@ class Platform(Protocol):
         ...
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Connect, call `connected()`, and hand over what is said until the connection is lost.
+        """Connect, call `connected()`, and pass on messages until the connection is lost.
 
-        Called again after a rest when it returned or raised, save for `Refused`; a `SendLater`
-        says how long to rest. Begins where it stood, where the platform can replay. When it is
+        Called again after a delay when it returns or raises, except for `Refused`; a `SendLater`
+        sets the delay. It resumes where it left off if the platform supports replay. When it is
         cancelled, it closes what it opened.
         """
         ...
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - what platforms call it
-        """Post a message and return its id there.
+        """Post a message and return its id on the platform.
 
-        `id` stays the same when the same is posted again: for a transaction id or a nonce.
+        `id` stays the same if the same message is posted again: use it as a transaction id or
+        nonce.
         """
         ...
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Let one of our messages say this; one that says it already is fine."""
+        """Edit one of our messages; it is not an error if it already has this text."""
         ...
 
     async def remove(self, place: Place, message: str) -> None:
-        """Take one of our messages back; one that is gone is fine."""
+        """Delete one of our messages; it is not an error if it is already gone."""
         ...
 
     async def typing(self, place: Place) -> None:
@@ -189,32 +191,32 @@ class Platform(Protocol):
         ...
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
-        """Post a file, shown as an image if it is one, and return the message's id."""
+        """Post a file, displayed inline if it is an image, and return the message's id."""
         ...
 
     def rendered(self, markdown: str) -> str | None:
-        """This Markdown in the platform's own form; None where it takes plain text only."""
+        """The Markdown in the platform's own format; None if it accepts only plain text."""
         ...
 
 
 class Refused(NanoloopError):
-    """A wrong token or a missing right; the text is a sentence with the next step, and no token."""
+    """A wrong token or a missing permission; the text says what to do, without the token."""
 
 
 class FormatRefused(NanoloopError):
-    """The platform doesn't take a text that is formatted like this."""
+    """The platform does not accept this formatting."""
 
 
 class TooLong(NanoloopError):
-    """The platform takes no message of that length."""
+    """The platform does not accept a message of this length."""
 
 
 class MessageGone(NanoloopError):
-    """The message that was to be edited is not there, or may not be edited any more."""
+    """The message to edit does not exist, or can no longer be edited."""
 
 
 def nobody(_: Heard) -> bool:
-    """Whom a platform lets in that was told of no one."""
+    """Reject every sender; the default for `Host.welcomes`."""
     return False
 
 
@@ -223,12 +225,14 @@ class Host:
     """The channel, as its platform sees it."""
 
     channel: str = ""
-    """Its name."""
+    """The channel's name."""
     welcomes: Callable[[Heard], bool] = nobody
-    """Whether who says this may talk, by the rules of this moment, or may ask to."""
+    """Whether, under the current rules, the sender may talk to the bot or ask for access."""
+    say: Say = in_english
+    """Looks up the text for people in this channel, by the name of the sentence."""
 
     def refuse(self, heard: Heard, reason: str) -> None:
-        """Tell that this sender was refused something."""
+        """Log that this sender was refused something."""
         announce(
             SenderRefused(channel=self.channel, chat=heard.chat, sender=heard.sender, reason=reason)
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from nanoloop.errors import SettingsError
-from nanoloop.plugins import Plugin
+from nanoloop.plugins import Connected, ConnectQuestion, Plugin
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.problems import http_address
 
@@ -50,4 +51,62 @@ def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:
     return MatrixPlatform(homeserver=own.homeserver, token=token, user=own.user, folder=folder)
 
 
-PLUGIN = Plugin(name="matrix", settings=MatrixSettings, make=make, extra="matrix")
+async def connect(_: MatrixSettings, told: Mapping[str, str]) -> Connected:
+    """Log in, or register first, and invite the operator."""
+    from nanoloop.channels.matrix.homeserver import connect as connected  # noqa: PLC0415 - as above
+
+    return await connected(told)
+
+
+ASKS = (
+    ConnectQuestion(
+        name="homeserver",
+        help="the server that the bot's account is on, such as https://matrix.example.org",
+        asks="The homeserver, such as https://matrix.example.org",
+    ),
+    ConnectQuestion(
+        name="user",
+        help="the bot's account, such as @bot:example.org",
+        asks="The bot's account, such as @bot:example.org",
+        unless="token",
+    ),
+    ConnectQuestion(
+        name="token",
+        help="its access token, in place of a password",
+        is_secret=True,
+        is_needed=False,
+    ),
+    ConnectQuestion(
+        name="password",
+        help="its password, which is used once and not kept",
+        asks="Its password (used once and not kept; not shown)",
+        is_secret=True,
+        unless="token",
+    ),
+    ConnectQuestion(
+        name="register",
+        help="make the account first, with this password",
+        is_switch=True,
+        is_needed=False,
+    ),
+    ConnectQuestion(
+        name="registration-token",
+        help="the registration token, if the homeserver requires one",
+        is_secret=True,
+        is_needed=False,
+    ),
+    ConnectQuestion(
+        name="operator",
+        help="your own id: you are invited, may talk, and may use all commands",
+        asks="Your own id, such as @you:example.org, to be invited (Enter: nobody)",
+        is_needed=False,
+    ),
+)
+PLUGIN = Plugin(
+    name="matrix",
+    settings=MatrixSettings,
+    make=make,
+    extra="matrix",
+    asks=ASKS,
+    connect=connect,
+)

@@ -1,4 +1,4 @@
-"""Calls to a Matrix homeserver, and the events it tells of."""
+"""Calls to a Matrix homeserver, and its events."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from nio import (  # type: ignore[import-untyped]  # its annotations go unannoun
     AsyncClient,
     AsyncClientConfig,
     ErrorResponse,
+    RoomPreset,
 )
 
 from nanoloop.channels.kit.platform import Refused, TooLong
 from nanoloop.errors import Declined, NanoloopError, SendLater
+from nanoloop.plugins import Connected
 
 REQUEST_SECONDS = 30.0
 DOWNLOAD_SECONDS = 60.0
 LIMITED_SECONDS = 5.0
-"""How long to wait where the homeserver doesn't say."""
+"""How long to wait if the homeserver does not say."""
 NEXT_STEP = (
     "get a new access token as config/matrix.example.toml says, and set it as channels.matrix.token"
 )
@@ -32,7 +34,7 @@ _NO_ENTRY = frozenset(
 
 
 class Homeserver:
-    """Asks it, once for each call: whoever calls decides what is tried again."""
+    """Sends each request to the homeserver once; the caller decides what to retry."""
 
     def __init__(self, url: str, token: str) -> None:
         # What nio can't read it quotes in its log, and that may be what people say.
@@ -48,18 +50,18 @@ class Homeserver:
 
     @property
     def me(self) -> str:
-        """The bot's id; empty before it has signed in."""
+        """The bot's id; empty before it has logged in."""
         return str(self.client.user_id)
 
     async def sign_in(self, user: str | None) -> None:
-        """See that the token is good, and this user's; raises `Refused` where it isn't."""
+        """Check that the token is valid and belongs to this user; raises `Refused` if not."""
         self.client.access_token = self._token
         await self.ask(self.client.whoami())
         if user not in (None, self.me):
             raise Refused(f"the Matrix token is {self.me}'s, not {user}'s: {NEXT_STEP}")
 
     async def ask(self, request: Awaitable[Any]) -> Any:
-        """What it answers; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
+        """The response; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
         try:
             answer = await request
         except (ClientError, OSError) as error:  # a timeout is an OSError
@@ -69,14 +71,14 @@ class Homeserver:
         return answer
 
     async def send(self, request: Awaitable[Any]) -> Any:
-        """As `ask`, for what is owed to a chat: a token that is refused may be set right."""
+        """Like `ask`, for what is owed to a chat: a refused token may be replaced."""
         try:
             return await self.ask(request)
         except Refused as refused:
-            raise SendLater("the token is refused") from refused
+            raise SendLater("the token was refused") from refused
 
     async def download(self, address: str, limit_bytes: int) -> bytes:
-        """The file at an mxc address, or so much of it that it is seen to be too large."""
+        """The file at an mxc address, or enough of it to see that it is too large."""
         place = urlsplit(address)
         file = f"{quote(place.netloc, safe='')}/{quote(place.path.strip('/'), safe='')}"
         answer = await self.client.send(
@@ -95,8 +97,72 @@ class Homeserver:
         return bytes(data)
 
     async def close(self) -> None:
-        """Let go of its connections; the next question opens new ones."""
+        """Close its connections; the next call opens new ones."""
         await self.client.close()
+
+
+DEVICE = "nanoloop"
+"""What the account's list of sessions calls the bot."""
+
+
+async def connect(told: Mapping[str, str]) -> Connected:
+    """The account's access token, and an invitation for the operator; raises `Refused`."""
+    url = told["homeserver"].rstrip("/")
+    home = Homeserver(url, told.get("token", ""))
+    try:
+        if told.get("token"):
+            await home.sign_in(told.get("user"))
+        else:
+            await _enter(home, told)
+        me, says = home.me, [f"The account is {home.me}"]
+        if operator := told.get("operator"):
+            request = home.client.room_create(
+                invite=[operator], is_direct=True, preset=RoomPreset.trusted_private_chat
+            )
+            try:
+                await home.ask(request)
+                says.append(f"{operator} is invited to a room with it")
+            except Declined as declined:
+                says.append(f"{operator} could not be invited ({declined.reason}): check the id")
+        token = str(home.client.access_token)
+    finally:
+        await home.close()
+    return Connected(settings={"homeserver": url, "user": me, "token": token}, says=says)
+
+
+async def _enter(home: Homeserver, told: Mapping[str, str]) -> None:
+    """Log in with the password, creating the account first if requested."""
+    client, user, password = home.client, told["user"], told["password"]
+    if "register" in told:
+        name = user.removeprefix("@").partition(":")[0]
+        token = told.get("registration-token", "")
+        made = (
+            client.register_with_token(name, password, token, DEVICE)
+            if token
+            else client.register(name, password, DEVICE)
+        )
+        await _answered(made, _REGISTER, home, user)
+    else:
+        client.user = user
+        await _answered(client.login(password, device_name=DEVICE), _LOG_IN, home, user)
+
+
+_REGISTER = (
+    "{url} does not make the account {user} ({code}): it may be taken, or the server may want more "
+    "than a password; make it in a client, and leave out --register"
+)
+_LOG_IN = "{url} does not let {user} in ({code}): check name and password, or use --register"
+
+
+async def _answered(request: Awaitable[Any], refusal: str, home: Homeserver, user: str) -> None:
+    """Wait for it; raises `Refused` with this sentence, or `SendLater`."""
+    try:
+        answer = await request
+    except (ClientError, OSError) as error:
+        raise _unreachable(error) from error
+    if isinstance(answer, ErrorResponse):
+        code = answer.status_code or answer.message or "no reason"
+        raise Refused(refusal.format(url=home.client.homeserver, user=user, code=code))
 
 
 def _unreachable(error: Exception) -> SendLater:
@@ -129,30 +195,30 @@ MEMBER, REDACTION = "m.room.member", "m.room.redaction"
 ENCRYPTED, TOMBSTONE = "m.room.encrypted", "m.room.tombstone"
 
 _FALLBACK = re.compile(r"> <.*\n(?:>.*\n)*\n?")
-"""What older clients put before a reply: the words that it answers."""
+"""The quoted text that older clients put before a reply."""
 
 
 def table(of: Any, *keys: str) -> Mapping[str, Any]:
-    """What stands there, if it is an object; else an empty one."""
+    """The value if it is an object, otherwise an empty one."""
     for key in keys:
         of = of.get(key) if isinstance(of, Mapping) else None
     return of if isinstance(of, Mapping) else {}
 
 
 def words(of: Any, *keys: str) -> str:
-    """What stands there, if it is a text; else an empty one."""
+    """The value if it is a text, otherwise an empty one."""
     *path, last = keys
     found = table(of, *path).get(last)
     return found if isinstance(found, str) else ""
 
 
 def content(event: Event) -> Mapping[str, Any]:
-    """What an event says."""
+    """The content of an event."""
     return table(event, "content")
 
 
 def moment(event: Event) -> datetime:
-    """When its homeserver says it was; now, where that can't be."""
+    """The time given by its homeserver, or now if that is not a possible time."""
     try:
         return datetime.fromtimestamp(event["origin_server_ts"] / 1000, timezone.utc)
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
@@ -160,13 +226,13 @@ def moment(event: Event) -> datetime:
 
 
 def thread(said: Mapping[str, Any]) -> str:
-    """The message that begins the thread it was said in; empty outside threads."""
+    """The message that starts its thread; empty outside threads."""
     relation = table(said, "m.relates_to")
     return words(relation, "event_id") if relation.get("rel_type") == "m.thread" else ""
 
 
 def answered(said: Mapping[str, Any]) -> str:
-    """The message that it answers; what threads name for clients that know none is not meant."""
+    """The message that it replies to; the fallback for clients without threads does not count."""
     relation = table(said, "m.relates_to")
     if thread(said) and relation.get("is_falling_back"):
         return ""
@@ -174,18 +240,18 @@ def answered(said: Mapping[str, Any]) -> str:
 
 
 def edited(said: Mapping[str, Any]) -> str:
-    """The message that is edited by it; empty where it is none."""
+    """The message that it edits; empty if it is not an edit."""
     relation = table(said, "m.relates_to")
     return words(relation, "event_id") if relation.get("rel_type") == "m.replace" else ""
 
 
 def redacted(event: Event) -> str:
-    """The message that it takes back."""
+    """The message that it deletes."""
     return words(event, "redacts") or words(content(event), "redacts")
 
 
 def text(said: Mapping[str, Any], name: str = "") -> str:
-    """What a message says in words; `name` is who said it."""
+    """The text of a message; `name` is its sender."""
     body = words(said, "body")
     if words(table(said, "m.relates_to"), "m.in_reply_to", "event_id"):
         body = _FALLBACK.sub("", body, count=1) if body.startswith("> <") else body

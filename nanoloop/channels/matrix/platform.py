@@ -1,4 +1,4 @@
-"""Matrix: rooms of any homeserver that the bot has an account on, and what people say there."""
+"""Matrix: rooms on any homeserver where the bot has an account, and the messages in them."""
 
 from __future__ import annotations
 
@@ -85,9 +85,9 @@ class MatrixPlatform:
         limits: Limits = LIMITS,
         name: str = "matrix",
     ) -> None:
-        """With a `folder`, the data folder, it reads on after a restart where it stood.
+        """With a `folder`, the data folder, it continues after a restart where it left off.
 
-        `user` says whose token it has to be.
+        The token must belong to `user`.
         """
         self.name = name
         self.limits = limits
@@ -106,12 +106,12 @@ class MatrixPlatform:
         self.meet(Host(channel=name))
 
     def meet(self, host: Host) -> None:
-        """Learn who may ask the bot into rooms; before that, nobody may."""
+        """Learn who may invite the bot; until then, no one may."""
         self._invitations = Invitations(self._homeserver, bookmark=self._bookmark, host=host)
         self._unreadable = UnreadableEvents(self._homeserver, bookmark=self._bookmark, host=host)
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what was said since the last time, and then what is said."""
+        """Pass on the messages since the last time, and then new ones as they arrive."""
         try:
             await self._homeserver.sign_in(self._user)
             self._bookmark.load()
@@ -126,12 +126,12 @@ class MatrixPlatform:
                 await self._homeserver.close()
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam's name
-        """Post a message; the homeserver knows one that is posted again by its id."""
+        """Post a message; the homeserver recognises a repeated one by its id."""
         room = await self._rooms.see(place.chat)
         return await self._send(room, place, said(text, kind=_kind(room)), reply_to, id)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Let one of our messages say this."""
+        """Edit one of our messages."""
         known = self._recent.known(message)
         if known is not None and not content(known):
             raise MessageGone(message)
@@ -141,7 +141,7 @@ class MatrixPlatform:
         await self._homeserver.send(client.room_send(place.chat, MESSAGE, edit))
 
     async def remove(self, place: Place, message: str) -> None:
-        """Take one of our messages back."""
+        """Delete one of our messages."""
         client = self._homeserver.client
         with suppress(Declined):
             await self._homeserver.send(client.room_redact(place.chat, message, tx_id=uuid4()))
@@ -153,7 +153,7 @@ class MatrixPlatform:
         await self._homeserver.send(client.room_typing(place.chat, timeout=milliseconds))
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
-        """Post a file, shown as what it is."""
+        """Post a file, displayed according to its type."""
         data, size = BytesIO(file.data), len(file.data)
         client = self._homeserver.client
 
@@ -167,7 +167,7 @@ class MatrixPlatform:
         return await self._send(room, place, shown(file, address=address), reply_to, id)
 
     def rendered(self, markdown: str) -> str | None:
-        """It as HTML, as far as clients show that."""
+        """The message as HTML, as far as clients can show it."""
         return rendered(markdown)
 
     async def _send(
@@ -187,7 +187,7 @@ class MatrixPlatform:
             since = news.since
 
     async def _look(self, news: SyncNews) -> None:
-        """See to what isn't said by people: invitations, rooms that moved or can't be read."""
+        """Handle all but people's messages: invitations, and rooms that moved or can't be read."""
         await self._invitations.consider(news.invitations)
         for room, events in news.rooms.items():
             for event in events:
@@ -198,12 +198,12 @@ class MatrixPlatform:
 
 
 def _kind(room: Room) -> str:
-    """In groups the mark of bots: no bot answers it, though telephones keep quiet then."""
+    """The message type: in groups the one for bots; no bot answers it, but no phone rings."""
     return "m.text" if room.private else "m.notice"
 
 
 _BOTS = frozenset({"m.notice", "m.server_notice", "m.key.verification.request"})
-"""What no person has written: other bots, the homeserver, clients among themselves."""
+"""Events that no person wrote: from other bots, the homeserver, or between clients."""
 _KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
     "m.image": "image",
     "m.audio": "audio",
@@ -211,11 +211,11 @@ _KINDS: Mapping[str, Literal["image", "audio", "video", "file"]] = {
     "m.file": "file",
 }
 _SIDE_BY_SIDE = 20
-"""Rooms that are looked at at once: the homeserver may have to be asked about each."""
+"""How many rooms are examined at once: each may require a request to the homeserver."""
 
 
 class MatrixHearing:
-    """Understands what was said."""
+    """Turns events into what people said."""
 
     def __init__(
         self, homeserver: Homeserver, *, rooms: Rooms, recent: Recent, file_bytes: int
@@ -226,7 +226,7 @@ class MatrixHearing:
         self._file_bytes = file_bytes
 
     async def heard(self, rooms: Mapping[str, Sequence[Event]]) -> Mapping[str, Sequence[Heard]]:
-        """What it comes to, by room and in order."""
+        """What people said in these events, by room and in order."""
         found: dict[str, list[Heard]] = {room: [] for room in rooms}
         limiter = anyio.CapacityLimiter(_SIDE_BY_SIDE)
 
@@ -279,7 +279,7 @@ class MatrixHearing:
         )
 
     async def _edit(self, room: Room, event: Event) -> Heard | None:
-        """Only who said it may say it otherwise: the homeserver doesn't see to that."""
+        """Accept an edit by its author only: the homeserver does not check that."""
         earlier = edited(content(event))
         original = await self._recent.find(room.id, earlier)
         if original is None or original.get("sender") != event.get("sender"):
@@ -290,7 +290,7 @@ class MatrixHearing:
         return replace(heard, edits=earlier, files=())
 
     def _taken_back(self, room: Room, event: Event) -> Heard:
-        """By whom doesn't matter: the homeserver sees to that, and a moderator may."""
+        """Report a deletion, by the author or a moderator: the homeserver checks that."""
         original = self._recent.known(redacted(event)) or {}
         sender = words(original, "sender") or words(event, "sender")
         return Heard(
@@ -327,11 +327,11 @@ class MatrixHearing:
 
 
 _END = r"(?![\w-]|[.:]\w)"
-"""Nothing that could belong to a longer name."""
+"""Matches if nothing follows that could be part of a longer name."""
 
 
 def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
-    """Whether it does, and the words in its body that do so; empty where none do."""
+    """Whether the message mentions the bot, and the words in its body that do; empty if none do."""
     names = _names(me, name)
     start = _at_the_beginning(words(said, "body"), me, names)
     if start:
@@ -342,13 +342,13 @@ def named(said: Mapping[str, Any], *, me: str, name: str) -> tuple[bool, str]:
 
 
 def _names(me: str, name: str) -> Sequence[str]:
-    """What people call it, the longest first."""
+    """The bot's names, the longest first."""
     called = {found for found in (name, me[1:].partition(":")[0]) if found}
     return sorted((sign + found for found in called for sign in ("", "@")), key=len, reverse=True)
 
 
 def _at_the_beginning(body: str, me: str, names: Sequence[str]) -> str:
-    """`nano: hello`, `@nano hello`; a plain `nano hello` may be about it and not to it."""
+    """As in `nano: hello`, `@nano hello`; a plain `nano hello` may be about the bot, not to it."""
     plain = "|".join(map(re.escape, names))
     signed = "|".join(re.escape(name) for name in (me, *names) if name.startswith("@"))
     form = rf"\s*((?:{plain})(?=[:,](?:\s|$))|(?:{signed}){_END})"
@@ -362,7 +362,7 @@ def _is_mentioned(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _is_linked(said: Mapping[str, Any], me: str) -> bool:
-    """Whether it holds what clients make of a name that is chosen from a list."""
+    """Whether it contains the markup for a name picked from a list."""
     formatted = words(said, "formatted_body")
     return any(f'"https://matrix.to/#/{form}"' in formatted for form in (me, quote(me, safe="")))
 
@@ -372,7 +372,7 @@ def _stands_in(said: Mapping[str, Any], me: str) -> bool:
 
 
 def _first(body: str, names: Sequence[str]) -> str:
-    """The first of these names that stands in the text, as it is written there."""
+    """The first of these names in the text, as it is written there."""
     for name in names:
         if found := re.search(rf"(?<!\w){re.escape(name)}(?!\w)", body, re.IGNORECASE):
             return found[0]
@@ -383,14 +383,14 @@ REMEMBERED = 5000
 
 
 class Recent:
-    """Remembers so many, and asks the homeserver for older ones."""
+    """Remembers recent events, and asks the homeserver for older ones."""
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver
         self._events: BoundedDict[str, Event] = BoundedDict(REMEMBERED)
 
     def learn(self, event: Event) -> None:
-        """Remember it; one that was edited says what it says now."""
+        """Remember an event; an edited one has its new text."""
         if taken_back := redacted(event):
             self._change(taken_back, {})
         elif earlier := edited(content(event)):
@@ -401,11 +401,11 @@ class Recent:
             self._keep(event)
 
     def known(self, message: str) -> Event | None:
-        """What is remembered of it; its content is empty where it was taken back."""
+        """The remembered event; its content is empty if it was deleted."""
         return self._events.get(message)
 
     async def find(self, room: str, message: str) -> Event | None:
-        """The event, from the homeserver if need be; None where it may not be seen."""
+        """The event, from the homeserver if necessary; None if the bot may not see it."""
         if message in self._events:
             return self._events[message]
         ask = self._homeserver.ask
@@ -430,6 +430,6 @@ class Recent:
 
 
 def _anew(event: Event, edit: Event) -> Event:
-    """What it says now; where it stands doesn't change with that."""
+    """The event with its edited text; its place does not change."""
     relation = table(event, "content", "m.relates_to")
     return {**table(edit, "content", "m.new_content"), "m.relates_to": relation}

@@ -1,4 +1,4 @@
-"""Rooms: who is in them, invitations, and what can't be read there."""
+"""Rooms: their members, invitations, and what can't be read there."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Room:
 
     id: str
     known: Any
-    """What nio knows of it, and keeps up to date; None where the bot may not look."""
+    """What nio knows about it, and keeps up to date; None if the bot may not see it."""
 
     @property
     def private(self) -> bool:
-        """Whether nobody but one person and the bot has joined it."""
+        """Whether only one person and the bot have joined it."""
         return self.known is not None and self._joined <= TWO
 
     def name(self, user: str) -> str:
-        """What someone is called here; two of the same name are told apart."""
+        """Someone's name in this room; two people with the same name are told apart."""
         found = None if self.known is None else self.known.user_name(user)
         return str(found or user)
 
@@ -45,13 +45,13 @@ class Room:
 
 
 class Rooms:
-    """Looks at rooms; the members of each are asked for once."""
+    """Reads rooms; the members of each are requested once."""
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver
 
     async def see(self, room: str) -> Room:
-        """The room; raises what the homeserver raises, save where the bot is out of it by now."""
+        """The room; raises the homeserver's errors, unless the bot has left it."""
         client = self._homeserver.client
         # What is owed since before a restart may go to a room that no news has named yet.
         known = client.rooms.setdefault(room, MatrixRoom(room, self._homeserver.me))
@@ -65,11 +65,11 @@ class Rooms:
 
 AGAIN_SECONDS = 10.0
 TRIES = 30
-"""How often a room that can't be joined now is tried."""
+"""How often to retry a room that can't be joined now."""
 
 
 class Invitations:
-    """Answers them; a room that takes its time to join holds up no other."""
+    """Answers invitations; a room that is slow to join delays no other."""
 
     def __init__(self, homeserver: Homeserver, *, bookmark: Bookmark, host: Host) -> None:
         self._homeserver = homeserver
@@ -79,7 +79,7 @@ class Invitations:
         self._news = anyio.Event()
 
     async def consider(self, invitations: Mapping[str, Sequence[Event]]) -> None:
-        """Accept or refuse each; what is accepted is joined soon, also after a restart."""
+        """Accept or refuse each; accepted rooms are joined soon, even after a restart."""
         for room, events in invitations.items():
             invitation = next(filter(self._is_for_me, events), {})
             private = content(invitation).get("is_direct") is True
@@ -87,12 +87,12 @@ class Invitations:
                 await self._refuse(room)
 
     def follow(self, room: str, event: Event) -> None:
-        """Go where a room has moved, if who says so may ask the bot into rooms."""
+        """Follow a room that has moved, if the person who says so may invite the bot."""
         if new := words(event, "content", "replacement_room"):
             self._accept(new, words(event, "sender"), chat=room, private=False)
 
     async def join(self) -> None:
-        """Join what was accepted, until cancelled."""
+        """Join accepted rooms, until cancelled."""
         while True:
             self._news = anyio.Event()
             rests = [await self._join(room) for room in [*self._bookmark.to_join]]
@@ -116,7 +116,7 @@ class Invitations:
             return  # it is gone already
 
     async def _join(self, room: str) -> float:
-        """How long to wait with the next try; 0 where none is needed."""
+        """Try to join; returns how long to wait before the next try, or 0 if none is needed."""
         self._tries[room] += 1
         try:
             await self._homeserver.ask(self._homeserver.client.join(room))
@@ -139,14 +139,8 @@ class Invitations:
         return event.get("type") == MEMBER and event.get("state_key") == self._homeserver.me
 
 
-WORDS = (
-    "I can't read this room: it is encrypted, and I have no keys. "
-    "Please write to me in a room without encryption."
-)
-
-
 class UnreadableEvents:
-    """Tells those who write there, and the operator."""
+    """Tells the people in an unreadable room, and the operator."""
 
     def __init__(self, homeserver: Homeserver, *, bookmark: Bookmark, host: Host) -> None:
         self._homeserver = homeserver
@@ -154,12 +148,12 @@ class UnreadableEvents:
         self._host = host
 
     async def tell(self, room: Room, event: Event) -> None:
-        """Say it, the first time that someone says something here who may talk."""
+        """Tell them the first time that someone who may talk to the bot writes there."""
         heard = Heard(chat=room.id, id="", sender=words(event, "sender"), private=room.private)
         if room.id in self._bookmark.told or not self._host.welcomes(heard):
             return
         self._host.refuse(heard, "the room is encrypted")
-        notice = said(Text(plain=WORDS), kind="m.notice")
+        notice = said(Text(plain=self._host.say("encrypted_room")), kind="m.notice")
         try:
             # The same name each time: a try that was not noted is not seen twice.
             send = self._homeserver.client.room_send(room.id, MESSAGE, notice, tx_id="unreadable")
@@ -175,7 +169,7 @@ _IMAGE = re.compile(r'<img src="([^"]*)" alt="([^"]*)"[^>]*>')
 
 
 def said(text: Text, *, kind: str) -> Content:
-    """A message; nobody is called by it, whatever names it holds."""
+    """A message; it mentions nobody, whatever names it contains."""
     content: Content = {"msgtype": kind, "body": text.plain, "m.mentions": {}}
     if text.formatted is not None:
         content |= {"format": "org.matrix.custom.html", "formatted_body": text.formatted}
@@ -183,14 +177,14 @@ def said(text: Text, *, kind: str) -> Content:
 
 
 def meant(message: str, text: Text, *, kind: str) -> Content:
-    """An edit of a message; who knows no edits sees it as one with a star."""
+    """An edit of a message; clients without edits show it as a message with a star."""
     star = said(Text(plain=f"* {text.plain}"), kind=kind)
     relation = {"rel_type": "m.replace", "event_id": message}
     return {**star, "m.new_content": said(text, kind=kind), "m.relates_to": relation}
 
 
 def shown(file: Upload, *, address: str) -> Content:
-    """A file that is there already, at this address."""
+    """A file that is already uploaded, at this address."""
     group = file.mime_type.partition("/")[0]
     kind = group if group in ("image", "audio", "video") else "file"
     info = {"mimetype": file.mime_type, "size": len(file.data)}
@@ -199,7 +193,7 @@ def shown(file: Upload, *, address: str) -> Content:
 
 
 def placed(content: Content, place: Place, reply_to: str | None) -> Content:
-    """The same in its thread, as an answer to this message where there is one."""
+    """The same content in its thread, as a reply to this message if there is one."""
     answers: Content = {"m.in_reply_to": {"event_id": reply_to}} if reply_to else {}
     if place.thread:
         answers = {
@@ -212,7 +206,7 @@ def placed(content: Content, place: Place, reply_to: str | None) -> Content:
 
 
 def rendered(markdown: str) -> str | None:
-    """It as HTML; None where there is nothing in it that plain text doesn't say."""
+    """The text as HTML; None if that adds nothing to the plain text."""
     found = html(markdown)
     if found == f"<p>{escape(markdown)}</p>":
         return None

@@ -1,4 +1,4 @@
-"""What is new on the homeserver, in order, and the place up to which it was heard."""
+"""News from the homeserver, in order, and a bookmark of how far it was read."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from nanoloop.lanes import Lanes
 
 WAIT_SECONDS = 30
 PAGE = 100
-"""Events of one room that come at once."""
+"""How many events of a room are requested at once."""
 PAGES = 100
-"""How far back a gap is filled in one room, at most."""
+"""The largest gap in a room that is filled, in pages."""
 _NOTHING: Mapping[str, Any] = {"types": []}
 _TOLD = {"types": [MESSAGE, STICKER, REDACTION, ENCRYPTED, TOMBSTONE, MEMBER], "limit": PAGE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncNews:
-    """What there is since the last time."""
+    """The news since the last time."""
 
     since: str
-    """The mark behind it."""
+    """The mark that follows the news."""
     rooms: Mapping[str, Sequence[Event]]
     """What was said, by room, oldest first."""
     invitations: Mapping[str, Sequence[Event]]
-    """Rooms that the bot is asked into, with what is told of them."""
+    """Rooms that the bot is invited to, with what is known about them."""
 
 
 class Timeline:
-    """Reads all rooms."""
+    """Reads the timelines of all rooms."""
 
     def __init__(self, homeserver: Homeserver) -> None:
         self._homeserver = homeserver
 
     async def read(self, since: str | None) -> SyncNews:
-        """Wait for news, for a while; with no mark, only what stands now, and nothing said."""
+        """Wait a while for news; without a mark, return only the current state and no messages."""
         try:
             answer = await self._sync(since)
         except Declined:
@@ -101,7 +101,7 @@ class Timeline:
 
 
 def _filter(since: str | None) -> Mapping[str, Any]:
-    """What to tell: no presence, no receipts, no reactions; at first nothing but a mark."""
+    """What the homeserver should send: no presence, receipts or reactions; at first only a mark."""
     timeline = _TOLD if since else {**_NOTHING, "limit": 1}
     state = {"types": [MEMBER]} if since else _NOTHING
     room = {"timeline": timeline, "state": state, "ephemeral": _NOTHING, "account_data": _NOTHING}
@@ -113,7 +113,7 @@ def _sources(events: Sequence[Any]) -> list[Event]:
 
 
 def _arrival(events: Sequence[Event], me: str) -> int | None:
-    """Where the bot's own way into the room begins; None where it was in it all the time."""
+    """Where in these events the bot joined the room; None if it was there all along."""
     found = None
     for place, event in enumerate(events):
         step = _step(event, me)
@@ -124,7 +124,7 @@ def _arrival(events: Sequence[Event], me: str) -> int | None:
 
 
 def _step(event: Event, me: str) -> str:
-    """What it is on the bot's own way into the room; empty where it is nothing of that."""
+    """Which step of the bot's own membership in the room this is; empty if it is none."""
     if not (event.get("type") == MEMBER and event.get("state_key") == me):
         return ""
     before = words(event, "unsigned", "prev_content", "membership")
@@ -140,15 +140,15 @@ def _step(event: Event, me: str) -> str:
 
 
 LIMIT = 100
-"""Batches that may be on their way: then nothing more is read for now."""
+"""How many batches may be in progress before reading pauses."""
 
 
 @dataclass(slots=True)
 class _Batch:
     since: str
-    """The mark behind it."""
+    """The mark that follows the batch."""
     rooms: int
-    """How many of its rooms are not done."""
+    """How many of its rooms are unfinished."""
 
 
 class _Said(NamedTuple):
@@ -157,7 +157,7 @@ class _Said(NamedTuple):
 
 
 class Batches:
-    """Hands them over: in order in each room, and no room waits for another one's."""
+    """Passes events on: in order within each room, and no room waits for another."""
 
     def __init__(self, hear: Hear, *, bookmark: Bookmark) -> None:
         self._hear = hear
@@ -175,7 +175,7 @@ class Batches:
         return await self._rooms.__aexit__(*exc)
 
     async def put(self, since: str, rooms: Mapping[str, Sequence[Heard]]) -> None:
-        """Hand over what was said up to that mark, as soon as there is room for it."""
+        """Pass on what was said up to that mark, as soon as there is room for it."""
         while len(self._open) >= LIMIT:
             self._settled = anyio.Event()
             await self._settled.wait()
@@ -191,42 +191,42 @@ class Batches:
         self._settle()
 
     def _settle(self) -> None:
-        """Move the bookmark behind all that is done: who is stopped reads the rest again."""
+        """Move the bookmark past everything that is done: after a stop the rest is read again."""
         while self._open and not self._open[0].rooms:
             self._bookmark.move(self._open.popleft().since)
             self._settled.set()
 
 
 class Bookmark:
-    """The place where the next reading begins."""
+    """Where the next reading begins."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """With no file it lasts as long as the process."""
+        """Without a file, it lasts only as long as the process."""
         self._file = file
         self._user = ""
         self.since: str | None = None
-        """The homeserver's own mark; None where nothing was read yet."""
+        """The homeserver's own mark; None if nothing has been read yet."""
         self.to_join: list[str] = []
-        """Rooms whose invitation was accepted, and that are not joined yet."""
+        """Rooms whose invitation was accepted but that have not been joined yet."""
         self.told: list[str] = []
-        """Rooms that were told that they can't be read."""
+        """Rooms that have been told that the bot can't read them."""
         self.load()
 
     def load(self) -> None:
-        """Stand where the file says: another process may have read on."""
+        """Reload the file: another process may have read further."""
         if self._file is not None:
             # One that can't be read is begun anew.
             with suppress(OSError, ValueError, KeyError, TypeError):
                 self._learn(json.loads(self._file.read_text(encoding="utf-8")))
 
     def belongs_to(self, user: str) -> None:
-        """Begin anew if it is another account's."""
+        """Start over if it belongs to another account."""
         if self._user not in ("", user):
             self.since, self.to_join, self.told = None, [], []
         self._user = user
 
     def move(self, since: str) -> None:
-        """All before this mark was handed in."""
+        """Note that everything before this mark was passed on."""
         if since != self.since:
             self.since = since
             self.save()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field, SecretStr
 
 from nanoloop.errors import SettingsError
-from nanoloop.plugins import Plugin
+from nanoloop.plugins import Connected, ConnectQuestion, Plugin
 from nanoloop.settings.channels import PlatformSettings
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class SlackSettings(PlatformSettings):
 
 
 def make(own: SlackSettings, folder: Path) -> SlackPlatform:
-    """The platform; raises `SettingsError`."""
+    """Make the platform; raises `SettingsError`."""
     # Not before: whoever reads the settings needs no library.
     from nanoloop.channels.slack.platform import SlackPlatform  # noqa: PLC0415 - as above
     from nanoloop.channels.slack.web import ADVICE, APP_TOKEN, BOT_TOKEN  # noqa: PLC0415
@@ -43,4 +44,38 @@ def make(own: SlackSettings, folder: Path) -> SlackPlatform:
     return SlackPlatform(token, app_token, folder=folder)
 
 
-PLUGIN = Plugin(name="slack", settings=SlackSettings, make=make, extra="slack")
+async def connect(_: SlackSettings, told: Mapping[str, str]) -> Connected:
+    """Check which account the tokens belong to, and what they permit."""
+    from nanoloop.channels.slack.platform import connect as connected  # noqa: PLC0415 - as above
+
+    return await connected(told["token"], told["app-token"])
+
+
+ASKS = (
+    ConnectQuestion(
+        name="token",
+        help="the bot token, xoxb-…, from OAuth & Permissions at api.slack.com/apps",
+        asks="The bot token, xoxb-… (api.slack.com/apps, OAuth & Permissions; not shown)",
+        is_secret=True,
+    ),
+    ConnectQuestion(
+        name="app-token",
+        help="the app-level token, xapp-…, with connections:write",
+        asks="The app-level token, xapp-… (Basic Information, App-Level Tokens; not shown)",
+        is_secret=True,
+    ),
+    ConnectQuestion(
+        name="operator",
+        help="your own member id, such as U0123456789; it gives you access and all commands",
+        asks="Your own member id, U… (Enter: you get a code when you write to the bot)",
+        is_needed=False,
+    ),
+)
+PLUGIN = Plugin(
+    name="slack",
+    settings=SlackSettings,
+    make=make,
+    extra="slack",
+    asks=ASKS,
+    connect=connect,
+)

@@ -1,4 +1,4 @@
-"""What people say on Slack: text, files, names."""
+"""Incoming messages on Slack: text, files, names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nanoloop.channels.slack.web import Web
 from nanoloop.errors import Declined, NanoloopError, SendLater
 
 _SPOKEN = {None, "bot_message", "file_share", "me_message", "thread_broadcast"}
-"""Kinds of messages in which someone says something."""
+"""Types of messages that a person wrote."""
 Event = Mapping[str, Any]
 
 
 class SlackHearing:
-    """Understands events for one bot."""
+    """Interprets events for one bot."""
 
     def __init__(self, me: str, *, people: People, files: SlackFiles) -> None:
         """`me` is the bot's own id."""
@@ -33,7 +33,7 @@ class SlackHearing:
         self._files = files
 
     async def heard(self, event: Event) -> Heard | None:
-        """What the kit is to hear of it, if anything."""
+        """What the kit should know about the event, if anything."""
         if event.get("type") not in ("message", "app_mention") or not event.get("channel"):
             return None
         match event.get("subtype"):
@@ -106,7 +106,7 @@ class SlackHearing:
 
 
 def _shared(message: Event) -> Iterator[str]:
-    """The words of messages that this one passes on."""
+    """The text of forwarded messages."""
     for attachment in message.get("attachments") or ():
         if attachment.get("is_share") and attachment.get("text"):
             yield read(str(attachment["text"]), {})
@@ -127,14 +127,14 @@ KNOWN = 5000
 
 
 class People:
-    """Knows names by ids; who has none is called by the id."""
+    """Names by id; an unknown person is called by the id."""
 
     def __init__(self, web: Web) -> None:
         self._web = web
         self._names: BoundedDict[str, str] = BoundedDict(KNOWN)
 
     async def name(self, person: str) -> str:
-        """What this person is called."""
+        """The name of this person."""
         if person not in self._names:
             try:
                 answer = await self._web.call("users.info", user=person)
@@ -144,7 +144,7 @@ class People:
         return self._names[person]
 
     async def names(self, people: Iterable[str]) -> Mapping[str, str]:
-        """What each of them is called."""
+        """The name of each of them."""
         return {person: await self.name(person) for person in people}
 
 
@@ -163,7 +163,7 @@ _KINDS: dict[str, Kind] = {"image": "image", "audio": "audio", "video": "video"}
 
 
 class SlackFiles:
-    """Fetches and posts them for one bot."""
+    """Downloads and posts files for one bot."""
 
     def __init__(
         self, session: aiohttp.ClientSession, web: Web, *, token: str, address: str
@@ -174,7 +174,7 @@ class SlackFiles:
         self._host = URL(address).host or ""
 
     def file(self, said: Mapping[str, Any]) -> File:
-        """What an event says of a file."""
+        """What an event says about a file."""
         address = str(said.get("url_private_download") or said.get("url_private") or "")
         kind = _KINDS.get(str(said.get("mimetype") or "").partition("/")[0], "file")
         size = said.get("size")
@@ -187,7 +187,7 @@ class SlackFiles:
         )
 
     async def post(self, place: Place, file: Upload) -> str:
-        """Bring one to a chat; returns its id."""
+        """Post a file to a chat; returns its id."""
         begun = await self._web.call(
             "files.getUploadURLExternal", filename=file.name, length=len(file.data)
         )
@@ -221,7 +221,7 @@ class SlackFiles:
 
 
 def _is_login(answer: aiohttp.ClientResponse, address: str) -> bool:
-    """Whether Slack shows a page for logging in instead: the scope files:read is missing."""
+    """Whether Slack returns a login page instead: the scope files:read is missing."""
     return answer.content_type == "text/html" and answer.url.path != URL(address).path
 
 
@@ -238,28 +238,28 @@ _MARK = re.compile(r"<([^<>]+)>")
 _PERSON = re.compile(r"<@([UW][A-Z0-9]+)(?:\|[^<>]*)?>")
 _OPENABLE = ("http://", "https://", "mailto:")
 _NARROW = "\u200b"
-"""Takes no room: keeps two marks apart."""
+"""A zero-width space: keeps two marks apart."""
 _TICK = "\u02cb"
-"""Looks like a backtick, of which there may be none within code."""
+"""Looks like a backtick, which is not allowed within code."""
 
 
 def named(text: str) -> frozenset[str]:
-    """The ids of the people that a text names."""
+    """The ids of the people whom a text mentions."""
     return frozenset(_PERSON.findall(text))
 
 
 def read(text: str, names: Mapping[str, str]) -> str:
-    """The text as people see it; who is not in `names` stays as `<@ID>`."""
+    """The text as people see it; an id that is not in `names` stays as `<@ID>`."""
     return _plain(_MARK.sub(lambda match: _seen(match[1], names), text))
 
 
 def written(markdown: str) -> str:
-    """The text in Slack's form; nothing in it names anyone or opens anything unseen."""
+    """The text in Slack's form; it can't mention anyone or hide a link."""
     return render(markdown, _FORM)
 
 
 def escaped(text: str) -> str:
-    """A text in which Slack sees no mark of its own that could call someone."""
+    """The text, escaped so that Slack sees no markup that could mention someone."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -282,7 +282,7 @@ def _plain(text: str) -> str:
 
 
 def _around(mark: str, text: str) -> str:
-    """Marks stand at words, with no space and none of their kind within."""
+    """The text between two marks, which must touch a word; unchanged if it contains the mark."""
     bare = text.strip()
     if not bare or mark in bare:
         return text

@@ -1,4 +1,4 @@
-"""Slack as a platform, with its events over a socket and what was missed."""
+"""Slack as a platform: events over a socket, and what was missed."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from nanoloop.channels.slack.hearing import (
 from nanoloop.channels.slack.web import ADDRESS, APP_TOKEN, BOT_TOKEN, Web, missing
 from nanoloop.errors import Declined, SendLater
 from nanoloop.lanes import Lanes
+from nanoloop.plugins import Connected
 
 LIMITS = Limits(text=4000, edit_seconds=1.2, file_bytes=LIMIT_BYTES)
-"""An edit may not be longer than that, and fifty of them in a minute are sure to be taken."""
+"""The longest edit allowed; fifty edits per minute are certain to be accepted."""
 _SECONDS = 30.0
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ class SlackPlatform:
     def __init__(
         self, token: str, app_token: str, *, folder: Path | None = None, address: str = ADDRESS
     ) -> None:
-        """With a `folder`, the data folder, a gap is caught up with after a restart too."""
+        """With a `folder`, the data folder, it also reads what it missed during a restart."""
         self.limits = LIMITS
         self._token = token
         self._app_token = app_token
@@ -53,7 +54,7 @@ class SlackPlatform:
         self._used: tuple[aiohttp.ClientSession, Web] | None = None
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what is said until the connection is lost."""
+        """Pass on messages until the connection is lost."""
         session, web = self._open()
         is_lost = False
         try:
@@ -78,7 +79,7 @@ class SlackPlatform:
                 await self._close()
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - the seam's name; Slack knows answers in threads only
-        """Post a message, unless it is there already."""
+        """Post a message, unless it is already there."""
         _, web = self._connected()
         if (known := await self._told(place, self._posted.find(web, place, id))) is not None:
             return known
@@ -98,14 +99,14 @@ class SlackPlatform:
         return str(answer["ts"])
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Let one of our messages say this."""
+        """Edit one of our messages."""
         _, web = self._connected()
         await self._told(
             None, web.call("chat.update", channel=place.chat, ts=message, text=_text(text))
         )
 
     async def remove(self, place: Place, message: str) -> None:
-        """Take one of our messages back; one that may not be deleted any more stays."""
+        """Delete one of our messages; one that can't be deleted any more stays."""
         _, web = self._connected()
         try:
             await self._told(None, web.call("chat.delete", channel=place.chat, ts=message))
@@ -113,7 +114,7 @@ class SlackPlatform:
             return
 
     async def typing(self, place: Place) -> None:
-        """Nothing: Slack has no such for bots."""
+        """Nothing: Slack has no typing indicator for bots."""
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
         """Post a file; the id is the file's."""
@@ -121,15 +122,15 @@ class SlackPlatform:
         return await self._told(None, files.post(place, file))
 
     def rendered(self, markdown: str) -> str:
-        """This Markdown in Slack's form."""
+        """The Markdown in Slack's form."""
         return written(markdown)
 
     async def _told(self, place: Place | None, call: Awaitable[T]) -> T:
-        """What it returns; a failure that may have been a success puts the place in doubt."""
+        """The result; after a failure that may have been a success, the place is in doubt."""
         try:
             return await call
         except Refused:
-            raise SendLater("the token is refused") from None
+            raise SendLater("the token was refused") from None
         except SendLater as later:
             if place is not None and later.reason != "rate limit":
                 self._posted.doubt(place)
@@ -173,16 +174,16 @@ def _text(text: Text) -> str:
 
 
 KIND = "nanoloop_message"
-"""The kind of metadata that our messages carry."""
+"""The type of metadata on our messages."""
 START_SECONDS = 600.0
-"""For so long after the start a chat may hold what was posted before it."""
+"""For this long after the start a chat may contain messages posted before it."""
 REMEMBERED = 10_000
 _LOOK_BACK = 100
 _THREAD_SECONDS = 86_400.0
 
 
 class PostedMessages:
-    """Finds what may have been posted without our hearing of it."""
+    """Finds messages that may have been posted although no response reached us."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -192,16 +193,16 @@ class PostedMessages:
         self._found: BoundedDict[str, str] = BoundedDict(REMEMBERED)
 
     def begin(self) -> None:
-        """From now on messages can be posted."""
+        """Note that messages can be posted from now on."""
         if self._began is None:
             self._began = self._clock()
 
     def doubt(self, place: Place) -> None:
-        """Something may be there that we don't know of."""
+        """Note that there may be a message that we don't know about."""
         self._doubtful.add(place)
 
     async def find(self, web: Web, place: Place, name: str) -> str | None:
-        """The message that was posted under this name, where that is in doubt."""
+        """The message posted under this name, if that is in doubt."""
         if self._is_in_doubt(place):
             # Before the look: what fails meanwhile is in doubt again.
             self._doubtful.discard(place)
@@ -237,7 +238,7 @@ class PostedMessages:
 
 
 def metadata(name: str) -> dict[str, Any]:
-    """What a message is marked with, so that it is found by that name."""
+    """The marker by which a message is found."""
     return {"event_type": KIND, "event_payload": {"name": name}}
 
 
@@ -250,7 +251,7 @@ def _name(message: dict[str, Any]) -> str | None:
 
 
 NEEDED = ("chat:write", "im:history", "users:read")
-"""Without these a bot is of no use; others are missed where they are used."""
+"""Scopes without which a bot is useless; other missing ones are reported when needed."""
 
 
 async def admitted(web: Web) -> str:
@@ -264,11 +265,24 @@ async def admitted(web: Web) -> str:
     return str(answer["user_id"])
 
 
+async def connect(token: str, app_token: str, *, address: str = ADDRESS) -> Connected:
+    """The owner of the tokens; raises `Refused` or `SendLater`."""
+    async with aiohttp.ClientSession() as session:
+        bot = Web(session, token=token, setting=BOT_TOKEN, address=address)
+        app = Web(session, token=app_token, setting=APP_TOKEN, address=address)
+        await admitted(bot)
+        about = await bot.call("auth.test")
+        await app.call("apps.connections.open")
+    bot_name, team = about.get("user", "the bot"), about.get("team", "the workspace")
+    says = f"The tokens are those of @{bot_name} in {team}: write to it under Apps, or /invite it"
+    return Connected(settings={"token": token, "app_token": app_token}, says=[says])
+
+
 PING_SECONDS = 20.0
 
 
 class SlackListener:
-    """Hears everything from one start of the connection to its end."""
+    """Receives everything from one start of the connection to its end."""
 
     def __init__(
         self,
@@ -289,7 +303,7 @@ class SlackListener:
         self._envelopes = Envelopes(self._take)
 
     async def run(self, connected: Callable[[], None]) -> None:
-        """Hand over what is said until the connection is lost: a `SendLater`, or `Refused`."""
+        """Pass on messages until the connection is lost; raises `SendLater` or `Refused`."""
         async with self._envelopes.lanes, anyio.create_task_group() as group:
             # Caught within the group, which would wrap it.
             failure = await self._failure(connected, group)
@@ -309,7 +323,7 @@ class SlackListener:
             return SendLater(f"the network failed ({type(error).__name__})")
 
     async def _receive(self, greeted: Callable[[], Awaitable[None]]) -> None:
-        """Until Slack wants a new connection to be made: it delivers there what is open."""
+        """Receive until Slack wants a new connection, on which it delivers what is still open."""
         answer = await self._app.call("apps.connections.open")
         async with self._session.ws_connect(str(answer["url"]), heartbeat=PING_SECONDS) as socket:
             await self._envelopes.receive(socket, greeted)
@@ -329,11 +343,11 @@ class SlackListener:
 
 
 async def _nothing() -> None:
-    """A new connection of the same stay has nothing to catch up with."""
+    """Do nothing: a new connection within the same session has nothing to catch up on."""
 
 
 WAITING = 200
-"""Events of one chat that may wait; then the socket waits."""
+"""How many events of one chat may wait; then the socket waits."""
 _SWITCHED_OFF = (
     "Socket Mode is switched off for this Slack app: switch it on under Socket Mode at "
     "api.slack.com/apps"
@@ -351,7 +365,7 @@ class _Envelope:
 
 
 class Envelopes:
-    """Opens them, in order in each chat."""
+    """Passes envelopes on, in order within each chat."""
 
     def __init__(self, take: Take) -> None:
         """`take` returns once an event is durable, and does not raise."""
@@ -359,16 +373,16 @@ class Envelopes:
         self.lanes: Lanes[str, _Envelope | Callable[[], Awaitable[None]]] = Lanes(
             self._handle, limit=WAITING, name="slack"
         )
-        """One for each chat; what else has to be done in a chat's order can be put there."""
+        """A queue per chat; other jobs that need a chat's order can be added."""
 
     async def receive(
         self,
         socket: aiohttp.ClientWebSocketResponse,
         greeted: Callable[[], Awaitable[None]],
     ) -> None:
-        """Take what comes until Slack wants another connection to be made.
+        """Receive until Slack wants another connection.
 
-        Raises `SendLater` where the connection is lost, and `Refused`.
+        Raises `SendLater` if the connection is lost, and `Refused`.
         """
         is_greeted = False
         async for frame in socket:
@@ -399,7 +413,7 @@ class Envelopes:
 
 
 def _leave(reason: str, *, is_greeted: bool) -> None:
-    """Whether another connection is worth a try at once; raises where it is not."""
+    """Whether to reconnect at once; raises if not."""
     if reason == "link_disabled":
         raise Refused(_SWITCHED_OFF)
     if not is_greeted or reason == "too_many_websockets":

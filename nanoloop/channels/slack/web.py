@@ -1,4 +1,4 @@
-"""Slack's Web API: one call, and what its refusals mean for the kit and for who runs the bot."""
+"""Slack's Web API: calls, and what their errors mean for the kit and for the operator."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _UNKNOWN = {
 
 
 class Web:
-    """The Web API with one of the two tokens."""
+    """The Web API, called with one of the two tokens."""
 
     def __init__(
         self, session: aiohttp.ClientSession, *, token: str, setting: str, address: str
     ) -> None:
-        """`setting` is what the token is called where it is set."""
+        """`setting` is the name of the setting that holds the token."""
         self._setting = setting
         self._client = AsyncWebClient(
             token,
@@ -59,13 +59,13 @@ class Web:
         )
 
     async def call(self, method: str, **arguments: Any) -> Mapping[str, Any]:
-        """What Slack answers; raises what the kit acts on, `Declined` for the rest."""
+        """Slack's response; raises errors that the kit understands, `Declined` for the rest."""
         return (await self.answer(method, **arguments))[0]
 
     async def answer(
         self, method: str, **arguments: Any
     ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
-        """The same with its headers."""
+        """Like `call`, but also returns the response's headers."""
         try:
             response = await self._client.api_call(method, data=_form(arguments))
         except SlackApiError as error:
@@ -94,7 +94,7 @@ class Web:
 
 
 def missing(setting: str, scopes: str) -> str:
-    """What to do about a right that the token does not carry."""
+    """What to do about a permission that the token lacks."""
     where = "App-Level Tokens" if setting.endswith("app_token") else "OAuth & Permissions"
     return (
         f"{setting} lacks the scope {scopes}: add it under {where} at api.slack.com/apps, "
@@ -113,7 +113,7 @@ ADVICE = {
 
 
 def _form(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """As a form, which every method takes: JSON is not for all of them."""
+    """The arguments as a form, which every method accepts; not all accept JSON."""
     return {
         name: value if isinstance(value, str) else json.dumps(value)
         for name, value in arguments.items()
@@ -129,7 +129,7 @@ def _seconds(response: Any) -> float:
 
 
 def _quiet() -> logging.Logger:
-    """The SDK tells all that it sends at the level for finding bugs."""
+    """A logger without debug messages, in which the SDK logs everything it sends."""
     logger = logging.getLogger("nanoloop.slack_sdk")
     logger.setLevel(logging.WARNING)
     return logger

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
 from nanoloop.errors import SettingsError, how_to_install
-from nanoloop.plugins import Plugin
+from nanoloop.plugins import Connected, ConnectQuestion, Plugin
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.problems import http_address
 
@@ -28,11 +29,11 @@ class TelegramSettings(PlatformSettings):
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The bot's token; better kept in NANOLOOP_CHANNELS__TELEGRAM__TOKEN."""
     api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
-    """Where the Bot API is; a server of one's own knows no limit for files."""
+    """The address of the Bot API; a server of your own has no limit for files."""
     webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://bot.example.org/telegram"]
     )
-    """Where Telegram is to bring messages; left out, it is asked for them: no address is needed."""
+    """Where Telegram sends messages; left out, nanoloop polls and needs no address."""
     webhook_host: str = "127.0.0.1"
     """Where to listen for them, behind a proxy that has the certificate."""
     webhook_port: Annotated[int, Field(ge=0, le=65535)] = 8443
@@ -40,19 +41,24 @@ class TelegramSettings(PlatformSettings):
 
 
 def make(own: TelegramSettings, folder: Path) -> TelegramPlatform:
-    """The platform; raises `SettingsError`."""
+    """Make the platform; raises `SettingsError`."""
     # Not before: whoever reads the settings needs no library.
     from nanoloop.channels.telegram.hearing import Moves  # noqa: PLC0415 - as above
     from nanoloop.channels.telegram.platform import TelegramPlatform  # noqa: PLC0415 - as above
 
-    token = own.token.get_secret_value().strip() if own.token else ""
+    token = _checked(own.token.get_secret_value() if own.token else "")
+    moves = Moves(folder / "channels" / "telegram.moves.json")
+    return TelegramPlatform(token, api=own.api, webhook=_webhook(own), moves=moves)
+
+
+def _checked(token: str) -> str:
+    token = token.strip()
     if not _TOKEN.fullmatch(token):
         raise SettingsError(
             "channels.telegram.token is no token of Telegram's: it looks like 12345678:AbC-dEf; "
             "@BotFather shows it with /mybots"
         )
-    moves = Moves(folder / "channels" / "telegram.moves.json")
-    return TelegramPlatform(token, api=own.api, webhook=_webhook(own), moves=moves)
+    return token
 
 
 def _webhook(own: TelegramSettings) -> Webhook | None:
@@ -69,4 +75,32 @@ def _webhook(own: TelegramSettings) -> Webhook | None:
     return Webhook(own.webhook_url, host=own.webhook_host, port=own.webhook_port)
 
 
-PLUGIN = Plugin(name="telegram", settings=TelegramSettings, make=make, extra="telegram")
+async def connect(own: TelegramSettings, told: Mapping[str, str]) -> Connected:
+    """Check which bot the token belongs to."""
+    from nanoloop.channels.telegram.platform import connect as connected  # noqa: PLC0415 - as above
+
+    return await connected(_checked(told["token"]), api=own.api)
+
+
+ASKS = (
+    ConnectQuestion(
+        name="token",
+        help="the bot's token, from @BotFather",
+        asks="The bot's token (write /newbot to @BotFather; not shown)",
+        is_secret=True,
+    ),
+    ConnectQuestion(
+        name="operator",
+        help="your own id, a number; it gives you access and all commands",
+        asks="Your own id, a number (Enter: you get a code when you write to the bot)",
+        is_needed=False,
+    ),
+)
+PLUGIN = Plugin(
+    name="telegram",
+    settings=TelegramSettings,
+    make=make,
+    extra="telegram",
+    asks=ASKS,
+    connect=connect,
+)

@@ -27,18 +27,18 @@ from nanoloop.errors import Declined, NanoloopError, SendLater
 
 CONNECTIONS = 256
 POOL_SECONDS = 30.0
-"""How long a message waits for one of them."""
+"""How long a message waits for a free connection."""
 ANSWER_SECONDS = 20.0
-"""A message whose answer takes longer is sent again, and may be seen twice: better wait."""
+"""After this long a message is sent again and may be seen twice, so it is better to wait."""
 PARTING_SECONDS = 5.0
-"""How long the connections stay open for what is on its way."""
+"""How long the connections stay open for requests in progress."""
 POLL = "/GetUpdates"
-"""How the address of a poll ends; Telegram takes a method's name in any case."""
+"""The end of a poll's address; Telegram accepts a method's name in any case."""
 _WITH_TOKEN = re.compile(r"/bot\d+:")
 
 
 class Limited(TelegramError):
-    """Too many requests; `seconds` says when the next one is welcome."""
+    """Too many requests; `seconds` says when the next one is allowed."""
 
     def __init__(self, seconds: float | None) -> None:
         super().__init__("too many requests")
@@ -46,7 +46,7 @@ class Limited(TelegramError):
 
 
 class TelegramRequest(HTTPXRequest):
-    """As the library has it, but for its logs, and for its end: what is on its way arrives."""
+    """The library's class with quieter logs, and an end that lets requests in progress finish."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -60,7 +60,7 @@ class TelegramRequest(HTTPXRequest):
         _hush()
 
     async def do_request(self, url: str, *args: Any, **kwargs: Any) -> tuple[int, bytes]:
-        """What was answered; raises `Limited`, and else as the library."""
+        """The response; raises `Limited`, or whatever the library raises."""
         # A message whose answer nobody hears would be sent again, and seen twice.
         with anyio.CancelScope(shield=not url.endswith(POLL)):
             code, payload = await self._request(url, *args, **kwargs)
@@ -69,7 +69,7 @@ class TelegramRequest(HTTPXRequest):
         return code, payload
 
     async def shutdown(self) -> None:
-        """Close all connections, as soon as nothing is on its way or that takes too long."""
+        """Close all connections once no request is in progress or waiting takes too long."""
         with anyio.move_on_after(PARTING_SECONDS):
             while self._running:
                 if self._ended.is_set():  # the library shuts it down twice at once
@@ -87,12 +87,12 @@ class TelegramRequest(HTTPXRequest):
 
     @staticmethod
     def parse_json_payload(payload: bytes) -> dict[str, Any]:
-        """Read an answer; the library would log one that can't be read, with all it says."""
+        """Read a response; the library would log an unreadable one with all its content."""
         with suppress(ValueError):
             said = json.loads(payload)
             if isinstance(said, dict):
                 return said
-        raise TelegramError("the answer is no JSON")
+        raise TelegramError("the answer is not JSON")
 
 
 def _retry_after(payload: bytes) -> float | None:
@@ -102,7 +102,7 @@ def _retry_after(payload: bytes) -> float | None:
 
 
 def _hush() -> None:
-    """Each address holds the token, and each parameter may be a text: none is logged."""
+    """Keep addresses, which contain the token, and parameters, which may be texts, out of logs."""
     logging.getLogger("httpx").addFilter(_names_no_token)
     logging.getLogger("telegram").setLevel(logging.WARNING)
 
@@ -121,7 +121,7 @@ OTHER_WEBHOOK = (
     "channels.telegram.webhook_url"
 )
 UNCHANGED = "message is not modified"
-"""Why an edit is declined that changes nothing."""
+"""Why an edit that changes nothing is declined."""
 _KNOWN = (
     UNCHANGED,
     "bad webhook",
@@ -138,15 +138,15 @@ _KNOWN = (
     "user is deactivated",
     "was kicked from",
 )
-"""What Telegram says of chats, as far as it stands in its documents and holds nobody's words."""
+"""What Telegram says about chats, where documented and free of users' words."""
 _GONE = ("message to edit not found", "message can't be edited", "message_id_invalid")
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Raise what the kit understands; that a group has moved is raised as the library has it.
+    """Raise errors that the kit understands; for a group that has moved, the library's own.
 
-    The library's errors may hold an address with the token in it: none is shown as a cause.
+    The library's errors may contain an address with the token, so none is shown as a cause.
     """
     try:
         yield
@@ -158,12 +158,12 @@ def explained() -> Iterator[None]:
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """The same while a message is sent: a token that is refused is the listener's to tell."""
+    """Like `explained`, while a message is sent: the listener reports a refused token."""
     try:
         with explained():
             yield
     except Refused:
-        raise SendLater("the token is refused") from None
+        raise SendLater("the token was refused") from None
 
 
 def _meaning(error: TelegramError) -> Exception:

@@ -1,4 +1,4 @@
-"""What people say on Telegram."""
+"""Incoming messages on Telegram."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nanoloop.channels.telegram.api import answered
 from nanoloop.files import save_json
 
 KINDS = ("message", "edited_message")
-"""Telegram tells bots nothing of deleted messages."""
+"""Telegram doesn't tell bots about deleted messages."""
 Read = Callable[[Any], Heard | None]
-"""Reads an update, as it came; None where it is nothing to the bot."""
+"""Reads an update; returns None if it is not for the bot."""
 _NAMING: list[str | None] = [
     MessageEntity.MENTION,
     MessageEntity.TEXT_MENTION,
@@ -32,7 +32,7 @@ class Reader:
         self._moves = moves
 
     def __call__(self, update: Any) -> Heard | None:
-        """What it tells; it never raises, as an update that can't be read would come for ever."""
+        """Read an update; never raises, because an unreadable one would be sent again for ever."""
         try:
             known = Update.de_json(update, self._bot)
             message = known.message or known.edited_message
@@ -70,7 +70,7 @@ class Reader:
         )
 
     def _has_moved(self, message: Message) -> bool:
-        """Whether it only tells that the group has become a supergroup."""
+        """Whether the message only reports that the group has become a supergroup."""
         if message.migrate_to_chat_id:
             self._moves.learn(message.chat.id, message.migrate_to_chat_id)
         elif message.migrate_from_chat_id:
@@ -81,11 +81,11 @@ class Reader:
 
 
 class _Naming:
-    """Whom a message names, or commands."""
+    """The bots that a message mentions or commands."""
 
     def __init__(self, message: Message, bot: User) -> None:
         self.mention = ""
-        """The very words that name the bot."""
+        """The exact text that mentions the bot."""
         self.is_named = False
         self.is_for_another = False
         """Whether it is a command for another bot."""
@@ -113,7 +113,7 @@ def _entities(message: Message) -> Iterator[tuple[MessageEntity, str]]:
 
 
 def _sender(message: Message) -> dict[str, Any]:
-    """Who said it: a person, a bot, or a group or channel that someone speaks for."""
+    """The sender: a person, a bot, or a group or channel that someone speaks for."""
     if (chat := message.sender_chat) is not None:
         return {"sender": str(chat.id), "name": chat.effective_name or ""}
     user = message.from_user
@@ -123,7 +123,7 @@ def _sender(message: Message) -> dict[str, Any]:
 
 
 def _quote(message: Message, of: Message | None) -> str:
-    """The words that it answers: those that were picked, else all of them."""
+    """The text that it replies to: the selected part, or else all of it."""
     if message.quote is not None:
         return message.quote.text
     return "" if of is None else words(of)
@@ -133,7 +133,7 @@ Kind = Literal["image", "audio", "video", "file"]
 
 
 def words(message: Message) -> str:
-    """Its text; of what has none, what can be said of it in a few words."""
+    """Its text or, if it has none, a short description."""
     if text := message.text or message.caption:
         return text
     if message.sticker:
@@ -180,10 +180,10 @@ def _file(found: Any, kind: Kind, usual: str) -> File:
 
 
 class Moves:
-    """Knows both ids of each, also after a restart where a file is given.
+    """Maps each group's old and new ids to each other, even after a restart if it has a file.
 
-    In a supergroup messages are numbered anew: their ids here hold the chat's, so that none is
-    taken for an older one of the same number.
+    A supergroup numbers its messages from 1 again, so their ids here include the chat's id: none
+    is mistaken for an older message with the same number.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -192,14 +192,14 @@ class Moves:
         self.load()
 
     def load(self) -> None:
-        """Know what the file says by now: another process may have gone on with it."""
+        """Reload the file: another process may have changed it."""
         if self._file is not None and self._file.exists():
             said = json.loads(self._file.read_text(encoding="utf-8"))
             self._new = {int(old): new for old, new in said.items()}
         self._old = {new: old for old, new in self._new.items()}
 
     def learn(self, old: int, new: int) -> None:
-        """From now on this group is to be reached under its new id; durable when this returns."""
+        """Record a group's new id; it is durable when this returns."""
         if self._new.get(old) == new:
             return
         self._new[old], self._old[new] = new, old
@@ -207,19 +207,19 @@ class Moves:
             save_json(self._file, self._new)
 
     def first(self, chat: int) -> str:
-        """The id by which a chat is known here."""
+        """The id by which nanoloop knows a chat."""
         return str(self._old.get(chat, chat))
 
     def now(self, chat: str) -> int:
-        """The id by which Telegram knows it."""
+        """The id by which Telegram knows the chat."""
         return self._new.get(int(chat), int(chat))
 
     def message(self, chat: int, number: int) -> str:
-        """What the message of that number in that chat is called here."""
+        """The id of the message with that number in that chat."""
         return f"{chat}.{number}" if chat in self._old else str(number)
 
     def number(self, chat: str, message: str) -> int | None:
-        """The number of a message in its chat; None where the chat has moved away from it."""
+        """The number of a message in its chat; None if the chat has moved since."""
         of, _, number = message.rpartition(".")
         is_there = int(of) == self.now(chat) if of else int(chat) not in self._new
         return int(number) if is_there else None

@@ -1,4 +1,4 @@
-"""Telegram as a platform: what is said there, as HTML."""
+"""Telegram as a platform: incoming messages, and answers as HTML."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from nanoloop.channels.telegram.api import UNCHANGED, TelegramRequest, answered,
 from nanoloop.channels.telegram.hearing import Moves, Reader
 from nanoloop.channels.telegram.receiving import Polling
 from nanoloop.errors import Declined, SendLater
+from nanoloop.plugins import Connected
 
 if TYPE_CHECKING:
     from nanoloop.channels.telegram.receiving import Webhook
@@ -34,7 +35,7 @@ LIMITS = Limits(
 PHOTOS = ("image/jpeg", "image/png", "image/webp")
 PHOTO_BYTES = 10_000_000
 _NO_PREVIEW = LinkPreviewOptions(is_disabled=True)
-"""It would come and go while an answer grows."""
+"""A preview would come and go while an answer grows."""
 
 
 class TelegramPlatform:
@@ -50,7 +51,7 @@ class TelegramPlatform:
         webhook: Webhook | None = None,
         moves: Moves | None = None,
     ) -> None:
-        """Without a webhook it polls. `api` may be a Bot API server of one's own."""
+        """Without a webhook it polls. `api` may be your own Bot API server."""
         self.limits = LIMITS
         self._moves = moves or Moves()
         request = TelegramRequest()
@@ -64,7 +65,7 @@ class TelegramPlatform:
         self._way: Polling | Webhook = webhook or Polling()
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what is said until the connection is lost."""
+        """Pass on messages until the connection is lost."""
         try:
             with explained():
                 await self._bot.initialize()
@@ -85,7 +86,7 @@ class TelegramPlatform:
         return await self._send(place, reply_to, send)
 
     async def edit(self, place: Place, message: str, text: Text) -> None:
-        """Let one of our messages say this."""
+        """Edit one of our messages."""
         number = self._moves.number(place.chat, message)
         if number is None:
             raise MessageGone
@@ -106,7 +107,7 @@ class TelegramPlatform:
                 raise
 
     async def remove(self, place: Place, message: str) -> None:
-        """Take one of our messages back; after two days Telegram lets it stand."""
+        """Delete one of our messages; after two days Telegram keeps it."""
         number = self._moves.number(place.chat, message)
         if number is None:
             return
@@ -124,7 +125,7 @@ class TelegramPlatform:
             )
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002, ARG002 - as above
-        """Post a file; a picture that Telegram can't show goes as a file."""
+        """Post a file; a picture that Telegram can't show is sent as a file."""
         name = file.name or "file"
         if file.mime_type in PHOTOS and len(file.data) <= PHOTO_BYTES:
             try:
@@ -136,7 +137,7 @@ class TelegramPlatform:
         return await self._send(place, reply_to, send)
 
     def rendered(self, markdown: str) -> str:
-        """This Markdown as Telegram's HTML."""
+        """The Markdown as Telegram's HTML."""
         return rendered(markdown)
 
     async def _send(
@@ -171,7 +172,7 @@ def _mode(text: Text) -> str | None:
 
 
 def rendered(markdown: str) -> str:
-    """The text with Telegram's tags; what looks like a tag in it is text."""
+    """The text with Telegram's tags; anything in it that looks like a tag is text."""
     return render(markdown, _FORM)
 
 
@@ -209,3 +210,23 @@ _FORM = Markup(
     link=_link,
     quote=_quote,
 )
+
+
+async def connect(token: str, *, api: str = API) -> Connected:
+    """The bot that the token belongs to, and how to talk to it; raises `Refused` or `SendLater`."""
+    request = TelegramRequest()
+    bot = Bot(token, base_url=f"{api}/bot", request=request, get_updates_request=request)
+    try:
+        with explained():
+            await bot.initialize()
+        me = bot.bot
+    finally:
+        with anyio.CancelScope(shield=True):
+            await bot.shutdown()
+    says = [f"The token is that of @{me.username}: write to it at https://t.me/{me.username}"]
+    if not me.can_read_all_group_messages:
+        says.append(
+            "In groups it sees only what names it. @BotFather changes that: /mybots, Bot Settings, "
+            "Group Privacy"
+        )
+    return Connected(settings={"token": token}, says=says)

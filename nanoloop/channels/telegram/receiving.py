@@ -1,4 +1,4 @@
-"""How Telegram's updates come: polled, or by a webhook."""
+"""How Telegram's updates arrive: by polling, or by a webhook."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from nanoloop.errors import SendLater
 POLL_SECONDS = 30
 """How long Telegram waits for something new before it answers that there is nothing."""
 PATIENCE_SECONDS = 1.0
-"""How long what was heard may take before others are asked for what they say meanwhile."""
+"""How long to wait for messages to become durable before requesting others."""
 
 
 class Polling:
-    """Listens by asking."""
+    """Receives updates by polling."""
 
     def __init__(self) -> None:
         self._offset = 0
         self._handed: dict[int, anyio.Event] = {}
-        """Updates that are not confirmed yet, and whether they are taken."""
+        """Updates that are not confirmed yet, and whether they are durable."""
         self._has_begun = False
 
     async def listen(self, bot: Bot, read: Read, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what is said until the connection is lost."""
+        """Pass on messages until the connection is lost."""
         self._handed.clear()  # what is not confirmed comes again
         await self._begin(bot)
         seconds = 0
@@ -65,7 +65,7 @@ class Polling:
         self._has_begun = True
 
     async def _updates(self, bot: Bot, seconds: int) -> Sequence[Any]:
-        """All that is not confirmed; where that is nothing, it waits so long."""
+        """Fetch all unconfirmed updates; if there are none, wait up to this long."""
         asked = {"offset": self._offset, "timeout": seconds, "allowed_updates": KINDS}
         with explained():
             # Not `get_updates`: one update that the library can't read would cost all of them.
@@ -75,7 +75,7 @@ class Polling:
         return updates
 
     async def _confirm(self) -> None:
-        """Move the offset past what is taken; what takes long does not hold up the others."""
+        """Move the offset past what is durable; a slow message does not delay the others."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             for taken in [*self._handed.values()]:
                 await taken.wait()
@@ -99,7 +99,7 @@ CHECK_SECONDS = 60.0
 
 
 class Webhook:
-    """Listens by being told, at an address that a proxy with a certificate stands before."""
+    """Receives updates at an address behind a proxy with a certificate."""
 
     def __init__(
         self, url: str, *, host: str, port: int, check_seconds: float = CHECK_SECONDS
@@ -111,7 +111,7 @@ class Webhook:
         self._secret = secrets.token_urlsafe(32)
 
     async def listen(self, bot: Bot, read: Read, hear: Hear, connected: Callable[[], None]) -> None:
-        """Take in what is said until something is wrong with the webhook."""
+        """Pass on messages until the webhook fails."""
         desk = _WebhookServer(self._secret, read, hear)
         server = WebServer(desk, header_seconds=ARRIVAL_SECONDS, grace_seconds=1, at_end=desk.close)
         listener = self._listener()
@@ -133,7 +133,7 @@ class Webhook:
             ) from None
 
     async def _watch(self, bot: Bot) -> None:
-        """Ask Telegram now and then whether it reaches the webhook."""
+        """Ask Telegram regularly whether it can reach the webhook."""
         since = datetime.now(timezone.utc)
         while True:
             await anyio.sleep(self._check_seconds)
@@ -147,7 +147,7 @@ class Webhook:
 
 
 class _WebhookServer:
-    """Takes what Telegram brings; an ASGI application."""
+    """Receives Telegram's requests; an ASGI application."""
 
     def __init__(self, secret: str, read: Read, hear: Hear) -> None:
         self._secret = secret
@@ -156,13 +156,13 @@ class _WebhookServer:
         self._open: set[anyio.CancelScope] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; what is answered with an error is brought again."""
+        """Answer one request; after an error Telegram sends it again."""
         with suppress(ClientDisconnect):
             status = await self._taken(Request(scope, receive))
             await Response(status_code=status)(scope, receive, send)
 
     def close(self) -> None:
-        """Leave what is not durable yet: it is brought again."""
+        """Drop updates that are not durable yet: Telegram will send them again."""
         for scope in self._open:
             scope.cancel()
 

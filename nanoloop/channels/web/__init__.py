@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
+from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
 from nanoloop.settings.problems import InvalidSettings, Problem
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class TokenSettings(Section):
-    """Who may use the web: a token with a name. With none, only this machine is served."""
+    """Who may use the web: a named token. Without one, only this machine is served."""
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """What they send or log in with: at least 16 characters, such as `openssl rand -hex 24`."""
+    """What they log in with: at least 16 characters, such as `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
-    """Which session ids they see, `*` for any text; left out, those they began themselves."""
+    """Which session ids they see, `*` for any text; left out, those they started."""
 
 
 class WebSettings(Section):
@@ -34,19 +35,21 @@ class WebSettings(Section):
     enabled: bool = False
     """Whether `nanoloop run` serves them too; `nanoloop serve` always does."""
     host: str = "127.0.0.1"
-    """The address to listen on; another than this machine's own needs a token."""
+    """The address to listen on; any but this machine's own needs a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
     """The port to listen on; 0 is any that is free."""
     hosts: Names = Field(default=(), examples=[["chat.example.org"]])
-    """Further names that the server is reached by, through a proxy say."""
+    """Other host names of the server, for example behind a proxy."""
     origins: Names = Field(default=(), examples=[["https://app.example.org"]])
     """Other sites whose pages may call the API; left out, none may."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
-    """How often one token, or one address without, may call; more get told to wait."""
+    """How many requests one token, or one address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
     """How large one uploaded file may be."""
     uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = UPLOADS_BYTES
     """How much room all uploads may take in the data folder."""
+    language: Language | None = Field(default=None, examples=["fr"])
+    """The language of what people are told here, unless their agent has one."""
     tokens: dict[str, TokenSettings] = Field(default_factory=dict)
 
     @property
@@ -69,11 +72,13 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             agents=loop.agents,
             summarizer=loop.summarizer,
             runner=loop,
+            nodes=loop.nodes,
             recall=loop.recall,
             keep=settings.message_buffer_min,
             model=settings.model,
             snapshot=app.telemetry.snapshot,
-            sentences=loop.sentences,
+            sentences=loop.sentences.speaking(own.language),
+            language=own.language,
             provider=app.provider,
             turns=loop.turns,
         ),
@@ -96,7 +101,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
 
 
 TOKEN_LENGTH = 16
-"""Characters that a token has at least: nobody guesses it."""
+"""The minimum length of a token in characters, so that it can't be guessed."""
 
 
 def _tokens(web: WebSettings, settings: Settings) -> list[Token]:

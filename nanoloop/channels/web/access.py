@@ -1,4 +1,4 @@
-"""Who is let in: by a token or its cookie, from no other site, not too often; and refusals."""
+"""Access control: by a token or its cookie, from no other site, within limits; and refusals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ASKED_BY_SCRIPT = "x-nanoloop"
 """A header that no form and no other site can send."""
 _SAFE_METHODS = {"GET", "HEAD"}
 FAILURES_A_MINUTE = 20
-"""Wrong tokens from one address that are answered at once."""
+"""How many wrong tokens a minute from one address are answered without a wait."""
 
 
 class WebAccess:
-    """Decides who is let in: known, not sent by another site, and not too often."""
+    """Decides who has access: known, not sent by another site, and not too often."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class WebAccess:
         origins: Collection[str],
         requests_per_minute: int,
     ) -> None:
-        """`cookie` is what this server's is called, `origins` other sites whose pages may call."""
+        """`cookie` is the name of this server's cookie; pages of `origins` may call too."""
         self.callers = callers
         self.cookie = cookie
         self.origins = frozenset(origins)
@@ -46,7 +46,7 @@ class WebAccess:
     def admit(
         self, request: Request, *, is_public: bool = False, is_counted: bool = True
     ) -> Caller | None:
-        """Who calls; raises a refusal for who may not, None only for what is public."""
+        """The caller; raises a refusal if access is denied, None only for what is public."""
         self._refuse_other_sites(request)
         caller = self._caller(request)
         if caller is None and not is_public:
@@ -56,7 +56,7 @@ class WebAccess:
         return caller
 
     def owner_of(self, request: Request) -> str:
-        """Whose share of all requests this one is: its caller's, else its address's."""
+        """Whose share of the requests this one uses: its caller's, else its address's."""
         return _bucket(request, self._known(request))
 
     def _refuse_other_sites(self, request: Request) -> None:
@@ -82,7 +82,7 @@ class WebAccess:
         return self.callers.of_cookie(request.cookies.get(self.cookie, ""))
 
     def refuse_token(self, request: Request) -> NoReturn:
-        """Raise what a wrong token gets: the more of them, the later the answer."""
+        """Raise the refusal of a wrong token: the more of them, the longer the wait."""
         if seconds := self._failures.take(_address_of(request)):
             raise try_later(429, "too many wrong tokens: try again later", seconds=seconds)
         raise Refusal(401, "that token is not known here", headers={"WWW-Authenticate": "Bearer"})
@@ -108,42 +108,42 @@ COOKIE_SECONDS = 30 * 24 * 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Someone who may see some sessions and no others."""
+    """Someone who may see certain sessions."""
 
     name: str
     patterns: tuple[str, ...]
-    """Which session ids are theirs; `*` stands for anything."""
+    """The ids of their sessions; `*` matches anything."""
 
     @property
     def account(self) -> str:
-        """Whose turns, streams and requests theirs are, whatever they open."""
+        """The owner of their turns, streams and requests, whatever they open."""
         return f"web:{self.name}"
 
     def sees(self, session_id: str) -> bool:
-        """Whether this session is theirs."""
+        """Whether they may see this session."""
         return any(fnmatchcase(session_id, pattern) for pattern in self.patterns)
 
     @property
     def prefix(self) -> str:
-        """How the ids of their new sessions begin."""
+        """The prefix of the ids of their new sessions."""
         own = f"web:{self.name}."
         return own if self.sees(own) else self.patterns[0].partition("*")[0]
 
 
 EVERYONE = Caller(name="local", patterns=("*",))
-"""Whoever calls where no tokens are set up, which is allowed on loopback only."""
+"""The caller if no tokens are configured, which is allowed on loopback only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A secret, and whose it is."""
+    """A secret, and its owner."""
 
     caller: Caller
     secret: str
 
 
 class Callers:
-    """Knows whoever shows a token or a cookie; never says why one was wrong."""
+    """Finds the caller by a token or a cookie; never says why one was wrong."""
 
     def __init__(self, tokens: Iterable[Token], *, now: Callable[[], float] = time.time) -> None:
         self._by_digest = [(_digest(token.secret), token) for token in tokens]
@@ -151,11 +151,11 @@ class Callers:
 
     @property
     def are_named(self) -> bool:
-        """Whether one has to log in."""
+        """Whether a login is required."""
         return bool(self._by_digest)
 
     def of_token(self, secret: str) -> Caller | None:
-        """Whose token this is; takes as long for a wrong one."""
+        """The owner of this token; takes just as long for a wrong one."""
         token = self._token(secret)
         return token.caller if token else None
 
@@ -168,7 +168,7 @@ class Callers:
         return found
 
     def cookie_for(self, secret: str) -> str | None:
-        """The cookie for who has this token; it says nothing of the token, and dies with it."""
+        """The cookie for this token; it reveals nothing of the token, and is invalid without it."""
         token = self._token(secret)
         if token is None:
             return None
@@ -176,7 +176,7 @@ class Callers:
         return f"{token.caller.name}.{until}.{_signed(token, until)}"
 
     def of_cookie(self, cookie: str) -> Caller | None:
-        """Whose cookie this is, while it lasts."""
+        """The owner of this cookie, while it is valid."""
         name, _, rest = cookie.partition(".")
         until, _, signature = rest.partition(".")
         if (number_in(until) or 0) < self._now():
@@ -198,11 +198,11 @@ def _signed(token: Token, until: str) -> str:
 
 
 CALLERS_KNOWN = 10_000
-"""Callers that are remembered; who was quiet longest is forgotten, and has a full bucket again."""
+"""How many callers are remembered; the least recent is forgotten, with a full bucket next time."""
 
 
 class RateLimit:
-    """A bucket for each caller that fills up by `per_minute`."""
+    """A bucket per caller, refilled at `per_minute`."""
 
     def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_minute = per_minute
@@ -210,7 +210,7 @@ class RateLimit:
         self._buckets: BoundedDict[str, tuple[float, float]] = BoundedDict(CALLERS_KNOWN)
 
     def take(self, caller: str) -> float:
-        """Take one; 0 where there was one, else the seconds until there is."""
+        """Take one; returns 0 if there was one, else the seconds until there is."""
         level = self._level(caller)
         self._buckets[caller] = (level - 1 if level >= 1 else level, self._clock())
         return 0 if level >= 1 else (1 - level) * 60 / self._per_minute
@@ -239,7 +239,7 @@ KINDS = {
 
 
 class Refusal(Exception):
-    """Ends a request with this status; the text never names a secret."""
+    """Ends a request with this status; the text never contains a secret."""
 
     def __init__(
         self, status: int, sentence: str, *, headers: Mapping[str, str] | None = None
@@ -249,21 +249,21 @@ class Refusal(Exception):
         self.headers = dict(headers or {})
 
     def response(self) -> JSONResponse:
-        """The answer in the form that all errors have."""
+        """The response, in the form that all errors share."""
         return error_response(self.status, str(self), headers=self.headers)
 
 
 LATER_SECONDS = 5
-"""How soon a client may come again where nobody knows better."""
+"""When a client may retry if nothing better is known."""
 
 
 def try_later(status: int, sentence: str, *, seconds: float) -> Refusal:
-    """A refusal that says when to come again."""
+    """A refusal that says when to retry."""
     return Refusal(status, sentence, headers={"Retry-After": str(max(1, ceil(seconds)))})
 
 
 def sentence_of(error: Exception, sentences: Sentences, *, path: str) -> str:
-    """What a client is told of a failure; what the operator is told of it goes to the log."""
+    """What a client is told about a failure; the operator finds the rest in the log."""
     incident = sentences.incidents.of(error, place=path)
     announce(RequestFailed(path=path, **incident.facts))
     return sentences.apology(error, incident.incident).text
@@ -278,9 +278,9 @@ def error_response(
 
 
 DIGITS = 18
-"""More than any number that means something here."""
+"""More digits than any meaningful number has here."""
 
 
 def number_in(text: str) -> int | None:
-    """The number that a text is in decimal digits, or None."""
+    """The number in a text of decimal digits, or None."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS else None

@@ -1,4 +1,4 @@
-"""One operation of the API: what it takes and works with, who may call it, how it is described."""
+"""One operation of the API: what it takes, who may call it, and how it is described."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import anyio
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
+from nanoloop import __version__
 from nanoloop.channels.web.access import (
     EVERYONE,
     Caller,
@@ -42,6 +42,7 @@ from nanoloop.errors import (
     StoreError,
 )
 from nanoloop.fairness import FairLimiter
+from nanoloop.messages import Language
 from nanoloop.protocols import Bus, Provider
 from nanoloop.sentences import Sentences
 from nanoloop.session.head import checked_id
@@ -53,54 +54,55 @@ if TYPE_CHECKING:
 
     from nanoloop.agents import Agents
     from nanoloop.attachments import Attachments
+    from nanoloop.channels.web.watch import SessionWatch
     from nanoloop.commands import Runner
     from nanoloop.memory.recall import Recall
     from nanoloop.memory.summarizer import Summarizer
+    from nanoloop.nodes import Nodes
 
 
 ROUTE = "nanoloop.route"
-"""Where the scope of a request says which operation it came to."""
+"""The key in a request's scope that names its operation."""
 TOLD = "nanoloop.told"
-"""Where it says that its failure has been logged."""
+"""The key that says that its failure has been logged."""
 
 
 def path_of(scope: Scope) -> str:
-    """Which operation it is; a path that is none may say anything, and is not told."""
+    """The request's operation; an unknown path may contain anything, and is not logged."""
     return str(scope.get(ROUTE, "-"))
 
 
 MESSAGE_BYTES = 256_000
-"""How long a message may be."""
+"""The size limit of a message."""
 REQUESTS = 16
-"""Requests that are worked on side by side, but for those that are being read, or that answer bit
-by bit."""
+"""How many requests are handled at once, except those being read or answered in pieces."""
 LARGE_BODIES = 8
-"""Requests that bring more than a message, or don't say how much: from their first byte on."""
+"""How many requests may have large or unknown bodies; these count from their first byte."""
 
 
 class RequestBody(BaseModel):
-    """What a request says, checked."""
+    """The validated content of a request."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """One request that was let in."""
+    """A request that has been granted access."""
 
     request: Request
     backend: Backend
     caller: Caller | None
-    """Who calls; None where one need not be known and is not."""
+    """The caller; None if anyone may call and this one is unknown."""
 
     @property
     def who(self) -> Caller:
-        """Who calls, where one has to be known."""
+        """The caller of an operation that needs one."""
         return self.caller or EVERYONE
 
     @property
     def session_id(self) -> str:
-        """The session in the path; one that is not the caller's is none."""
+        """The session in the path; another caller's counts as missing."""
         session_id = checked_id(self.request.path_params["session"])
         if not self.who.sees(session_id):
             raise SessionNotFound(session_id)
@@ -112,22 +114,22 @@ Run = Callable[..., Awaitable[ASGIApp]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """A function that requests come to, and all that routes, checks and documents it."""
+    """A function that serves requests, with all that it takes to route, check and document it."""
 
     run: Run
-    """Gets the `ApiCall`, and what the request says where it takes something."""
+    """Called with the `ApiCall`, and with the checked content if it takes any."""
     method: str
     path: str
     takes: type[BaseModel | bytes] | None
-    """The query of a GET, else the body; bytes are a file."""
+    """The query of a GET, otherwise the body; bytes mean a file."""
     status: int = 200
     produces: str = "application/json"
     is_public: bool = False
-    """Whether one need not be known."""
+    """Whether anyone may call it."""
     takes_names: bool = False
-    """Whether a request may have a name, under which it is the same one again."""
+    """Whether a request may carry a name by which a repeated one is recognised."""
     is_counted: bool = True
-    """Whether it counts among what one may ask in a minute."""
+    """Whether it counts towards the limit per minute."""
 
     @property
     def says(self) -> str:
@@ -136,12 +138,12 @@ class Operation:
 
     @property
     def query(self) -> type[BaseModel] | None:
-        """What it takes, where that is the query."""
+        """Its parameters, if they are in the query."""
         return self._model if self.method == "GET" else None
 
     @property
     def body(self) -> type[BaseModel] | None:
-        """What it takes, where that is a body of JSON."""
+        """Its parameters, if they are in a JSON body."""
         return self._model if self.method != "GET" else None
 
     @property
@@ -149,7 +151,7 @@ class Operation:
         return self.takes if self.takes is not None and issubclass(self.takes, BaseModel) else None
 
     def route(self, backend: Backend) -> Route:
-        """Where requests come to it."""
+        """The path and method of its requests."""
 
         async def served(request: Request) -> Any:
             request.scope[ROUTE] = self.path
@@ -189,7 +191,7 @@ class Operation:
         return self.method != "GET" and (length is None or length > MESSAGE_BYTES)
 
     async def given(self, request: Request, limits: WebLimits) -> BaseModel | bytes:
-        """What the request says, checked; raises a refusal."""
+        """The checked content of the request; raises a refusal."""
         if self.query is not None:
             return _checked(self.query, dict(request.query_params))
         if self.body is None:
@@ -201,7 +203,7 @@ class Operation:
         return _checked(self.body, data or b"{}")
 
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:
-        """The response to an error of ours; any other is raised again."""
+        """The response to one of our errors; any other is re-raised."""
         parts = backend.parts
         tell = partial(sentence_of, error, parts.sentences, path=self.path)
         match error:
@@ -226,9 +228,9 @@ class Operation:
 def serve(
     method: str, path: str, *, of: type[Operation] = Operation, **more: Any
 ) -> Callable[[Run], Operation]:
-    """Makes an operation of a function: its docstring says what it does, its types what it takes.
+    """Turn a function into an operation, described by its docstring, with its types as parameters.
 
-    `more` are fields of `Operation`.
+    `more` sets fields of `Operation`.
     """
 
     def made(run: Run) -> Operation:
@@ -253,7 +255,7 @@ Snapshot = Callable[[], Mapping[str, Mapping[str, float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebLimits:
-    """How much is taken of one request, and of all."""
+    """How much one request, and all of them, may send."""
 
     requests_per_minute: int = 600
     upload_bytes: int = 10_000_000
@@ -272,19 +274,23 @@ class WebParts:
     agents: Agents
     summarizer: Summarizer
     runner: Runner
+    nodes: Nodes
+    """The other processes on the same store."""
     recall: Recall | None
     keep: int
-    """Messages that always stay word for word."""
+    """How many messages are always kept verbatim."""
     model: str
-    """The model that answers where an agent names none."""
+    """The model that answers if an agent doesn't name one."""
     snapshot: Snapshot
     """What telemetry has counted."""
     sentences: Sentences
-    """What is told of a failure."""
+    """What clients are told about a failure."""
+    language: Language | None
+    """The language in which people are addressed here, unless their agent has its own."""
     provider: Provider
-    """Who is asked where a client sends the whole conversation along."""
+    """The provider for clients that send the whole conversation."""
     turns: FairLimiter
-    """What such a call waits for, as a turn of a chat does."""
+    """The limiter that such a call waits for, as a chat's turn does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +302,7 @@ class Backend:
     limits: WebLimits
     attachments: Attachments
     feeds: Feeds
+    watch: SessionWatch
     streams: OpenStreams
     names: MessageNames
     receipts: Receipts
@@ -304,7 +311,7 @@ class Backend:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """All of it; raises a refusal where it is too large or too slow."""
+    """The whole body; raises a refusal if it is too large or too slow."""
     told = request.headers.get("content-length", "")
     length = number_in(told)
     if (length is None and told) or (length and length > limit):
@@ -332,7 +339,7 @@ def _too_large(limit: int) -> Refusal:
 
 
 SHOWN = 60
-"""Characters of a value that are said again."""
+"""How many characters of a value are quoted."""
 _SECRET = re.compile(r"token|key|secret|passw", re.IGNORECASE)
 _WRONG = {
     "bool": "not true or false",
@@ -342,7 +349,7 @@ _WRONG = {
     "model": "not an object",
     "string": "not a text",
 }
-"""What a value is not, by the first word of the error's kind."""
+"""What a value is not, by the first word of the error's type."""
 _BOUNDS = {
     "greater_than_equal": "is {value}, less than {ge}",
     "less_than_equal": "is {value}, more than {le}",
@@ -356,12 +363,12 @@ _BOUNDS = {
 
 
 def quoted(text: object) -> str:
-    """What was asked for, in quotes, as much of it as a sentence bears."""
+    """The requested value in quotes, shortened to fit a sentence."""
     return repr(str(text)[:SHOWN])
 
 
 def problem_of(error: ValidationError, model: type[BaseModel]) -> tuple[str, str]:
-    """The field that is wrong, or nothing for the whole, and a sentence that begins with it."""
+    """The invalid field, empty for the whole body, and a sentence that begins with it."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
     return where, f"{where or 'the body'} {_wrong(first, where, model)}"
@@ -389,7 +396,7 @@ def _unknown(where: str, model: type[BaseModel]) -> str:
 
 
 def _shown(value: Any, where: str) -> str:
-    """The value where it is short and nobody's secret, else what kind of thing it is."""
+    """The value, shortened, or a note if it is secret; only the type of an object or a list."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     said = json.dumps(value, default=str)
@@ -422,7 +429,7 @@ DOCS_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()
 
 
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The OpenAPI document of these."""
+    """The OpenAPI document of these operations."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {"Error": _ERROR_SCHEMA}
     for operation in operations:
@@ -430,7 +437,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
-        "info": {"title": "nanoloop", "version": version("nanoloop")},
+        "info": {"title": "nanoloop", "version": __version__},
         "paths": paths,
         "components": {
             "schemas": schemas,
@@ -490,7 +497,7 @@ def _query_parameters(query: type[BaseModel] | None) -> list[dict[str, Any]]:
 
 
 def docs_page(operations: Iterable[Operation]) -> str:
-    """The API for people, a page without scripts."""
+    """The API documentation for people: a page without scripts."""
     rows = "\n".join(map(_docs_row, operations))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nanoloop API</title>'

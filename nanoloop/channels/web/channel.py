@@ -1,4 +1,4 @@
-"""The web as a channel: its application, with the page and what is around every request."""
+"""The web as a channel: its application, with the page and what wraps every request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote, unquote
@@ -27,6 +26,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nanoloop import __version__
 from nanoloop.attachments import SCHEME, Attachments, mime_type_of
 from nanoloop.channels.server import WebServer
 from nanoloop.channels.web import conversations, dialogue
@@ -58,6 +58,7 @@ from nanoloop.channels.web.feed import FeedWriter, OpenStreams
 from nanoloop.channels.web.names import MessageNames
 from nanoloop.channels.web.openai import completions
 from nanoloop.channels.web.openai.completions import HEADER, IGNORED, REPEATED
+from nanoloop.channels.web.watch import SessionWatch
 from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
 from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, announce
 from nanoloop.messages import Outbound
@@ -67,16 +68,16 @@ from nanoloop.sentences import Incidents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebAddress:
-    """Where the web is served, and under which names."""
+    """Where the web channel is served, and under which names."""
 
     host: str = "127.0.0.1"
     port: int = 8765
     hosts: Collection[str] = ()
-    """Further names that it is reached by, through a proxy."""
+    """Other host names, for example behind a proxy."""
     origins: Collection[str] = ()
     """Other sites whose pages may call."""
     grace_seconds: float = 20
-    """How long requests may take to finish at the end."""
+    """How long running requests may take to finish at shutdown."""
 
 
 class WebChannel:
@@ -94,7 +95,7 @@ class WebChannel:
         tokens: Iterable[Token] = (),
         limits: WebLimits | None = None,
     ) -> None:
-        """Raises `SettingsError` for an open door."""
+        """Raises `SettingsError` for public access without a token."""
         self._address = address or WebAddress()
         limits = limits or WebLimits()
         callers = Callers(tokens)
@@ -117,21 +118,28 @@ class WebChannel:
             limits=limits,
             attachments=attachments,
             feeds=self._news.feeds,
+            watch=SessionWatch(self._news.feeds, sessions=parts.sessions, nodes=parts.nodes),
             receipts=self._news.receipts,
             streams=OpenStreams(),
             names=MessageNames(),
         )
 
     def bind(self) -> str:
-        """Listen, and return the address; raises `SettingsError` where that can't be."""
+        """Listen, and return the address; raises `SettingsError` if that is not possible."""
         if self._listener is None:
             self._listener = listening_socket(self._address.host, self._address.port)
         port = self._listener.getsockname()[1]
         host = self._address.host
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def unbind(self) -> None:
+        """Stop listening, for callers that only wanted to know whether it can."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
     async def run(self, bus: Bus) -> None:  # noqa: ARG002 - the bus of the parts is the same
-        """Serve until cancelled; open requests then get some time to end."""
+        """Serve until cancelled; open requests then get some time to finish."""
         self.bind()
         server = WebServer(
             self.app(),
@@ -141,10 +149,13 @@ class WebChannel:
         )
         listener, self._listener = self._listener, None
         assert listener is not None  # noqa: S101 - `bind` has made it
-        await server.serve(listener)
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.backend.watch.run, name="watch of what is read")
+            await server.serve(listener)
+            group.cancel_scope.cancel()
 
     def app(self) -> ASGIApp:
-        """The ASGI application, with all that protects it."""
+        """The ASGI application, with everything that protects it."""
         return Guard(
             make_site(self.backend),
             hosts=self._hosts(),
@@ -152,16 +163,16 @@ class WebChannel:
         )
 
     def _hosts(self) -> Collection[str] | None:
-        """The names that requests may be for; None where only who has a token gets anything."""
+        """The host names that requests may use; None if everyone needs a token."""
         own = {*LOOPBACK_NAMES, self._address.host, *self._address.hosts}
         return own if is_loopback(self._address.host) or self._address.hosts else None
 
     async def send(self, item: Outbound | TextStreamed) -> None:
-        """Tell everyone who reads this session."""
+        """Tell every reader of this session."""
         self._news.take(item)
 
     def hear(self, event: Event) -> None:
-        """Tell what happened to everyone who reads its session."""
+        """Tell every reader of its session what happened."""
         self._news.hear(event)
 
 
@@ -170,7 +181,7 @@ BACKLOG = 2048
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -178,7 +189,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens there; raises OSError with a sentence where that can't be."""
+    """A socket listening there; raises OSError with a sentence if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -190,9 +201,9 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 STORE_SECONDS = 3
-"""How long the store may take to say anything."""
+"""How long the store may take to respond."""
 PROBE = "web:readyz"
-"""A key that means no session."""
+"""A key without a session."""
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -224,7 +235,7 @@ async def _reaches_store(backend: Backend) -> bool:
 
 @serve("GET", "/metrics", produces="text/plain")
 async def metrics(call: ApiCall) -> Response:
-    """What was counted, for Prometheus."""
+    """The counters, for Prometheus."""
     counted = call.backend.parts.snapshot()
     own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
     text = "\n".join([*_lines(counted, own), ""])
@@ -262,7 +273,7 @@ class Login(RequestBody):
 
 @serve("POST", "/login", status=204, is_public=True)
 async def login(call: ApiCall, shown: Login) -> Response:
-    """Change a token for a cookie."""
+    """Exchange a token for a cookie."""
     access = call.backend.access
     cookie = access.callers.cookie_for(shown.token.strip())
     if cookie is None and access.callers.are_named:
@@ -275,7 +286,7 @@ async def login(call: ApiCall, shown: Login) -> Response:
 
 @serve("POST", "/logout", status=204, is_public=True)
 async def logout(call: ApiCall) -> Response:
-    """Take the cookie away."""
+    """Delete the cookie."""
     response = Response(status_code=204)
     _set(call, response, "", 0)
     return response
@@ -296,7 +307,7 @@ def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
 
 @serve("GET", "/api/me", is_public=True)
 async def me(call: ApiCall) -> Response:
-    """Who the caller is, and whom one can talk to."""
+    """Who the caller is, and which agents there are."""
     if call.caller is None:
         return JSONResponse({"login": True})
     parts = call.backend.parts
@@ -310,7 +321,7 @@ async def me(call: ApiCall) -> Response:
         "agents": agents,
         "agent": parts.agents.default.name,
         "model": parts.model,
-        "version": version("nanoloop"),
+        "version": __version__,
         "upload_bytes": call.backend.limits.upload_bytes,
     }
     return JSONResponse(about)
@@ -329,7 +340,7 @@ async def upload(call: ApiCall, data: bytes) -> Response:
     """Upload an image or a text; its name goes in the header X-Name, percent-encoded."""
     mime_type = mime_type_of(data) if data else None
     if mime_type is None:
-        raise Refusal(415, "send an image (png, jpeg, gif, webp) or a text in UTF-8")
+        raise Refusal(415, "send an image (png, jpeg, gif, webp) or a UTF-8 text file")
     name = _safe_name(unquote(call.request.headers.get("x-name", "")))
     try:
         kept = await call.backend.attachments.keep(
@@ -345,7 +356,7 @@ async def upload(call: ApiCall, data: bytes) -> Response:
 
 
 def _safe_name(name: str) -> str:
-    """The last part of a name, in signs that show."""
+    """The last part of a name, visible characters only."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(sign if sign.isprintable() else " " for sign in last).strip()
     return shown[:NAME_LIMIT] or "file"
@@ -425,7 +436,7 @@ def _cors(backend: Backend) -> Middleware:
 
 
 async def _refused_by_router(_: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
+    """The response to an error of the router itself."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it is called for these only
     says = {404: "there is nothing here", 405: "that is not how to ask for it"}
     sentence = says.get(error.status_code, "that can't be served")
@@ -433,7 +444,7 @@ async def _refused_by_router(_: Request, error: Exception) -> Response:
 
 
 async def _failed(backend: Backend, request: Request, error: Exception) -> Response:
-    """A bug, which says nothing of itself to the client."""
+    """The response to a bug, which reveals nothing about it to the client."""
     parts, path = backend.parts, path_of(request.scope)
     request.scope[TOLD] = True
     return error_response(500, sentence_of(error, parts.sentences, path=path))
@@ -456,10 +467,10 @@ _SAFE = (
 
 
 class Guard:
-    """Lets requests for this host through, and tells of each without what was said."""
+    """Lets requests for this host through, and logs each without its content."""
 
     def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, incidents: Incidents) -> None:
-        """Without `hosts` any name is the right one."""
+        """Without `hosts`, every host name is accepted."""
         self._app = app
         self._hosts = hosts
         self._incidents = incidents
@@ -497,7 +508,7 @@ class Guard:
 
 
 class _Served:
-    """Sends, with the headers that every response has."""
+    """Sends, with the headers of every response."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -525,7 +536,7 @@ STATIC = Path(__file__).parent / "static"
 
 @dataclass(frozen=True, slots=True)
 class _PageFile:
-    """One of them, ready to be sent."""
+    """A file of the page, ready to be sent."""
 
     body: bytes
     mime_type: str
@@ -539,7 +550,7 @@ class _PageFile:
         return cls(body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
 
     def response(self, request: Request) -> Response:
-        """What a browser gets that asks for it: an update is seen at once."""
+        """The response, cached by browsers so that an update is visible at once."""
         headers = {"Cache-Control": "no-cache", "ETag": self.etag}
         if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
@@ -547,7 +558,7 @@ class _PageFile:
 
 
 def page_routes(folder: Path = STATIC) -> list[BaseRoute]:
-    """The page, and what it is made of."""
+    """The page, and its files."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
     files = {path.relative_to(folder).as_posix(): _PageFile.at(path) for path in paths}
 

@@ -1,4 +1,4 @@
-"""The sessions of whoever calls: listed, made, changed, exported, deleted, followed as events."""
+"""The caller's sessions: listed, created, changed, exported, deleted, followed as events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nanoloop.words import did_you_mean
 
 SESSION = "/api/sessions/{session}"
 SEARCHED = 50
-"""Sessions whose messages are searched where no title fits: the last active ones."""
+"""How many of the most recent sessions have their messages searched if no title matches."""
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 _MEDIA = {"md": "text/markdown", "json": "application/json", "yaml": "application/yaml"}
@@ -38,7 +38,7 @@ class SessionsQuery(BaseModel):
     archived: bool = False
     limit: Annotated[int, Field(ge=1, le=200)] = 50
     after: Annotated[str, Field(max_length=200)] = ""
-    """The `next` of the page before."""
+    """The `next` value of the previous page."""
 
 
 class NewSession(RequestBody):
@@ -81,7 +81,7 @@ async def _visible(call: ApiCall, asked: SessionsQuery) -> AsyncIterator[Session
 
 
 async def _newest(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
-    """The last active ones, up to the first behind the page: the rest need not be read."""
+    """The most recent sessions, up to the first one past the page: the rest need not be read."""
     infos: list[SessionInfo] = []
     end = None if asked.after else asked.limit
     async for info in _visible(call, asked):
@@ -133,7 +133,7 @@ async def show(call: ApiCall) -> Response:
 
 @serve("PATCH", SESSION)
 async def change(call: ApiCall, given: SessionChange) -> Response:
-    """Rename it, put it away, change its agent."""
+    """Rename it, archive it, change its agent."""
     sessions = call.backend.parts.sessions
     session = await sessions.fresh(call.session_id)
     agent = _known_agent(call.backend, given.agent)
@@ -158,8 +158,7 @@ async def delete(call: ApiCall) -> Response:
     if parts.recall is not None:
         await parts.recall.forget(session_id)
     call.backend.receipts.forget(session_id)
-    call.backend.feeds.of(session_id).add("session", {"deleted": True})
-    call.backend.feeds.changes.add("sessions", {"id": session_id}, about=session_id)
+    call.backend.watch.tell_deleted(session_id)
     return Response(status_code=204)
 
 
@@ -178,10 +177,14 @@ async def export(call: ApiCall, form: ExportQuery) -> Response:
 
 
 def _tell(backend: Backend, session: Session) -> None:
-    is_archived = bool(session.metadata.get(ARCHIVED))
-    about = {"title": session.title, "agent": session.agent, "archived": is_archived}
-    backend.feeds.of(session.id).add("session", about)
+    backend.feeds.of(session.id).add("session", shown_about(session))
     backend.feeds.changes.add("sessions", {"id": session.id}, about=session.id)
+
+
+def shown_about(session: Session) -> dict[str, Any]:
+    """The title of a session, and where it belongs."""
+    is_archived = bool(session.metadata.get(ARCHIVED))
+    return {"title": session.title, "agent": session.agent, "archived": is_archived}
 
 
 def shown_session(backend: Backend, session: Session) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def shown_session(backend: Backend, session: Session) -> dict[str, Any]:
 
 
 def _shown_info(backend: Backend, info: SessionInfo) -> dict[str, Any]:
-    """The same, of one that was not opened."""
+    """Like `shown_session`, for a session that was not opened."""
     shown = _shown(backend, info)
     shown |= {"entries": info.entries, "pending": info.pending, "archived": info.archived}
     return shown
@@ -216,13 +219,15 @@ class EventsQuery(BaseModel):
     """What else to tell."""
 
     list: bool = False
-    """Changes of the list of sessions too."""
+    """Whether to include changes to the list of sessions."""
 
 
 @serve("GET", f"{SESSION}/events", produces="text/event-stream")
 async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     """What happens in a session, as it happens; resumable by Last-Event-ID."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
+    # First: what others wrote while nobody read it is behind the place of one who comes back.
+    call.backend.watch.catch_up(session)
     feed = call.backend.feeds.of(session.id)
     watched = FeedCursor(feed, after=_last_event_id(call))
     first = [FeedEvent(watched.place, "hello", _hello(call.backend, session, feed))]
@@ -235,7 +240,7 @@ async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
 
 
 def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
-    """How the session stands: what an answer that is going on has said so far."""
+    """The state of the session: what the current answer says so far."""
     key, running = session.key or session.id, feed.running
     return {
         "session": session.id,
@@ -256,7 +261,7 @@ async def of_all(call: ApiCall) -> ASGIApp:
 
 
 def _last_event_id(call: ApiCall) -> int | None:
-    """The id of the last event that the reader had, where it says so."""
+    """The id of the last event that the client received, if it sent one."""
     return number_in(call.request.headers.get("last-event-id", ""))
 
 
@@ -268,14 +273,14 @@ class CorrectedSummary(RequestBody):
 
 @serve("GET", f"{SESSION}/memory")
 async def memory(call: ApiCall) -> Response:
-    """What of the session is where."""
+    """Which part of the session is where."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
     return JSONResponse(await _memory_of(call.backend, session))
 
 
 @serve("PUT", f"{SESSION}/memory/summary")
 async def correct(call: ApiCall, given: CorrectedSummary) -> Response:
-    """Set the summary right."""
+    """Correct the summary."""
     sessions = call.backend.parts.sessions
     session = await sessions.fresh(call.session_id)
     await sessions.correct_summary(session, given.text.strip())

@@ -1,8 +1,9 @@
-"""What is said in a session: shown page by page, sent, stopped, asked again."""
+"""A session's messages: shown page by page, sent, stopped, asked again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -14,18 +15,19 @@ from nanoloop.attachments import SCHEME, TEXT_SHOWN
 from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
-from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY
+from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome
 from nanoloop.protocols import Store
 from nanoloop.session.entry import MESSAGE, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
-from nanoloop.session.queue import last_exchange, message_id_of
+from nanoloop.session.queue import last_exchange, message_id_of, messages_among
 from nanoloop.session.session import Session
+from nanoloop.sessions import check_undo
 
 CHANNEL = "web"
 MessageId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 Text = Annotated[str, Field(max_length=100_000)]
 KEPT_SECONDS = 5
-"""How long a request waits for its message to be kept, before its client is told to try later."""
+"""How long a request waits for its message to be stored, before its client has to retry."""
 
 
 class NewMessage(RequestBody):
@@ -33,16 +35,16 @@ class NewMessage(RequestBody):
 
     text: Text = ""
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
-    """Made by who sends it: the same one sent again is answered once."""
+    """Chosen by the sender: the same message sent again is answered once."""
     attachments: Annotated[list[str], Field(max_length=10)] = Field(default_factory=list)
-    """Ids of what was uploaded before."""
+    """Ids of earlier uploads."""
 
 
 class Retry(RequestBody):
     """The last question again."""
 
     text: Text | None = None
-    """In other words; left out, in the same."""
+    """Its new text; left out, it stays the same."""
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
 
 
@@ -55,9 +57,8 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
     named = call.backend.names.of(call.request, call.who, body)
     session = await call.backend.parts.sessions.open(call.session_id)
     files = [await _attachment(call.backend, call.who, file) for file in said.attachments]
-    key = await lane_of(call.backend, session)
-    named.settle(session)
-    name = said.message_id if "message_id" in said.model_fields_set else named.message_id
+    key = await lane_of(call.backend, session, call.who.account)
+    name = _name_of(said, named, session)
     message = inbound(session, said.text, name, key=key, account=call.who.account, files=files)
     outcome = await hand_in(call.backend, message)
     if outcome == "repeated":
@@ -65,26 +66,37 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
     return JSONResponse({"message_id": name}, status_code=202)
 
 
+def _name_of(said: NewMessage | Retry, named: MessageName, session: Session) -> str:
+    """The name of its message."""
+    named.settle(session)
+    return said.message_id if "message_id" in said.model_fields_set else named.message_id
+
+
 def check_same(known: Iterable[Entry], message: Inbound) -> None:
-    """Raise a refusal if one of these has the message's name and says something else."""
+    """Raise a refusal if one of these has the message's name and different content."""
     named = (entry for entry in known if message_id_of(entry) == message.message_id)
     if any(typed(entry) != message.text for entry in named):
         raise Refusal(422, OTHER_BODY)
 
 
 async def hand_in(backend: Backend, message: Inbound) -> Outcome:
-    """Have a message kept: it is durable when this returns; raises a refusal.
+    """Have a message stored; it is durable when this returns. Raises a refusal.
 
-    What is refused with 503 may be kept later all the same: under its id it is taken once.
+    A message refused with 503 may still be stored later; its id ensures that it is taken only once.
     """
+    outcome = await _kept(backend, message)
+    # No await since it was kept: readers hear of it before anything comes of it.
+    tell_accepted(backend, message)
+    return outcome
+
+
+async def _kept(backend: Backend, message: Inbound) -> Outcome:
     sentences = backend.parts.sentences
     with anyio.move_on_after(KEPT_SECONDS):
-        outcome = await backend.parts.bus.hand_in(message)
+        outcome = await backend.parts.bus.hand_in(replace(message, language=backend.parts.language))
         if outcome == "full":
             raise try_later(429, sentences.text("busy"), seconds=LATER_SECONDS)
         if outcome != "failed":
-            # No await since it was kept: readers hear of it before anything comes of it.
-            tell_accepted(backend, message)
             return outcome
     raise try_later(503, sentences.text("store_down"), seconds=LATER_SECONDS)
 
@@ -112,9 +124,6 @@ def _bounded(text: str) -> str:
     return f"{text[:TEXT_SHOWN]}\n[… {len(text) - TEXT_SHOWN} characters left out]"
 
 
-BUSY = "An answer is going on here: wait for it, or stop it first."
-
-
 def inbound(
     session: Session,
     text: str,
@@ -136,10 +145,10 @@ def inbound(
     )
 
 
-async def lane_of(backend: Backend, session: Session) -> str:
-    """The key whose lane this session's messages wait in; from now on it means this session.
+async def lane_of(backend: Backend, session: Session, account: str) -> str:
+    """The key in whose lane this session's messages wait; at their turn it means this session.
 
-    Raises a refusal for a session of another channel that its chat has left behind.
+    Raises a refusal for a session of another channel that its chat has left.
     """
     key = session.key or session.id
     sessions = backend.parts.sessions
@@ -147,14 +156,19 @@ async def lane_of(backend: Backend, session: Session) -> str:
         return key
     if not key.startswith(f"{CHANNEL}:"):
         raise Refusal(409, "its chat goes on in another session: write there")
-    if backend.parts.runner.is_busy(key):
-        raise Refusal(409, BUSY)
-    await sessions.switch(key, session.id)
+    if backend.parts.runner.is_busy(key):  # then it comes back here behind what goes on elsewhere
+        text, name = f"/switch {session.id}", f"switch-{uuid4().hex}"
+        await _kept(backend, inbound(session, text, name, key=key, account=account))
+    else:
+        await sessions.switch(key, session.id)
     return key
 
 
 def tell_accepted(backend: Backend, message: Inbound) -> None:
-    """Tell all who read the session that this was said."""
+    """Tell all readers of the session that this was said."""
+    feed = backend.feeds.of(message.chat)
+    if not feed.is_news("accepted", str(message.message_id)):
+        return
     files = [
         {"ref": f.ref, "kind": f.kind, "name": f.name, "mime_type": f.mime_type, "size": f.size}
         for f in message.attachments
@@ -164,53 +178,61 @@ def tell_accepted(backend: Backend, message: Inbound) -> None:
         "text": message.text,
         "attachments": [shown_attachment(file) for file in files],
     }
-    backend.feeds.of(message.chat).add("accepted", accepted)
+    feed.add("accepted", accepted)
 
 
 @serve("POST", f"{SESSION}/stop")
 async def stop(call: ApiCall) -> Response:
-    """Stop the answer that is going on."""
+    """Stop the current answer."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
     stopped = await call.backend.parts.runner.stop_anywhere(session.key or session.id)
     return JSONResponse({"stopped": stopped})
 
 
-@serve("POST", f"{SESSION}/retry", status=202)
+@serve("POST", f"{SESSION}/retry", status=202, takes_names=True)
 async def retry(call: ApiCall, again: Retry) -> Response:
-    """Take the last exchange back and ask again."""
-    parts = call.backend.parts
-    session = await parts.sessions.fresh(call.session_id)
-    key = await lane_of(call.backend, session)
-    if await parts.sessions.store.has_heard(key, again.message_id):
-        return JSONResponse({"message_id": again.message_id}, status_code=202)
-    message = await _asked_again(call, again, session, key)
-    if parts.runner.is_busy(key):
-        raise Refusal(409, BUSY)
-    await parts.sessions.undo(session)
-    call.backend.feeds.of(session.id).add("undone", {})
-    await hand_in(call.backend, message)
-    return JSONResponse({"message_id": again.message_id}, status_code=202)
+    """Take the last exchange back and ask again, when its turn comes."""
+    backend, sessions = call.backend, call.backend.parts.sessions
+    body = f"{call.session_id}\nretry\n{again.model_dump_json(exclude_unset=True)}"
+    named = backend.names.of(call.request, call.who, body)
+    session = await sessions.fresh(call.session_id)
+    key = await lane_of(backend, session, call.who.account)
+    name = _name_of(again, named, session)
+    if not await sessions.store.has_heard(key, name):
+        _check_again(session)
+    message = inbound(session, again.text or "", name, key=key, account=call.who.account)
+    await _kept(backend, replace(message, again=True))
+    _tell_again(backend, session, name)
+    return JSONResponse({"message_id": name}, status_code=202)
 
 
-async def _asked_again(call: ApiCall, again: Retry, session: Session, key: str) -> Inbound:
-    """The last question of the session, in other words where there are some."""
-    known = session.entries_between(0, session.last_seq)
-    asked = next(iter(last_exchange(known)), None)
-    if asked is None:
+def _check_again(session: Session) -> None:
+    """Raise a refusal if there is nothing to ask again here, or it can't be taken back."""
+    if session.awaiting or messages_among(session.waiting):
+        return
+    if not last_exchange(session.entries_between(0, session.last_seq)):
         raise Refusal(409, "there is nothing to ask again")
-    files = [str(file.get("ref")) for file in asked.metadata.get("attachments") or ()]
-    return inbound(
-        session,
-        typed(asked) if again.text is None else again.text,
-        again.message_id,
-        key=key,
-        account=call.who.account,
-        files=[
-            await _attachment(call.backend, call.who, file.removeprefix(SCHEME))
-            for file in files
-            if file.startswith(SCHEME)
-        ],
-    )
+    check_undo(session)
+
+
+def _tell_again(backend: Backend, session: Session, name: str) -> None:
+    """Tell all readers of the session what is asked again, and what it replaces."""
+    backend.watch.catch_up(session)
+    known = (*session.waiting, *session.window)
+    asked = next((entry for entry in known if message_id_of(entry) == name), None)
+    feed = backend.feeds.of(session.id)
+    if asked is not None and feed.is_news("accepted", name):
+        feed.add("accepted", shown_accepted(asked))
+
+
+def shown_accepted(entry: Entry) -> dict[str, Any]:
+    """A stored message, in the form that its readers receive."""
+    files = entry.metadata.get("attachments") or ()
+    return {
+        "message_id": message_id_of(entry),
+        "text": typed(entry),
+        "attachments": [shown_attachment(file) for file in files],
+    }
 
 
 class MessagesQuery(BaseModel):
@@ -233,7 +255,7 @@ async def messages(call: ApiCall, asked: MessagesQuery) -> Response:
 
 
 async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> list[dict[str, Any]]:
-    """At least so many of the newest messages up to a number, where there are so many."""
+    """At least this many of the newest messages up to a number, if there are that many."""
     found: list[dict[str, Any]] = []
     while len(found) < count and upto > 0:
         after = max(0, upto - ENTRIES_READ)
@@ -244,7 +266,7 @@ async def _newest(store: Store, session_id: str, *, upto: int, count: int) -> li
 
 
 def shown_entry(entry: Entry) -> dict[str, Any] | None:
-    """An entry as the page shows it, or None for what it doesn't show."""
+    """An entry as the page shows it, or None if it shows nothing."""
     told = _TELLS.get(entry.type)
     if told is None:
         return None
@@ -267,7 +289,7 @@ _MARKS = ("message_id", "sender", "stopped", "finish_reason")
 
 
 def typed(entry: Entry) -> str:
-    """What was typed, without what stands for attachments."""
+    """What was typed, without the references to attachments."""
     parts = entry.content.get("parts")
     files = len(entry.metadata.get("attachments") or ())
     if not files or not isinstance(parts, list):
@@ -276,7 +298,7 @@ def typed(entry: Entry) -> str:
 
 
 def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
-    """What came with a message, and where it can be had."""
+    """A file that came with a message, with its address."""
     ref = str(file.get("ref") or "")
     is_here = ref.startswith(SCHEME)
     url = f"/api/attachments/{ref.removeprefix(SCHEME)}" if is_here else None

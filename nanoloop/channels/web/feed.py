@@ -1,4 +1,4 @@
-"""What happens in a session, told to all who read along: bounded, and resumable by id."""
+"""What happens in a session, for all its readers: bounded, and resumable by id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from starlette.types import Receive, Scope, Send
@@ -19,6 +19,7 @@ from nanoloop.bounded import BoundedDict
 from nanoloop.channels.web.access import try_later
 from nanoloop.events import (
     Event,
+    FailureTold,
     SessionReset,
     SessionStarted,
     SummaryCommitted,
@@ -29,7 +30,6 @@ from nanoloop.events import (
     TextStreamed,
     ToolFinished,
     ToolStarted,
-    TurnFailed,
     TurnFinished,
     TurnStarted,
     TurnStopped,
@@ -37,41 +37,47 @@ from nanoloop.events import (
     current_session,
 )
 from nanoloop.fairness import Shares
+from nanoloop.files import connection_limit
 from nanoloop.messages import Outbound
 from nanoloop.session.entry import rfc3339
 
+if TYPE_CHECKING:
+    from nanoloop.channels.web.watch import Sight
+
 EVENTS_KEPT = 512
-"""Events that a feed keeps for who comes back; with more missed, a reader starts afresh."""
+"""How many events a feed keeps for returning readers; those that missed more start afresh."""
 BYTES_KEPT = 256_000
-"""How much they may be together; the newest one is kept whatever its size."""
+"""How many bytes they may take in total; the newest one is kept whatever its size."""
 EVENT_BYTES = 100
-"""What an event takes besides its text, about."""
+"""The approximate size of an event without its text."""
+TOLD_KEPT = 100
+"""How many reported messages and answers a feed remembers."""
 
 
 class Wake(Protocol):
-    """What a reader is woken by."""
+    """Wakes a reader."""
 
     def set(self) -> None:
-        """There is something new; never waits."""
+        """Signal that there is something new; never waits."""
         ...
 
 
 @dataclass(slots=True)
 class FeedEvent:
-    """One event; it becomes bytes where it goes over the wire, once for all readers."""
+    """One event; it is encoded when it is sent, once for all readers."""
 
     id: int
     name: str
     data: Mapping[str, Any]
     about: str = ""
-    """The session that it tells of."""
+    """The session that it belongs to."""
     is_place: bool = True
-    """Whether a reader who comes back can name it."""
+    """Whether a returning reader can resume from it."""
     _frame: bytes | None = field(default=None, init=False)
 
     @property
     def frame(self) -> bytes:
-        """It in the form of `text/event-stream`."""
+        """The event as `text/event-stream`."""
         if self._frame is None:
             place = f"id: {self.id}\n" if self.is_place else ""
             data = json.dumps(self.data)
@@ -80,7 +86,7 @@ class FeedEvent:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """Its approximate size in bytes."""
         texts = (value for value in self.data.values() if isinstance(value, str))
         # Other signs than ASCII are six bytes each where they are escaped.
         return EVENT_BYTES + sum(len(text) * (1 if text.isascii() else 6) for text in texts)
@@ -88,7 +94,7 @@ class FeedEvent:
 
 @dataclass(slots=True)
 class RunningAnswer:
-    """The answer that is going on, as far as it has come."""
+    """The current answer so far."""
 
     message_id: str | None
     pieces: list[str] = field(default_factory=list)
@@ -96,12 +102,12 @@ class RunningAnswer:
 
     @property
     def text(self) -> str:
-        """What was said so far."""
+        """The text so far."""
         return "".join(self.pieces)
 
 
 class Feed:
-    """The last events of one session, and what wakes up who reads them."""
+    """The latest events of one session, and the wakers of its readers."""
 
     def __init__(self, ids: Iterator[int], *, is_resumable: bool = True) -> None:
         self._ids = ids
@@ -112,16 +118,24 @@ class Feed:
         self.last = next(ids)
         """The newest event's id."""
         self._floor = self.last
-        """Events up to here are gone."""
+        """Events up to this id are gone."""
         self.running: RunningAnswer | None = None
+        self.sight: Sight | None = None
+        """Its session's state when it was last checked for what other processes wrote."""
+        self._told: BoundedDict[tuple[str, str], None] = BoundedDict(TOLD_KEPT)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads it."""
+        return bool(self._readers)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads it and nothing is going on."""
+        """Whether nobody reads it and no answer is being written."""
         return not self._readers and self.running is None
 
     def add(self, name: str, data: Mapping[str, Any], *, about: str = "") -> None:
-        """Tell all readers; waits for none."""
+        """Add an event and wake all readers, without waiting for any of them."""
         self.last = next(self._ids)
         event = FeedEvent(self.last, name, data, about, self._is_resumable)
         self._events.append(event)
@@ -135,12 +149,21 @@ class Feed:
         for reader in self._readers:
             reader.set()
 
+    def is_news(self, name: str, of: str) -> bool:
+        """Whether no event has reported this name yet; marks it as reported.
+
+        A message is reported both by the process that takes it and by one that finds it stored.
+        """
+        is_told = (name, of) in self._told
+        self._told[name, of] = None
+        return not is_told
+
     def has_since(self, event_id: int) -> bool:
-        """Whether nothing that came after this id is gone."""
+        """Whether all events after this id are still there."""
         return self._floor <= event_id <= self.last
 
     def since(self, event_id: int) -> list[FeedEvent]:
-        """The events that came after this id."""
+        """The events after this id."""
         found: list[FeedEvent] = []
         for event in reversed(self._events):
             if event.id <= event_id:
@@ -149,16 +172,16 @@ class Feed:
         return found[::-1]
 
     def watch(self, wake: Wake) -> None:
-        """From now on this is set when there is something new."""
+        """From now on, set this whenever there is something new."""
         self._readers.add(wake)
 
     def unwatch(self, wake: Wake) -> None:
-        """No more."""
+        """Stop setting it."""
         self._readers.discard(wake)
 
 
 class Feeds:
-    """A feed for each session that anyone reads or that is talking, and the one of all changes."""
+    """A feed for each session that anyone reads or that is active, and one for all changes."""
 
     def __init__(self, *, limit: int = 1000) -> None:
         # They grow over restarts too: an id of an earlier process is older than all of this one.
@@ -166,7 +189,7 @@ class Feeds:
         self._limit = limit
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
         self.changes = Feed(self._ids, is_resumable=False)
-        """Which sessions have changed: told beside a session's own, for lists of them."""
+        """Reports which sessions have changed, for lists of them, besides their own events."""
 
     def __len__(self) -> int:
         return len(self._feeds)
@@ -181,11 +204,15 @@ class Feeds:
         return feed
 
     def known(self, session_id: str) -> Feed | None:
-        """The feed of this session, where there is one."""
+        """The feed of this session, if there is one."""
         return self._feeds.get(session_id)
 
+    def being_read(self) -> list[str]:
+        """The sessions that someone is reading now."""
+        return [session_id for session_id, feed in self._feeds.items() if feed.is_read]
+
     def _let_go(self) -> None:
-        """Forget those used longest ago that are idle; looks at a few each time."""
+        """Forget the least recently used idle feeds, checking a few each time."""
         for session_id in list(self._feeds)[: max(0, len(self._feeds) - self._limit)][:8]:
             if self._feeds[session_id].is_idle:
                 del self._feeds[session_id]
@@ -196,7 +223,7 @@ class Feeds:
 _TURN: Mapping[type[Event], str] = {
     TurnStarted: "started",
     TurnFinished: "finished",
-    TurnFailed: "failed",
+    FailureTold: "failed",
     TurnStopped: "stopped",
 }
 _MEMORY: Mapping[type[Event], str] = {
@@ -209,29 +236,31 @@ _MEMORY: Mapping[type[Event], str] = {
 }
 
 _FACTS = ("error", "seconds", "tokens_in", "tokens_out", "tokens_cached")
-"""What is told of a turn besides its state."""
+"""What is reported about a turn besides its state."""
 
 
 class FeedWriter:
-    """Turns what the loop says and does into what readers are told; it never waits."""
+    """Turns what the loop says and does into events for readers; it never waits."""
 
     def __init__(self) -> None:
         self.feeds = Feeds()
         self.receipts = Receipts()
 
     def take(self, item: Outbound | TextStreamed) -> None:
-        """Tell of an answer, or of a piece of one."""
+        """Report an answer, or a piece of one."""
         feed = self.feeds.of(item.chat)
         if isinstance(item, TextStreamed):
             _take_piece(feed, item)
             return
         if feed.running is not None and feed.running.message_id == item.reply_to:
             feed.running = None
+        if item.id is not None and not feed.is_news("answer", item.id):
+            return
         answer = {"message_id": item.reply_to, "text": item.text, "kind": item.kind}
         feed.add("answer", answer)
 
     def hear(self, event: Event) -> None:
-        """Tell of what happened."""
+        """Report what happened."""
         kind = type(event)
         if kind in _TURN:
             self._hear_turn(event, _TURN[kind])
@@ -290,35 +319,35 @@ RECEIPTS_OF_ONE = 20
 
 
 class Receipts:
-    """The newest receipts of the sessions that were summarised last."""
+    """The newest receipts of the most recently summarised sessions."""
 
     def __init__(self) -> None:
         self._kept: BoundedDict[str, deque[dict[str, Any]]] = BoundedDict(RECEIPT_SESSIONS)
 
     def add(self, event: SummaryCommitted) -> None:
-        """Keep this one, for the session that it is of."""
+        """Keep this receipt for its session."""
         session_id = current_session()
         receipt = {**asdict(event), "time": rfc3339(datetime.now(timezone.utc))}
         self._kept[session_id] = kept = self._kept.get(session_id, deque(maxlen=RECEIPTS_OF_ONE))
         kept.append(receipt)
 
     def of(self, session_id: str) -> list[dict[str, Any]]:
-        """Those of one session, the newest last."""
+        """The receipts of one session, newest last."""
         return list(self._kept.get(session_id, ()))
 
     def forget(self, session_id: str) -> None:
-        """Let go of a session's."""
+        """Forget a session's receipts."""
         self._kept.pop(session_id, None)
 
 
 KEEP_ALIVE_SECONDS = 15
-"""After so much silence a comment is sent, and a look taken whether anyone is there."""
+"""After this much silence a comment is sent, to see whether the reader is still there."""
 PATIENCE_SECONDS = 30
-"""How long a reader may take nothing in before it is let go."""
+"""How long a reader may receive nothing before it is dropped."""
 TOGETHER_SECONDS = 0.02
-"""After a piece of text, how long to gather further ones; nobody reads as fast."""
+"""How long to collect more text after a piece of it; nobody reads that fast."""
 RETRY = b"retry: 1000\n\n"
-"""How soon a browser comes back, in milliseconds."""
+"""How soon a browser reconnects, in milliseconds."""
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -327,12 +356,12 @@ STREAM_HEADERS = [
 
 
 class FeedCursor:
-    """A place in a feed that moves on as its events are taken."""
+    """A position in a feed that advances as its events are taken."""
 
     def __init__(
         self, feed: Feed, *, after: int | None = None, sees: Callable[[str], bool] | None = None
     ) -> None:
-        """With `after`, an event's id, what came since is told too, except pieces of text."""
+        """Given `after`, an event's id, events since then are included, except pieces of text."""
         self.feed = feed
         self.has_gap = after is not None and not feed.has_since(after)
         self._after = feed.last if after is None or self.has_gap else after
@@ -345,7 +374,7 @@ class FeedCursor:
         return self._after
 
     def take(self) -> list[FeedEvent]:
-        """What is new; a `reset` in its place where some of it is gone."""
+        """Take the new events, or a `reset` if some of them are gone."""
         before, self._after = self._after, self.feed.last
         if before == self.feed.last:
             return []
@@ -368,16 +397,16 @@ class Waker:
         self.is_over = False
 
     def set(self) -> None:
-        """There is something new."""
+        """Signal that there is something new."""
         self._event.set()
 
     def end(self) -> None:
-        """There will be nothing more."""
+        """Signal that there will be nothing more."""
         self.is_over = True
         self._event.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until there is something new; False where so much time went by without."""
+        """Wait until there is something new; False if the time ran out."""
         with anyio.move_on_after(seconds):
             await self._event.wait()
         if not self._event.is_set():
@@ -387,41 +416,43 @@ class Waker:
 
 
 STREAMS = 2000
-"""How many may be open at once, all pages together."""
+"""How many event streams may be open at once, on all pages together."""
+SHARE_OF_CONNECTIONS = 3 / 8
+"""The share of all connections that they may use: less than one address may."""
 
 
 class OpenStreams:
-    """All readers there are: bounded, and ended together."""
+    """The streams of all readers: limited in number, and ended together."""
 
     def __init__(self) -> None:
         self._open: dict[Waker, str] = {}
-        self._shares = Shares(STREAMS)
+        self._shares = Shares(min(STREAMS, int(connection_limit() * SHARE_OF_CONNECTIONS)))
         self._is_over = False
 
     def __len__(self) -> int:
-        """How many are open."""
+        """The number of open streams."""
         return len(self._open)
 
     def enter(self, waker: Waker, *, owner: str) -> None:
-        """One more; raises a refusal where there are too many, or this owner has all but a few."""
+        """Add a stream; raises a refusal if too many are open, or this owner has almost all."""
         if self._is_over or not self._shares.has_room(owner):
             raise try_later(503, "too many event streams are open: try again soon", seconds=5)
         self._shares.take(owner)
         self._open[waker] = owner
 
     def leave(self, waker: Waker) -> None:
-        """One less."""
+        """Remove a stream."""
         self._shares.give_back(self._open.pop(waker))
 
     def end(self) -> None:
-        """Let all of them end, and take no further ones."""
+        """End all of them, and accept no more."""
         self._is_over = True
         for waker in self._open:
             waker.end()
 
 
 class EventStream:
-    """Sends what feeds tell, until its reader has left or all streams end."""
+    """Sends a feed's events, until its reader has left or all streams end."""
 
     def __init__(
         self,
@@ -431,7 +462,7 @@ class EventStream:
         first: Sequence[FeedEvent],
         owner: str,
     ) -> None:
-        """`first` is told before anything new; raises a refusal where too many are open."""
+        """`first` is sent before anything new; raises a refusal if too many are open."""
         self._streams = streams
         self._watched = watched
         self._first = first
@@ -473,14 +504,14 @@ class EventStream:
 
 
 async def send_body(send: Send, body: bytes, *, more: bool = True) -> bool:
-    """Send it; False where it was not taken in for too long."""
+    """Send part of a body; False if the client took too long to receive it."""
     with anyio.move_on_after(PATIENCE_SECONDS) as patience:
         await send({"type": "http.response.body", "body": body, "more_body": more})
     return not patience.cancelled_caught
 
 
 async def _has_left(receive: Receive) -> bool:
-    """Whether the other side is gone; looks, and waits for nothing."""
+    """Whether the client has gone; checks without waiting."""
     while True:
         message = None
         with anyio.CancelScope() as scope:

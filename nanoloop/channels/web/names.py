@@ -1,4 +1,4 @@
-"""The names of messages: what is sent again under its name is the same message."""
+"""The names of messages: a message sent again under its name is the same message."""
 
 from __future__ import annotations
 
@@ -25,55 +25,55 @@ if TYPE_CHECKING:
 KEY = "Idempotency-Key"
 KEY_CHARS = 255
 RETRIES = "X-Stainless-Retry-Count"
-"""OpenAI's SDK sends it with each request: how often it has sent the same one before."""
+"""OpenAI's SDK sends it with each request: how many times it has sent the same one before."""
 NAMES_SECONDS = 600
-"""How long an answer is at hand under its name, and how soon the SDK sends a request again."""
+"""How long an answer is available under its name; the SDK retries within this time."""
 NAMES_OF_ONE = 1000
-"""The names of one caller that are remembered; a message itself keeps its id for longer."""
+"""How many names of one caller are remembered; a message itself keeps its id for longer."""
 GRACE_SECONDS = 10
-"""How long the answer to a client that was cut off goes on, for it to come back."""
+"""How long the answer to a disconnected client continues, so that it can come back."""
 OTHER_BODY = f"that {KEY} belongs to another message: send each under a name of its own"
 
 
 @dataclass(slots=True, kw_only=True)
 class MessageName:
-    """What a message is called, and its answer where there is one."""
+    """The name of a message, and its answer if there is one."""
 
     message_id: str
-    """A message with an id that its session has seen is not taken again."""
+    """A message whose id its session has seen is not taken again."""
     begins: str = ""
-    """How the ids of this caller's messages with the same body begin; empty without a name."""
+    """The prefix of the ids of this caller's messages with the same body; empty without a name."""
     is_key: bool = False
-    """Whether its client has chosen it, and can come back at any time."""
+    """Whether the client has chosen it, and can come back at any time."""
     is_again: bool = False
-    """Whether its client has sent it before, and it may be in its session by another id."""
+    """Whether its client has sent it before, perhaps under another id in its session."""
     since: float = 0
     answer: SharedAnswer | None = None
 
     @property
     def grace_seconds(self) -> float | None:
-        """How long its answer goes on with nobody there; None for to the end."""
+        """How long its answer continues without a client; None means to the end."""
         if self.is_key:
             return None
         return GRACE_SECONDS if self.begins else 0
 
     @property
     def lasting(self) -> SharedAnswer | None:
-        """Its answer, if whoever sends the message again is to get that one."""
+        """Its answer, if a repeated message should get that one."""
         return self.answer if self.answer is not None and self.answer.is_lasting else None
 
     @property
     def is_good(self) -> bool:
-        """Whether its message was neither taken back nor refused: then it needs another id."""
+        """False if its message was deleted or refused: then it needs another id."""
         return self.answer is None or self.answer.is_lasting
 
     @property
     def is_refused(self) -> bool:
-        """Whether its message was not kept."""
+        """Whether its message was not stored."""
         return not self.is_good and self.answer is not None and not self.answer.is_given_up
 
     def settle(self, session: Session) -> None:
-        """Call it as it is called in the session, where it was said before a restart."""
+        """Use the name it has in the session, if it was said before a restart."""
         if self.is_again:
             self.message_id = _newest_like(self.begins, session) or self.message_id
 
@@ -93,9 +93,9 @@ class MessageNames:
         self._of: dict[str, BoundedDict[str, MessageName]] = {}
 
     def of(self, request: Request, caller: Caller, body: str) -> MessageName:
-        """The name of what this request says; raises a refusal if another body has it.
+        """The name of this request; raises a refusal if another body has it.
 
-        A request that says nothing of names gets one that nobody else will have.
+        A request without a name gets a unique one.
         """
         key = request.headers.get(KEY, "").strip()
         if len(key) > KEY_CHARS:
@@ -122,7 +122,7 @@ class MessageNames:
         return self._keep(names, f"body {begins}", _unkeyed(begins, is_again=may_be_there))
 
     def _names_of(self, caller: Caller) -> BoundedDict[str, MessageName]:
-        """This caller's, without those that are too old."""
+        """This caller's names, without those that are too old."""
         names = self._of.setdefault(caller.name, BoundedDict(NAMES_OF_ONE))
         since = self._clock() - NAMES_SECONDS
         while names and (oldest := next(iter(names))) and names[oldest].since < since:
@@ -138,12 +138,12 @@ class MessageNames:
 
 
 def _keyed(caller: Caller, key: str, begins: str) -> MessageName:
-    """The id is made of the key: after a restart it is the same."""
+    """A name whose id is derived from the key, so it is the same after a restart."""
     return MessageName(message_id=_digest(caller.name, key)[:40], begins=begins, is_key=True)
 
 
 def _unkeyed(begins: str, *, is_again: bool) -> MessageName:
-    """The same words may be said twice: each gets an id of its own."""
+    """A name with a new id each time, as the same words may be said twice."""
     name = f"{begins}-{uuid4().hex[:8]}"
     return MessageName(message_id=name, begins=begins, is_again=is_again)
 
@@ -153,13 +153,13 @@ def _digest(*texts: str) -> str:
 
 
 ENTRIES_READ = 100
-"""Entries that are read at a time."""
+"""How many entries are read at a time."""
 LOOKED_THROUGH = 2000
-"""Entries among which a message is looked for; what is further back is no retry."""
+"""How many entries are searched for a message; anything older is not a retry."""
 
 
 async def exchange_of(store: Store, session: Session, message_id: str) -> Sequence[Entry]:
-    """A message in the log with all that came after it; empty if it is not among the newest."""
+    """A message in the log with everything after it; empty if it is not among the newest."""
     later: list[Entry] = []
     upto = session.last_seq
     while upto > 0 and len(later) < LOOKED_THROUGH:
@@ -173,7 +173,7 @@ async def exchange_of(store: Store, session: Session, message_id: str) -> Sequen
 
 
 def answer_in(said: Sequence[Entry]) -> Entry | None:
-    """The answer to the first of these messages; None where it came to no end, or was stopped."""
+    """The answer to the first of these messages; None if it was not completed, or was stopped."""
     newest: Entry | None = None
     for entry in said[1:]:
         if is_asked(entry):

@@ -1,4 +1,4 @@
-"""The process that runs a model: started with `-m`, told what to load over its standard input."""
+"""The process that runs a model: started with `-m`, told what to load over standard input."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import re
+import resource
 import signal
 import struct
 import sys
@@ -26,9 +27,14 @@ class Family:
     """How a model differs from what its file says."""
 
     template: str = ""
-    """A file in templates/, where the model does not keep to the form of calls of its own one."""
+    """A file in templates/, if the model does not follow its own template's form of calls."""
     repeat_penalty: float = 0
-    """Against saying the same over and over (DRY); no good where figures have to be copied."""
+    """The penalty for endless repetition (DRY); wrong if figures must be copied."""
+    temperature: float = 0.8
+    """How freely it chooses its words by default; None means llama.cpp's default."""
+    top_k: int = 40
+    top_p: float = 0.95
+    """How many words, of what total probability, it chooses from; None for llama.cpp's default."""
 
     @property
     def chat_template(self) -> str:
@@ -39,13 +45,15 @@ class Family:
 
 
 FAMILIES = {
-    "qwen2.5 coder": Family(template="bare_json.jinja"),
+    # What its makers recommend for all of Qwen2.5.
+    "qwen2.5 coder": Family(template="bare_json.jinja", temperature=0.7, top_k=20, top_p=0.8),
+    "qwen2.5": Family(temperature=0.7, top_k=20, top_p=0.8),
     "smollm2 135m": Family(repeat_penalty=0.8),
 }
 
 
 def family_of(name: str) -> Family:
-    """The family of a model with such a name; for most there is nothing to know."""
+    """The family of a model with this name; most need nothing special."""
     plain = name.lower().replace("-", " ")
     return next((family for part, family in FAMILIES.items() if part in plain), Family())
 
@@ -59,11 +67,11 @@ NUMBERS = {kind: struct.Struct(f"<{form}") for kind, form in enumerate("BbHhIif?
 }
 LENGTH = NUMBERS[10]
 CACHE_BYTES = 2
-"""What one number of the cache takes."""
+"""The size of one number of the cache."""
 
 
 class NotGguf(ValueError):
-    """The file does not begin as a GGUF file does, or breaks off."""
+    """The file does not begin like a GGUF file, or is cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +81,13 @@ class Gguf:
     name: str
     size: int
     context_tokens: int
-    """How much the model has learnt to read at once, or 0 where it isn't said."""
+    """The context length that the model was trained for, or 0 if it isn't given."""
     token_bytes: int
-    """What one token takes in the cache, or 0 where it isn't said."""
+    """What one token takes in the cache, or 0 if it isn't given."""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises `NotGguf`, and OSError where the file can't be read."""
+        """Read the header; raises `NotGguf`, and OSError if the file can't be read."""
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise NotGguf
@@ -111,7 +119,7 @@ class Gguf:
 
 
 class _Reader:
-    """Goes through the fields, whose order and number no one knows before."""
+    """Goes through the fields, whose order and number are not known in advance."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -145,7 +153,7 @@ class _Reader:
         return self._number(NUMBERS[kind])
 
     def _skip_list(self) -> None:
-        """Lists are the vocabulary: long, and of no use here."""
+        """Skip a list: lists are the vocabulary, long and of no use here."""
         kind, count = self._kind(), self._number(LENGTH)
         if kind != STRING:
             self._at += NUMBERS[kind].size * count
@@ -155,7 +163,7 @@ class _Reader:
 
 
 LEAST_TOKENS = 2048
-"""With less than this there is no talking."""
+"""The fewest tokens with which a conversation is possible."""
 WORKING_BYTES = 300_000_000
 """What running a model takes besides its weights and its cache."""
 CACHE_MIB = 1024
@@ -165,7 +173,7 @@ LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 
 
 def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int:
-    """Tokens for each of so many conversations, or 0 where there is no room for any."""
+    """Tokens for each of this many conversations, or 0 if there is no room for any."""
     tokens = min(wished, model.context_tokens or wished)
     while needed_bytes(model, tokens=tokens, parallel=parallel) > room:
         if tokens <= LEAST_TOKENS:
@@ -175,23 +183,23 @@ def context_tokens(model: Gguf, *, wished: int, parallel: int, room: int) -> int
 
 
 def needed_bytes(model: Gguf, *, tokens: int, parallel: int) -> int:
-    """What this model takes, with so many tokens for each of so many conversations."""
+    """The memory of this model, with this many tokens for each conversation."""
     return model.size + WORKING_BYTES + model.token_bytes * tokens * parallel
 
 
 def cache_mib(model: Gguf, *, tokens: int, parallel: int, room: int) -> int:
-    """For conversations that had to leave their place, so that they need not be read again."""
+    """The cache for conversations that lost their slot, so that they need not be read again."""
     left = room - needed_bytes(model, tokens=tokens, parallel=parallel)
     return max(0, min(CACHE_MIB, left // 2 // 2**20))
 
 
 def free_bytes() -> int:
-    """Memory that can be had without swapping, as far as the system tells."""
+    """Memory that is free without swapping, as far as the system reports it."""
     try:
         free = _available() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (ValueError, OSError):
         return 0
-    return min(free, _limit() or free)
+    return min(free, _limit() or free, _address_space() or free)
 
 
 def _available() -> int:
@@ -208,15 +216,21 @@ def _limit() -> int:
         return 0
 
 
+def _address_space() -> int:
+    """The memory that `ulimit -v` allows a process."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return 0 if limit == resource.RLIM_INFINITY else limit
+
+
 PR_SET_PDEATHSIG = 1
 BATCH, GRAPHICS_BATCH = 64, 512
-"""Tokens read at one go: while a long message is read, those who are being answered wait so long,
-and so does a stop. More is no faster on a processor, and much faster on a graphics card."""
+"""How many tokens are read at once: other answers, or a stop, wait that long. More is no faster
+on a processor, but much faster on a graphics card."""
 ERRORS_ONLY = 1
 
 
 class CannotRun(Exception):
-    """It says why, and what to do."""
+    """Says why, and what to do."""
 
 
 def main() -> None:
@@ -234,7 +248,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Linux ends it at once, also while it loads; elsewhere the end of the input does, after."""
+    """Have Linux kill this process with its parent, even mid-load; elsewhere it exits at EOF."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -259,6 +273,8 @@ def _serve(order: Launch) -> tuple[Any, Report]:
     family = family_of(header.name)
     params.chat_template = family.chat_template
     params.sampling.dry_multiplier = family.repeat_penalty
+    params.sampling.temp = family.temperature
+    params.sampling.top_k, params.sampling.top_p = family.top_k, family.top_p
     try:
         server = xllamacpp.Server(params)
     except RuntimeError:
@@ -280,7 +296,7 @@ def _header(path: str) -> Gguf:
         raise CannotRun(f"there is no file {path}: get the model again") from None
     except NotGguf:
         raise CannotRun(
-            f"{path} is no whole model file in the GGUF form: get it again, or choose another"
+            f"{path} is not a complete GGUF model file: get it again, or choose another"
         ) from None
     except OSError as error:
         raise CannotRun(f"{path} can't be read ({error.strerror}): see to its rights") from None

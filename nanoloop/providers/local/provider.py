@@ -1,4 +1,4 @@
-"""A model on this machine: one process, one answer at a time, people before background work."""
+"""A model on this machine: one process, a few answers at a time, turns before background work."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from nanoloop.errors import (
 from nanoloop.events import ModelLoaded, ModelLost, announce
 from nanoloop.fairness import RoundRobin, current_owner
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec
+from nanoloop.providers.answer import AnswerLimits
 from nanoloop.providers.local.launch import Launch, Report
 from nanoloop.providers.openai import OpenAIProvider
 
@@ -43,12 +44,12 @@ Said = Sequence[ChatMessage]
 Tools = Sequence[ToolSpec] | None
 
 ENDS_IN_A_ROW = 3
-"""So often its process may end without an answer between; then it is left alone for a while."""
+"""After this many crashes in a row without an answer, the model is left alone for a while."""
 REST_SECONDS = 60
 
 
 class LocalProvider:
-    """A model file; its process is started with the first call, and anew where it died."""
+    """A model file whose process starts with the first call, and restarts if it dies."""
 
     def __init__(
         self,
@@ -63,10 +64,10 @@ class LocalProvider:
         start_timeout_seconds: float = 120,
         call_timeout_seconds: float = defaults.LOCAL_CALL_TIMEOUT_SECONDS,
     ) -> None:
-        """`context_tokens` is for each of `parallel` conversations that are answered at once.
+        """`context_tokens` applies to each of the `parallel` conversations answered at once.
 
-        An answer is cut off at `answer_tokens`: a small model that says the same over and over
-        would go on to the end of its context.
+        An answer is cut off at `answer_tokens`, or sooner if the model begins to repeat itself: a
+        small model would otherwise continue to the end of its context.
         """
         file = Path(path).expanduser().absolute()
         _check(file)
@@ -83,6 +84,7 @@ class LocalProvider:
             "options": {"return_progress": True, "max_tokens": answer_tokens, **(options or {})},
             "first_token_timeout_seconds": call_timeout_seconds,
             "call_timeout_seconds": call_timeout_seconds,
+            "limits": AnswerLimits(stops_repeats=True),
         }
         self._start = partial(
             ModelServer,
@@ -105,23 +107,23 @@ class LocalProvider:
         model: str | None = None,
         on_text: OnText | None = None,
     ) -> Reply:
-        """Answer; with `on_text` the text comes in pieces too. Raises `ProviderError` only."""
+        """Answer; with `on_text` the text also comes in pieces. Raises `ProviderError` only."""
         self._check_model(model)
         async with self._line.turn():
             return await self._ask(messages, tools, on_text)
 
     async def ready(self) -> Report:
-        """Have the model loaded before the first call; raises `ProviderError`."""
+        """Load the model before the first call; raises `ProviderError`."""
         return await self._running().ready()
 
     def in_background(self) -> Provider:
-        """The same model for work that can wait: it never keeps a turn waiting."""
+        """The same model for work that can wait: it never delays a turn."""
         return _Background(self)
 
     async def chat_in_gaps(
         self, *, messages: Said, tools: Tools = None, model: str | None = None
     ) -> Reply:
-        """As `chat`, while no turn is about; broken off for one, and begun again after it."""
+        """Like `chat`, but only while no turn runs; interrupted by one, and restarted after it."""
         self._check_model(model)
         return await self._line.in_gaps(lambda: self._ask(messages, tools, None))
 
@@ -135,7 +137,7 @@ class LocalProvider:
 
     @property
     def pid(self) -> int | None:
-        """The number of the model's process, where there is one."""
+        """The id of the model's process, if there is one."""
         server = self._server
         return server.process.pid if server and not server.process.has_ended else None
 
@@ -198,7 +200,7 @@ class LocalProvider:
 
 
 class _Background:
-    """A local model as it is asked by whoever can wait."""
+    """A local model for work that can wait."""
 
     def __init__(self, provider: LocalProvider) -> None:
         self._provider = provider
@@ -214,11 +216,11 @@ class _Background:
         return await self._provider.chat_in_gaps(messages=messages, tools=tools, model=model)
 
     async def close(self) -> None:
-        """The provider itself is closed by whoever owns it."""
+        """Do nothing: the provider itself is closed by its owner."""
 
 
 def half_of_the_processors() -> int:
-    """What is quickest as a rule: two of them share a core, and something else runs too."""
+    """Usually the fastest choice: two processors share a core, and other programs run too."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
@@ -234,20 +236,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    """Somebody who waits for a place, and has it."""
+    """A caller that waits for a slot or holds one."""
 
     owner: str
     place: Future[None] = field(default_factory=Future)
 
 
 class WaitingLine:
-    """So many turns at a time, drawn by owner.
+    """Lets a limited number of turns run at a time, drawn by owner.
 
-    Background work steps aside for one, and is begun again after.
+    Background work gives way to a turn, and is restarted afterwards.
     """
 
     def __init__(self, width: int, *, patience_seconds: float = 60) -> None:
-        """After `patience_seconds` of waiting, background work stands in line as turns do."""
+        """After `patience_seconds` of waiting, background work queues like a turn."""
         self._patience_seconds = patience_seconds
         self._guard = threading.Lock()
         # Nothing of it is kept free: an answer takes long, and there are few places.
@@ -255,11 +257,11 @@ class WaitingLine:
         self._others: deque[Future[None]] = deque()
         self._in_gap = False
         self._step_aside: Callable[[], object] | None = None
-        """Ends the background work that is going on."""
+        """Ends the background work in progress."""
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait for a place, and have it."""
+        """Wait for a slot, and take it."""
         mine = _Turn(current_owner())
         with self._guard:
             self._turns.join(mine.owner, mine)
@@ -273,7 +275,7 @@ class WaitingLine:
             self._leave(mine)
 
     async def in_gaps(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do this while no turn is about, as often as it takes to get it done."""
+        """Run this while no turn is running, as often as it takes to complete it."""
         patience = anyio.current_time() + self._patience_seconds
         while (left := patience - anyio.current_time()) > 0:
             with anyio.move_on_after(left) as waiting:
@@ -321,7 +323,7 @@ class WaitingLine:
 
 
 def _grant(waiting: Future[None]) -> bool:
-    """Let it go ahead; False where it has gone away meanwhile."""
+    """Let a caller go ahead; False if it no longer waits."""
     if not waiting.set_running_or_notify_cancel():
         return False
     waiting.set_result(None)
@@ -339,7 +341,7 @@ async def _granted(mine: Future[None], give_back: Callable[[], None]) -> None:
 
 OK = 200
 HEALTH_SECONDS = 30
-"""Between two batches of tokens it says how it is, so this is plenty."""
+"""The model reports its health between batches of tokens, so this is plenty."""
 
 
 class ModelEnded(NoConnection):
@@ -347,7 +349,7 @@ class ModelEnded(NoConnection):
 
 
 class ModelServer:
-    """One process, and requests to it for as long as it lives."""
+    """One process, and the requests made to it while it lives."""
 
     def __init__(
         self,
@@ -356,7 +358,7 @@ class ModelServer:
         start_timeout_seconds: float,
         client: Mapping[str, Any],
     ) -> None:
-        """`client` is what the client is made with."""
+        """`client` holds the arguments for the client."""
         self._order = order
         self._start_timeout_seconds = start_timeout_seconds
         self._started = time.monotonic()
@@ -368,7 +370,7 @@ class ModelServer:
         self._is_loaded = False
 
     async def ready(self) -> Report:
-        """What it can do, once it can be asked; raises `ProviderError` where it never will be."""
+        """Wait until it is ready; returns what it can do, or raises `ProviderError`."""
         with anyio.move_on_after(self._start_timeout_seconds):
             report = await self.process.ready()
             self._tell_loaded(report)
@@ -386,7 +388,7 @@ class ModelServer:
         tools: Sequence[ToolSpec] | None,
         on_text: OnText | None,
     ) -> Reply:
-        """Answer; raises `ModelEnded` where its process is gone."""
+        """Answer; raises `ModelEnded` if its process is gone."""
         report = await self.ready()
         if self._client is None:
             self._client = self._make_client(base_url=f"{report.address}/v1")
@@ -429,7 +431,7 @@ class ModelServer:
                 await self._client.close()
 
     async def _answers(self, report: Report, path: str) -> bool:
-        """Whether it says how it is: `/health` at once, `/slots` where its work goes on too."""
+        """Whether it reports its health: `/health` at once, `/slots` if its work advances too."""
         # Directly, as no proxy reaches this machine; and what it says is not read.
         here = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self._order.key}"},
@@ -445,17 +447,17 @@ class ModelServer:
 
 
 def _nobody(_: str) -> None:
-    """Where nobody listens."""
+    """Discard the text: no one is listening."""
 
 
 COMMAND = (sys.executable, "-P", "-m", "nanoloop.providers.local.child")
 LAST_LINES = 8
-"""What of llama.cpp's own words is kept while it loads; afterwards nothing is."""
+"""How much of llama.cpp's own output is kept while it loads; after that, none is."""
 SHOWN = 200
 
 
 class ModelProcess:
-    """One process from its start to its end. It belongs to no event loop, and any may wait."""
+    """One process from start to end; it belongs to no event loop, and any loop may wait for it."""
 
     def __init__(self, order: Launch) -> None:
         self._order = order
@@ -473,16 +475,16 @@ class ModelProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is no such process any more."""
+        """Whether the process is gone."""
         return not self._keeper.is_alive()
 
     @property
     def pid(self) -> int | None:
-        """Its number, once it has one."""
+        """Its process id, once it has one."""
         return self._process.pid if self._process else None
 
     async def ready(self) -> Report:
-        """Wait until the model can be asked; raises `ProviderError` where it never will be."""
+        """Wait until the model is ready; raises `ProviderError` if it never will be."""
         report = await asyncio.wrap_future(self._ready)
         if report.problem:
             raise ProviderError(report.problem)
@@ -547,4 +549,6 @@ def _how(code: int) -> str:
     if code >= 0:
         return f"ended with {code}"
     name = signal.Signals(-code).name
-    return f"was killed ({name})" + (", most often for want of memory" if name == "SIGKILL" else "")
+    return f"was killed ({name})" + (
+        ", most often because there was no memory left" if name == "SIGKILL" else ""
+    )

@@ -1,4 +1,4 @@
-"""A folder of sessions: what lies where in it, and what its files tell at a glance."""
+"""A folder of sessions: its layout, and what its files show at a glance."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from nanoloop.stores.jsonl.reading import SUFFIX, glance_at, glance_in
 from nanoloop.stores.snapshot import expiry, owed_session
 
 LOCK = ".lock"
-"""The folder of locks on the names of sessions. What earlier versions locked was a file."""
+"""The folder of locks on session names. Earlier versions locked a file instead."""
 MARK = ".mark"
-"""The file beside them that marks of what is owed are names of."""
+"""The file beside them to which the marks of what is owed are linked."""
 KEYS = "keys"
 """The folder of bindings."""
 NODES = "nodes"
-"""The folder that says which processes live."""
+"""The folder that says which processes are alive."""
 BATCH = 64
-"""Files that one visit of a thread looks at."""
+"""How many files a thread looks at in one go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class SessionFolder:
 
     path: Path
     heard: HeardFiles
-    """Which messages were taken in them."""
+    """The record of which messages were taken in them."""
     durable: bool = False
-    """Whether a commit is on the disk when it is done."""
+    """Whether a commit is on the disk once it is done."""
     read_only: bool = False
 
     @cached_property
     def marks(self) -> OwedMarks:
-        """Which of them may owe something."""
+        """The marks of the sessions that may owe something."""
         return OwedMarks(self.path, mark=self.path / LOCK / MARK)
 
     def file(self, session_id: str) -> Path:
@@ -60,12 +60,12 @@ class SessionFolder:
         return self.path / f"{file_name(session_id)}{SUFFIX}"
 
     def former_file(self, session_id: str) -> Path:
-        """Where earlier versions had it."""
+        """Where earlier versions kept it."""
         return self.path / f"{former_file_name(session_id)}{SUFFIX}"
 
     @contextmanager
     def locked_name(self, name: str) -> Iterator[None]:
-        """Nobody makes or removes the file of this name meanwhile; raises `BlockingIOError`."""
+        """Keep others from creating or removing the file of this name; raises `BlockingIOError`."""
         path = self.path / LOCK / name
         with locked_file(path):
             yield
@@ -80,12 +80,12 @@ class FolderListing:
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """What there is to tell since the last time."""
+        """The events to report since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def batches(self) -> list[Sequence[Path]]:
-        """The files, the last written first, in small groups."""
+        """The files, the most recently written first, in small groups."""
         try:
             with os.scandir(self._folder) as items:
                 files = [item for item in items if item.name.endswith(SUFFIX)]
@@ -95,7 +95,7 @@ class FolderListing:
         return list(in_batches([Path(file.path) for file in files]))
 
     def glances(self, paths: Sequence[Path]) -> list[StoredSession]:
-        """What these files tell, the last changed first; one that can't be read is passed over."""
+        """What these files show, the last changed first; any that can't be read are skipped."""
         glances = []
         for path in paths:
             try:
@@ -107,17 +107,17 @@ class FolderListing:
         return sorted(glances, key=_updated_at, reverse=True)
 
     def names(self, paths: Sequence[Path]) -> list[str]:
-        """The ids that these files belong to, whatever is in them."""
+        """The ids that these files belong to, regardless of their contents."""
         return [_id_of(path) for path in paths]
 
 
 def in_batches(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
-    """So many at a time as one visit of a thread looks at."""
+    """Split them into batches that a thread looks at in one go."""
     return (paths[start : start + BATCH] for start in range(0, len(paths), BATCH))
 
 
 def unreadable(path: Path, error: Exception) -> Event:
-    """What there is to tell of a file that can't be read."""
+    """The event that reports a file that can't be read."""
     return FileUnreadable(file=path.name, error=type(error).__name__)
 
 
@@ -142,12 +142,12 @@ def _written(item: os.DirEntry[str]) -> int:
 
 
 Stamp = tuple[int, int, int]
-"""What tells that a file is as it was."""
+"""What shows that a file is unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
-    """What a file told when it was looked at."""
+    """What a file showed when it was last looked at."""
 
     stamp: Stamp
     kinds: frozenset[str] = NOTHING
@@ -155,22 +155,22 @@ class Owed:
     expires_at: int | None = None
 
     def is_due(self, now: int, *, pending: bool) -> bool:
-        """Whether it is to be told: it lives, and owes what is asked for."""
+        """Whether to report it: it has not expired, and owes what is asked for."""
         lives = self.expires_at is None or self.expires_at >= now
         return lives and (pending or CHAT in self.kinds)
 
 
 class OwedListing:
-    """The sessions of one folder that owe something. A file is read again when it has changed."""
+    """The sessions of one folder that owe something. A file is only read again after a change."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
         self._known: dict[str, Owed] = {}
-        """As they were when they were looked at last, by the name of the file."""
+        """What they showed when last looked at, by file name."""
         self._heard: list[Event] = []
 
     def take_heard(self) -> list[Event]:
-        """What there is to tell since the last time."""
+        """The events to report since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
@@ -181,7 +181,7 @@ class OwedListing:
         return list(in_batches([self._folder.path / f"{name}{SUFFIX}" for name in names]))
 
     def owing(self, paths: Sequence[Path], *, now: int, pending: bool) -> list[OwedSession]:
-        """What is owed in these; the mark of one that owes nothing goes."""
+        """What is owed in these files; removes the mark of any that owes nothing."""
         found = []
         for path in paths:
             owed = self._owed(path)
@@ -192,7 +192,7 @@ class OwedListing:
         return found
 
     def _owed(self, path: Path) -> Owed | None:
-        """What is owed there; None where there is no such file."""
+        """What is owed there; None if there is no such file."""
         name = path.name.removesuffix(SUFFIX)
         try:
             there = path.stat()
@@ -221,7 +221,7 @@ class OwedListing:
         )
 
     def _unmark(self, path: Path) -> None:
-        """Remove its marks if nobody is about to owe something there."""
+        """Remove its marks unless something is about to be owed there."""
         if self._folder.read_only:
             return
         name = path.name.removesuffix(SUFFIX)

@@ -1,4 +1,4 @@
-"""Which messages were taken: lines of a file for each chat, beside the sessions."""
+"""Which messages were taken: lines in one file per chat, beside the sessions."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from nanoloop.stores.database import COMMIT_ID, HEARD_SECONDS, Commit, HeardMess
 from nanoloop.stores.jsonl.reading import SUFFIX, glance_at
 
 FOLDER = "heard"
-"""The name of the folder they are in."""
+"""The name of their folder."""
 IN_MEMORY = 200_000
-"""Ids of all chats that are held in memory, about; of a chat beyond it the file is read again."""
+"""About how many ids are in memory, for all chats; for other chats the file is read again."""
 FEW = 100
-"""So many lines may be obsolete in any file."""
+"""How many lines may be obsolete in any file."""
 
 
 class HeardFiles:
     """The files of one folder, which any number of processes share; it blocks.
 
-    A commit's messages are written before it, in a line that lacks its end, and the line is ended
-    after it. Whoever finds one without its end looks whether that commit was made. So each is
-    taken once, though a process may be killed between any two steps.
+    A commit's messages are written before it, in a line without its end, which is added after it. A
+    process that finds a line without its end checks whether that commit was made. So each message
+    is taken once, even if a process is killed between any two steps.
     """
 
     def __init__(self, sessions: Path) -> None:
-        """The folder is made with its first file, in that of the sessions."""
+        """The folder is created with its first file, inside the sessions' folder."""
         self._sessions = sessions
         self._folder = sessions / FOLDER
         self._guard = RLock()
         self._chats: OrderedDict[str, ChatIds] = OrderedDict()
-        """What is known of their files, the last used at the end."""
+        """What is known about the chats' files, the last used at the end."""
         self._learned = 0
-        """Ids since it was looked how many there are."""
+        """How many ids were added since they were last counted."""
         self._since = 0
-        """What is older was forgotten by the last sweep."""
+        """Anything older was forgotten by the last sweep."""
 
     # Taking
 
     @contextmanager
     def taking(self, commit: Commit) -> Iterator[Callable[[], bool]]:
-        """Make the commit inside, then call what this gives: nobody else takes its messages.
+        """Make the commit inside, then call what this yields: nobody else takes its messages.
 
-        That tells whether it is noted for good; if not, `settle` has to be called later. Raises
-        `AlreadyHeard` where one was taken before, and `BlockingIOError` where another process takes
+        It returns whether they are noted for good; if not, `settle` must be called later. Raises
+        `AlreadyHeard` if one was taken before, and `BlockingIOError` if another process is taking
         messages of that chat; then nothing was done.
         """
         wanted = _by_chat(commit.heard)
@@ -77,10 +77,10 @@ class HeardFiles:
             yield is_noted
 
     def settle(self, chats: Iterable[str]) -> None:
-        """End or drop what is unfinished of these; raises `BlockingIOError`.
+        """End or drop the unfinished lines of these chats; raises `BlockingIOError`.
 
-        To be called, the session locked, before another commit takes the place of the one that
-        the unfinished lines belong to.
+        Call this with the session locked, before another commit replaces the one that the
+        unfinished lines belong to.
         """
         for chat in chats:
             with suppress(FileNotFoundError), self._locked(chat, os.O_RDWR):
@@ -88,7 +88,7 @@ class HeardFiles:
 
     @contextmanager
     def _locked(self, chat: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[ChatFile]:
-        """The chat's file, locked: it is known, and ends with a whole line."""
+        """The chat's file, locked; its content is known, and it ends with a whole line."""
         with ExitStack() as stack:
             try:
                 fd = stack.enter_context(locked_file(self._path(chat), flags))
@@ -106,7 +106,7 @@ class HeardFiles:
             yield file
 
     def _settle(self, file: ChatFile) -> None:
-        """End the line that is unfinished, or drop it: its process is dead, or failed."""
+        """End or drop the unfinished line: its process is dead, or failed."""
         rest, file.known.rest = file.known.rest, b""
         if self._is_made(rest):
             self._end(file, rest)
@@ -114,7 +114,7 @@ class HeardFiles:
             os.ftruncate(file.fd, file.known.size)
 
     def _end(self, file: ChatFile, line: bytes, end: bytes = b"\n") -> None:
-        """Write this behind a line, which makes it count."""
+        """Write the end of a line, which makes the line count."""
         with self._guard:
             _append(file.fd, end)
             self._learn(file.known, line + end)
@@ -127,7 +127,7 @@ class HeardFiles:
         return False
 
     def _tidy(self, file: ChatFile) -> None:
-        """Write the file anew where most of it is obsolete; it is not used behind this."""
+        """Rewrite the file if most of it is obsolete; it must not be used after this."""
         with self._guard:
             file.known.forget(self._since)
             if file.known.obsolete > max(FEW, len(file.known.ids)):
@@ -136,7 +136,7 @@ class HeardFiles:
     # Looking
 
     def has(self, chat: str, message_id: str) -> bool:
-        """As `Database.has_heard`."""
+        """Like `Database.has_heard`."""
         with self._guard, self._opened(chat) as known:
             if known is None:
                 return False
@@ -150,7 +150,7 @@ class HeardFiles:
         return sorted(self._folder.glob(f"*{SUFFIX}"))
 
     def messages(self, path: Path) -> list[HeardMessage]:
-        """What is known of in this file."""
+        """The messages noted in this file."""
         try:
             first, *lines = path.read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -176,7 +176,7 @@ class HeardFiles:
     # From elsewhere, and the end
 
     def hear(self, messages: Sequence[HeardMessage]) -> None:
-        """As `Database.hear`; raises `BlockingIOError`, and may be called again then."""
+        """Like `Database.hear`; raises `BlockingIOError`, after which it may be called again."""
         by_chat = sorted(messages, key=lambda message: message.chat)
         for chat, group in groupby(by_chat, key=lambda message: message.chat):
             with self._locked(chat) as file:
@@ -186,7 +186,7 @@ class HeardFiles:
                 self._end(file, b"", b"".join(lines))
 
     def forget(self, now: int) -> None:
-        """Forget what is too old, and remove the files of chats that nothing is said in."""
+        """Forget what is too old, and remove the files of chats that have fallen silent."""
         with self._guard:
             self._since = max(self._since, now - HEARD_SECONDS * 1_000_000)
         for path in self.all():
@@ -197,7 +197,7 @@ class HeardFiles:
     # In memory
 
     def _caught_up(self, chat: str, fd: int) -> ChatIds:
-        """What is known of this chat, after a look at what its file has more; holds the guard."""
+        """What is known about this chat, with its file's new lines; call it under the guard."""
         there, known = os.fstat(fd), self._chats.get(chat)
         if known is None or not known.is_of(fd, there):
             known = self._chats[chat] = ChatIds(path=self._path(chat), inode=there.st_ino)
@@ -211,7 +211,7 @@ class HeardFiles:
         return known
 
     def _learn(self, known: ChatIds, lines: bytes) -> None:
-        """Take them in; of the chats that were not used for longest go as many as have to."""
+        """Take in these lines, and drop the least recently used chats if too many ids are held."""
         before = len(known.ids)
         known.learn(lines)
         self._learned += len(known.ids) - before
@@ -249,22 +249,22 @@ class ChatIds:
     first: bytes = b""
     """The line that the file begins with; no other has the same."""
     size: int = 0
-    """Where the lines end that are known."""
+    """Where the known lines end."""
     rest: bytes = b""
-    """What stood behind them at the last look: a line without its end."""
+    """What followed them at the last look: a line without its end."""
     ids: dict[str, int] = field(default_factory=dict)
-    """When each was taken; in the order in which they were noted."""
+    """When each was taken, in the order in which they were noted."""
     obsolete: int = 0
-    """How many were noted that are not among them any more."""
+    """How many were noted but are not among them any more."""
 
     def is_of(self, fd: int, there: os.stat_result) -> bool:
-        """Whether this file is the one that is known; one that grew is looked at."""
+        """Whether this is the known file; one that grew is checked."""
         if there.st_ino != self.inode or there.st_size <= self.size:
             return there.st_ino == self.inode and there.st_size == self.size
         return os.pread(fd, len(self.first), 0) == self.first  # no other file's number again
 
     def learn(self, data: bytes) -> None:
-        """Take in whole lines, which stand where the known ones end."""
+        """Take in whole lines, which begin where the known ones end."""
         self.first = self.first or data[: data.find(b"\n") + 1]
         for name, at in _ids_in(data.splitlines()):
             self.obsolete += name in self.ids
@@ -272,13 +272,13 @@ class ChatIds:
         self.size += len(data)
 
     def forget(self, since: int) -> None:
-        """Drop those that stand at the beginning and are older."""
+        """Drop those at the beginning that are older."""
         while self.ids and self.ids[first := next(iter(self.ids))] < since:
             del self.ids[first]
             self.obsolete += 1
 
     def dumped(self, chat: str) -> bytes:
-        """A file with all that is known."""
+        """The content of a file with all that is known."""
         lines = [_line([name], at) + b"\n" for name, at in self.ids.items()]
         return b"".join([_first_line(chat), *lines])
 
@@ -309,7 +309,7 @@ def _append(fd: int, data: bytes) -> None:
 
 
 def _read(line: bytes) -> Mapping[str, Any]:
-    """A line's object; an empty one where it is none."""
+    """The object in a line; empty if there is none."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -1,10 +1,10 @@
-"""One session on disk: made, read, added to, removed.
+"""One session on disk: created, read, appended to, removed.
 
-Each method of a `Journal` runs in a worker thread from beginning to end, and no two that write at
-once. A commit is made ready and then written, in two steps: between them another may be written, of
-a task that was cancelled, in another event loop or in another process. The file then refuses it,
-and it is made again. What writes raises `BlockingIOError`, before it did anything, while another
-process has the file locked: it is to be tried again a moment later.
+Each method of a `Journal` runs in a worker thread from beginning to end, and no two that write run
+at once. A commit is prepared and then written, in two steps; in between, another may be written, by
+a cancelled task, in another event loop or in another process. The file then refuses the first, and
+it is prepared again. Methods that write raise `BlockingIOError`, before they do anything, while
+another process has the file locked; the caller should try again a moment later.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Journal:
         return self._file is not None
 
     def take_heard(self) -> list[Event]:
-        """What happened since the last time."""
+        """The events since the last call."""
         heard, self._heard = self._heard, []
         return heard
 
     def _opened(self) -> LogFile | None:
-        """The file, and it knows where it stands; None where there is none."""
+        """The file, caught up with what was written to it; None if there is none."""
         if self._file is not None and self._file.is_gone:
             self._forget()
             self._unreadable = self._set_aside()
@@ -86,7 +86,7 @@ class Journal:
 
     @contextmanager
     def _alone(self) -> Iterator[LogFile | None]:
-        """The file as it stands, and no other process writes to it; None where there is none."""
+        """The current file, with no other process writing to it; None if there is none."""
         while (file := self._opened()) is not None:
             with file.alone():
                 if not file.is_gone:  # else it was replaced before it was locked
@@ -96,7 +96,7 @@ class Journal:
         yield None
 
     def _found(self) -> LogFile | None:
-        """Its file: under its former name only until whoever may write has renamed it."""
+        """Its file; it has its former name only until a process that may write renames it."""
         for path in self._places():
             with suppress(FileNotFoundError):
                 return LogFile(path, self.id, folder=self._folder, guard=self._lock)
@@ -119,21 +119,21 @@ class Journal:
     # Reading
 
     def head(self) -> Mapping[str, Any] | None:
-        """As `Database.head`."""
+        """Like `Database.head`."""
         with self._lock:
             file = self._opened()
             return None if file is None else file.state.head
 
     def window(self) -> StoredSession | None:
-        """As `Database.window`."""
+        """Like `Database.window`."""
         return self._read(SessionReader.window)
 
     def whole(self) -> StoredSession | None:
-        """As `Database.whole`."""
+        """Like `Database.whole`."""
         return self._read(SessionReader.whole)
 
     def between(self, after: int, upto: int | None, limit: int | None) -> Sequence[Entry]:
-        """As `Database.between`."""
+        """Like `Database.between`."""
         return self._read(lambda reader: reader.between(after, upto, limit)) or ()
 
     def _read(self, read: Callable[[SessionReader], T]) -> T | None:
@@ -142,7 +142,7 @@ class Journal:
 
     @contextmanager
     def _reader(self) -> Iterator[SessionReader | None]:
-        """Read what is durable now; a commit meanwhile waits for nothing and is not seen."""
+        """Read what is durable now; a concurrent commit is not delayed and not seen."""
         with self._lock:
             file = self._opened()
             if file is not None:
@@ -161,7 +161,7 @@ class Journal:
     # Writing
 
     def insert(self, commit: Commit, over: int | None) -> bool:
-        """As `Database.insert`: the file is made whole, or not at all."""
+        """Like `Database.insert`: the file is created whole, or not at all."""
         with self._lock:
             with self._folder.locked_name(self._name), self._alone() as old:
                 if (None if old is None else old.state.revision) != over:
@@ -172,7 +172,7 @@ class Journal:
             return True
 
     def rewrite(self, commit: Commit, now: int) -> int | None:
-        """As `Database.commit`, for one that erases."""
+        """Like `Database.commit`, for a commit that erases."""
         with self._lock:
             with self._alone() as file:
                 stood = self._stands(file, now)
@@ -184,7 +184,7 @@ class Journal:
             return stood
 
     def ready(self, commit: Commit, now: int) -> Ready:
-        """What is to be written for it, and where."""
+        """What to write for this commit, and where."""
         with self._lock, self._alone() as file:
             stood = self._stands(file, now)
             if file is None or stood != commit.revision:
@@ -193,7 +193,7 @@ class Journal:
             return Ready(stood=stood, file=file, data=file.placed(commit))
 
     def ready_nowait(self, commit: Commit, now: int) -> Ready | None:
-        """As `ready`, where that takes no look at the disk; None where it does."""
+        """Like `ready`, if that needs no disk access; otherwise None."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -219,7 +219,7 @@ class Journal:
     def _put(
         self, old: LogFile | None, data: bytes | Iterable[bytes], commit: Commit, *, durable: bool
     ) -> None:
-        """Have a new file in the place of the old one, which is locked, or of none."""
+        """Replace the old file, which is locked, with a new one; `old` is None if there is none."""
         if old is not None:
             old.settle()
         self._folder.marks.add(self._name, kinds_owed(commit.head))
@@ -242,7 +242,7 @@ class Journal:
             self._removed()
 
     def remove_if_expired(self, now: int) -> bool:
-        """Remove the file if the session's time was over before now; whether it was."""
+        """Remove the file if the session expired before now; returns whether it was removed."""
         with self._lock:
             with self._folder.locked_name(self._name), self._alone() as file:
                 if file is None or self._stands(file, now) is not None:
@@ -254,7 +254,7 @@ class Journal:
             return True
 
     def _removed(self) -> None:
-        """Leave nothing else of it."""
+        """Remove everything else that belongs to it."""
         removed_copies(self._path)
         self._folder.marks.remove(self._name, ANYTHING)
         if self._folder.durable:
@@ -263,7 +263,7 @@ class Journal:
     # Closing
 
     def close_if_idle(self) -> bool:
-        """Let go of the file unless it is in use; whether it did."""
+        """Close the file unless it is in use; returns whether it did."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -273,7 +273,7 @@ class Journal:
             self._lock.release()
 
     def close(self) -> None:
-        """Let go of the file, as soon as no thread writes to it."""
+        """Close the file as soon as no thread is writing to it."""
         with self._lock:
             self._forget()
 
@@ -299,7 +299,7 @@ class Ready:
     "remove_if_expired",
 )
 class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it runs
-    """A journal whose methods are awaited, as those of any file of aiofiles: one hop each."""
+    """A journal with awaitable methods, like any file of aiofiles: one thread hop each."""
 
     head: Callable[[], Awaitable[Mapping[str, Any] | None]]
     window: Callable[[], Awaitable[StoredSession | None]]
@@ -318,7 +318,7 @@ class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it
         self._threads = executor
 
     async def commit(self, commit: Commit, now: int) -> int | None:
-        """As `Database.commit`: all lines in one call."""
+        """Like `Database.commit`; all lines are written in one call."""
         ready = self._journal.ready_nowait(commit, now) or await self.ready(commit, now)
         # Another commit may have come first: then nothing was written.
         while ready.file is not None and not await self._opened(ready.file).write(ready.data):
@@ -331,14 +331,14 @@ class AsyncJournal(AsyncBase):  # type: ignore[type-arg] # it takes none when it
 
 
 class OpenFiles:
-    """Journals by id, the last used of them open: a bound on how many files are."""
+    """Journals by id; only the most recently used stay open, to limit the number of open files."""
 
     def __init__(self, make: Callable[[str], Journal], *, limit: int) -> None:
         self._make = make
         self._limit = max(1, limit)
         self._recent: OrderedDict[str, Journal] = OrderedDict()
         self._known: WeakValueDictionary[str, Journal] = WeakValueDictionary()
-        """Also those that were closed while work on them waits for a thread: never two of one."""
+        """Includes closed ones whose work still waits for a thread: an id never has two."""
 
     def __len__(self) -> int:
         """How many may be open."""
@@ -352,7 +352,7 @@ class OpenFiles:
         return journal
 
     def used(self, journal: Journal) -> None:
-        """Keep this one open, and close the longest unused beyond the limit."""
+        """Keep this one open, and close the least recently used ones beyond the limit."""
         if not journal.is_open and journal.close_if_idle():  # there is no such session
             self._recent.pop(journal.id, None)
             return
@@ -364,6 +364,6 @@ class OpenFiles:
                 del self._recent[session_id]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         while self._recent:
             self._recent.popitem()[1].close()

@@ -1,4 +1,4 @@
-"""The lines of a session's file: what each says, and where it stands."""
+"""The lines of a session's file: their contents and positions."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from nanoloop.stores.snapshot import encoded
 
 ENTRY, SECTION, HEAD, METADATA = "entry", "section", "head", "metadata"
 UNREADABLE = ""
-"""The kind of a line that says nothing this or any version understands."""
+"""The kind of a line that neither this nor any other version understands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """A line as it was read."""
+    """A line as read from the file."""
 
     offset: int
     end: int
     """Where the next line begins."""
     kind: str
     value: Any = None
-    """An `Entry`, a section's value, or the whole object of any other line; else the bytes."""
+    """An `Entry`, a section's value, or any other line's object; the bytes if unreadable."""
     name: str = ""
-    """Which section."""
+    """The section's name."""
 
 
 def encoded_line(record: Mapping[str, Any]) -> bytes:
-    """A record as one line; raises `StoreError` where it can't be JSON."""
+    """A record as one line; raises `StoreError` if it can't be encoded as JSON."""
     return encoded(record, kind=record.get("_type", "record")) + b"\n"
 
 
 def entry_line(seq: int, text: bytes) -> bytes:
-    """The line of an entry, whose JSON this is without its number."""
+    """The line of an entry, given its number and its JSON without the number."""
     return b'{"_type":"entry","seq":%d,%s\n' % (seq, text[1:])
 
 
 def section_line(name: str, value: Any) -> bytes:
-    """The line of one section's newest value."""
+    """The line for a section's newest value."""
     return encoded_line({"_type": SECTION, "name": name, "value": value})
 
 
 def head_line(head: Mapping[str, Any], at: Mapping[str, int], took: Collection[str] = ()) -> bytes:
-    """The line that ends a commit: where everything stands, and at which byte.
+    """The line that ends a commit: the session's head, and the byte position of each part.
 
-    `took` are the chats whose messages it took.
+    `took` lists the chats whose messages it accepted.
     """
     return encoded_line({"_type": HEAD, **head, **({"took": [*took]} if took else {}), "at": at})
 
 
 def decoded(data: bytes, offset: int, end: int) -> LogLine:
-    """What a line says; an unreadable one keeps its bytes."""
+    """Decode a line; an unreadable one keeps its bytes."""
     try:
         record = json.loads(data.decode())
         return _read(record, offset, end)
@@ -77,9 +77,9 @@ def _read(record: dict[str, Any], offset: int, end: int) -> LogLine:
 
 
 def _check_head(record: dict[str, Any]) -> None:
-    """Raise where a head has no revision, no last number or no places.
+    """Raise if a head has no revision, no last number or no places.
 
-    A place that makes no sense is none; a number is mended where it is read.
+    Invalid places are dropped; invalid numbers are corrected when they are read.
     """
     int(record["rev"])
     places = record["at"].items()
@@ -87,7 +87,7 @@ def _check_head(record: dict[str, Any]) -> None:
 
 
 def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
-    """The lines of a piece of a file that begins at `offset`; blank ones are passed over."""
+    """The lines in a piece of a file that begins at `offset`; blank lines are skipped."""
     start = 0
     while start < len(data):
         found = data.find(b"\n", start)
@@ -99,13 +99,13 @@ def lines_in(data: bytes, offset: int) -> Iterator[LogLine]:
 
 
 ROOM = 4096
-"""Bytes of the first line, its newline included; more only when it is created large."""
+"""The size of the first line in bytes, with its newline; larger only if created larger."""
 FORMAT = 2
-"""Earlier versions know 1, and nothing of the marks of what is owed."""
+"""Earlier versions only know format 1, which has no marks for what is owed."""
 
 
 def first_line(about: Mapping[str, Any], summary: str) -> bytes:
-    """The line of a new file, padded."""
+    """The padded first line of a new file."""
     record = _record(about, summary)
     needed = len(encoded_line(_record(about, ""))) + 1024
     return _padded(record, max(ROOM, needed))
@@ -114,7 +114,7 @@ def first_line(about: Mapping[str, Any], summary: str) -> bytes:
 def renewed(
     line: Mapping[str, Any], room: int, *, about: Mapping[str, Any] | None, summary: str | None
 ) -> bytes:
-    """The same line with what changed, in exactly as much room."""
+    """The same line with the changes, padded to exactly the same size."""
     about = about_in(line) if about is None else about
     summary = str(line.get("summary") or "") if summary is None else summary
     return _padded(_record(about, summary), room)
@@ -135,7 +135,7 @@ def _padded(record: Mapping[str, Any], room: int) -> bytes:
 
 
 def _fitting(record: Mapping[str, Any], room: int) -> bytes:
-    """The record, with less and less of what is only a copy."""
+    """The record as a line that fits, dropping values that are only copies as needed."""
     whole = encoded_line(record)
     if len(whole) <= room:
         return whole

@@ -1,4 +1,4 @@
-"""One open file of a session: added to at its end, repaired, and written anew to erase."""
+"""One open session file: appended to, repaired, and rewritten to erase entries."""
 
 from __future__ import annotations
 
@@ -59,28 +59,28 @@ from nanoloop.stores.snapshot import as_it_is, decoding, head_of, pending_start
 
 
 class PlacedBytes(bytes):
-    """A commit as bytes that belong in one place: behind all that the file had when they were made.
+    """A commit as bytes for one place: the end of the file as it was when they were made.
 
-    The file may have got another commit since, of a task that was cancelled, in another event loop
-    or another process: `LogFile.write` then takes none of them.
+    The file may have received another commit since, from a cancelled task, another event loop or
+    another process: `LogFile.write` then writes none of them.
     """
 
     before: FileState
-    """Where the file stood."""
+    """The state of the file before the commit."""
     after: FileState
-    """Where it stands once they are written."""
+    """The state of the file once the bytes are written."""
     commit: Commit
 
 
 class LogFile(FileIO):
-    """A file that is only ever added to, but for its first line; other processes do so too.
+    """A file that is only ever appended to, except for its first line; other processes do so too.
 
-    What is known of it here holds only while the file is where it was, and as long: who writes
-    locks it, and looks. Who reads needs no lock, since a commit without its head isn't there yet.
+    What is known about it here holds only while its place and length stay the same: a writer locks
+    it and looks again. A reader needs no lock, since a commit without its head isn't there yet.
     """
 
     def __init__(self, path: Path, session_id: str, *, folder: SessionFolder, guard: RLock) -> None:
-        """Who writes holds the guard, and who wants to know where it stands."""
+        """Hold `guard` to write to the file, or to learn its state."""
         super().__init__(path, "rb" if folder.read_only else "r+b")
         self._path = path
         self._id = session_id
@@ -98,22 +98,22 @@ class LogFile(FileIO):
             raise
 
     def __del__(self) -> None:
-        """Let go of it quietly where nobody closed the store: all that was saved is written."""
+        """Close it quietly if the store was not closed: everything saved has been written."""
         self.close()
 
     @property
     def fd(self) -> int:
-        """Its descriptor."""
+        """Its file descriptor."""
         return self.fileno()
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was removed, replaced or given another name."""
+        """Whether it was removed, replaced or renamed."""
         return self._there is None
 
     @property
     def _there(self) -> os.stat_result | None:
-        """What the disk says of it; None where its name is not its own any more."""
+        """Its status on disk; None if its name no longer refers to it."""
         try:
             there = os.stat(self._path)  # noqa: PTH116 - a part of each commit
         except FileNotFoundError:
@@ -122,11 +122,11 @@ class LogFile(FileIO):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the next line may begin where it ends, as far as is known."""
+        """Whether the next line can start at its end, as far as is known."""
         return not (self.state.torn or self.state.open_ended)
 
     def catch_up(self) -> None:
-        """See what others added."""
+        """Read what others have added."""
         # What is torn may have been cut off, and something else of that length been written.
         if not self.is_whole or os.fstat(self.fd).st_size != self.state.size:
             with decoding(self._id):
@@ -134,7 +134,7 @@ class LogFile(FileIO):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Nobody else writes to it meanwhile; raises `BlockingIOError` where somebody does."""
+        """Keep other writers out meanwhile; raises `BlockingIOError` if one is writing."""
         lock(self.fd)
         try:
             yield
@@ -149,7 +149,7 @@ class LogFile(FileIO):
         self._owed = kinds_owed(head)
         self._marked = NOTHING  # a file may have been brought by hand
         self._is_settled = not found.took
-        """Whether the messages that the last commit took are noted for good."""
+        """Whether the messages that the last commit took are recorded permanently."""
         self.marks = Marks()
         self.marks.add(int(head.get("covered", 0)) + 1, at.get(PENDING, 0))
         self.marks.add(int(head["window"]), at.get(WINDOW, 0))
@@ -172,7 +172,7 @@ class LogFile(FileIO):
             )
 
     def placed(self, commit: Commit) -> PlacedBytes:
-        """The bytes of this commit, for this place; raises `StoreError` where it is no JSON."""
+        """The bytes of this commit for the present end; raises `StoreError` if it is not JSON."""
         before = self.state
         try:
             data, after = written(commit, at=before.at, base=before.size, marks=self.marks)
@@ -184,10 +184,10 @@ class LogFile(FileIO):
         return placed
 
     def write(self, data: Any, /) -> int:
-        """All of a commit's bytes, or none: 0 where their place isn't the end of this file now.
+        """Write all of a commit's bytes, or none: 0 if their place is no longer the file's end.
 
-        What the disk refuses is raised, and nothing of it is left; so are `AlreadyHeard`, and
-        `BlockingIOError` where another process writes.
+        Raises errors of the disk, leaving nothing behind, as well as `AlreadyHeard`, and
+        `BlockingIOError` if another process is writing.
         """
         with self._guard:
             try:
@@ -225,9 +225,9 @@ class LogFile(FileIO):
         return True
 
     def settle(self) -> None:
-        """Have it noted for good what the last commit took, before there is another.
+        """Permanently record what the last commit took, before there is another.
 
-        Whoever calls it is alone; raises `BlockingIOError`.
+        The caller must hold the lock; raises `BlockingIOError`.
         """
         if not self._is_settled:
             self._folder.heard.settle(self.state.took)
@@ -246,9 +246,9 @@ class LogFile(FileIO):
             raise
 
     def repair(self) -> list[Event]:
-        """Let the next line begin where one ends; returns what there is to tell.
+        """Make the file end with a whole line; returns events to announce.
 
-        Whoever calls it is alone, and has just looked.
+        The caller must hold the lock, and have just looked at the file.
         """
         old = self.state
         torn = read_span(self.fd, old.size, old.size + old.torn)
@@ -262,7 +262,7 @@ class LogFile(FileIO):
         return [told] if torn else []
 
     def _renew_first_line(self, sections: Mapping[str, Any]) -> None:
-        """Bring the copy for people up to date; what is true is written already."""
+        """Update the copy for people; the authoritative data is already written."""
         about, summary = sections.get(ABOUT), summary_text(sections)
         if about is None and summary is None:
             return
@@ -278,9 +278,9 @@ class LogFile(FileIO):
 def written(
     commit: Commit, *, at: Mapping[str, int], base: int, marks: Marks
 ) -> tuple[bytes, FileState]:
-    """A commit as bytes to be written at `base`, and where the file stands once they are.
+    """A commit as bytes to write at `base`, and the state of the file afterwards.
 
-    Entries, the sections that changed, and last the head with its places.
+    The bytes are the entries, the changed sections, and finally the head with its places.
     """
     data = bytearray()
     for entry, text in zip(commit.entries, commit.texts, strict=True):
@@ -305,7 +305,7 @@ def new_file(commit: Commit) -> bytes:
 
 
 def summary_text(sections: Mapping[str, Any]) -> str | None:
-    """The summary's words, where it is among these sections; "" where they are sealed."""
+    """The summary's text, if it is among these sections; "" if it is sealed."""
     value = sections.get(SUMMARY)
     if isinstance(value, Mapping):
         value = value.get("value", "")
@@ -322,7 +322,7 @@ class SetAside:
         self._told: set[int] = set()
 
     def settle(self, fd: int, lines: Iterable[LogLine]) -> list[Event]:
-        """Copy those that are new; returns what there is to tell."""
+        """Copy the new ones; returns events to announce."""
         met = {line.offset: line for line in lines if line.offset not in self._told}
         self._told.update(met)
         fresh = list(met.values())
@@ -341,9 +341,9 @@ class SetAside:
 
 
 def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) -> Collection[bytes]:
-    """Copy what can't be read to a file beside; returns what was not there from an earlier time.
+    """Copy unreadable lines to a file beside this one; returns those that were not already there.
 
-    Raises `BlockingIOError` where another process does so.
+    Raises `BlockingIOError` if another process is doing so.
     """
     with locked_file(copy_of(path), os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
         known = set(read_span(fd, 0, os.fstat(fd).st_size).split(b"\n"))
@@ -356,7 +356,7 @@ def keep_beside(path: Path, lines: Iterable[bytes], *, durable: bool = False) ->
 
 
 def _number(fd: int, offset: int) -> int:
-    """Which line of the file begins there, from 1."""
+    """The number of the line that begins at this offset, from 1."""
     number = 1
     for start in range(0, offset, CHUNK):
         number += read_span(fd, start, min(offset, start + CHUNK)).count(b"\n")
@@ -364,39 +364,39 @@ def _number(fd: int, offset: int) -> int:
 
 
 def removed_copies(path: Path) -> None:
-    """Remove what came from a file: lines that could not be read, and one that was made anew."""
+    """Remove what was made from a file: copies of unreadable lines, and unfinished rewrites."""
     for file in (copy_of(path), unfinished(path), unfinished(copy_of(path))):
         file.unlink(missing_ok=True)
 
 
 def copy_of(path: Path) -> Path:
-    """Where the copies of a file's lines are that could not be read."""
+    """The file that holds copies of a file's unreadable lines."""
     return path.with_name(path.name + ".corrupt")
 
 
 _RENEWED = {SECTION, HEAD, METADATA}
-"""Lines of which only the newest is written, behind the entries."""
+"""Kinds of lines of which only the newest is written, after the entries."""
 _DIGESTS = tuple(b'"_type":"%s"' % kind.encode() for kind in (SECTION, METADATA))
-"""What tells that a line which can't be read may tell of any entry."""
+"""Marks of an unreadable line that may reveal any entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What goes, and what of the file has to be known to write it anew.
+    """What to erase, and what must be known about the file to rewrite it.
 
-    Older versions of summary, title and the like go too: they may have told of them.
+    Older versions of the summary, title and so on go too: they may mention erased entries.
     """
 
     state: FileState
-    """Where the file stands."""
+    """The state of the file."""
     gone: frozenset[int]
     ids: tuple[str, ...]
-    """Of those that go, as far as they can be read."""
+    """The ids of erased entries, as far as they can be read."""
     sections: Mapping[str, Any]
 
     @classmethod
     def of(cls, file: LogFile, gone: frozenset[int]) -> Erasure:
-        """Look through the file."""
+        """Scan the file for what is needed."""
         sections: dict[str, Any] = {}
         ids: list[str] = []
         for line in lines_from(file.fd, 0, file.state.size):
@@ -408,12 +408,12 @@ class Erasure:
 
     @property
     def traces(self) -> tuple[bytes, ...]:
-        """What tells that a line which can't be read was one of them."""
+        """Marks that identify an unreadable line as one to erase."""
         ids = (each.encode() for each in self.ids)
         return (*_DIGESTS, *ids, *(b'"seq":%d,' % seq for seq in self.gone))
 
     def file(self, fd: int, commit: Commit) -> Iterator[bytes]:
-        """The new file, piece by piece, the commit in it; the old one stands as it stood."""
+        """The new file, piece by piece, including the commit; the old file stays unchanged."""
         sections = {**self.sections, **commit.sections}
         first = first_line(sections[ABOUT], summary_text(sections) or "")
         yield first
@@ -438,7 +438,7 @@ class Erasure:
 
 
 def erase_in_copies(path: Path, traces: Collection[bytes]) -> None:
-    """Leave nothing of them in the copies of lines that could not be read."""
+    """Remove all lines with these traces from the copies of unreadable lines."""
     copy = copy_of(path)
     with suppress(FileNotFoundError), locked_file(copy, os.O_RDWR):
         lines = copy.read_bytes().splitlines(keepends=True)

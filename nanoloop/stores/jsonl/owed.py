@@ -1,4 +1,4 @@
-"""Which sessions owe something: an empty file beside them for each that may."""
+"""Marks sessions that may owe something, with an empty file beside them for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanoloop.files import make_folder
 from nanoloop.stores.snapshot import owes_chat, pending_in
 
 CHAT, SUMMARY = "owing", "pending"
-"""What is owed to a chat, and a summary: a folder of marks each."""
+"""What is owed to a chat, and an owed summary; each kind has its own folder of marks."""
 NOTHING: frozenset[str] = frozenset()
 ANYTHING = frozenset({CHAT, SUMMARY})
 
@@ -26,9 +26,9 @@ def kinds_owed(head: Mapping[str, Any]) -> frozenset[str]:
 class OwedMarks:
     """The marks of one folder of sessions: perhaps one too many, never one too few.
 
-    A mark is there before the commit that owes, and goes after the one that doesn't. Who adds or
-    removes one has the session's file locked, or its name where there is none. All are names of one
-    file: a disk makes and removes a name sooner than a file, much sooner where that is often done.
+    A mark is made before the commit that owes, and removed after the one that doesn't. To add or
+    remove one, lock the session's file, or its name if there is no file. All marks are links to one
+    file: a disk makes and removes links faster than files, and much faster when done often.
     """
 
     def __init__(self, folder: Path, *, mark: Path) -> None:
@@ -49,13 +49,13 @@ class OwedMarks:
                 _touch(path)
 
     def remove(self, name: str, kinds: Collection[str]) -> None:
-        """This is owed there no more; a mark that stays does no harm."""
+        """Unmark what is no longer owed there; a leftover mark does no harm."""
         for kind in kinds:
             with suppress(OSError):
                 os.unlink(f"{self._folders[kind]}/{name}")  # noqa: PTH108 - a part of each turn
 
     def names(self, kinds: Collection[str]) -> list[str]:
-        """The files, without their suffix, in which one of these may be owed."""
+        """The files, without their suffix, of the sessions that may owe one of these."""
         found: set[str] = set()
         for kind in kinds:
             with suppress(FileNotFoundError), os.scandir(self._folders[kind]) as marks:

@@ -1,4 +1,4 @@
-"""Reading a session's file: from a place, from its end, and by search; and what its lines tell."""
+"""Reading a session's file: from an offset, from its end, and by search; and what its lines say."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from nanoloop.stores.snapshot import (
 )
 
 SUFFIX = ".jsonl"
-"""What the names of sessions' files end with."""
+"""The suffix of session files."""
 Report = Callable[[LogLine], None]
-"""Hears of lines that can't be read."""
+"""Receives lines that can't be read."""
 
 
 class SessionReader:
-    """One open file, up to where it stood when it was opened."""
+    """One open file, up to where it ended when it was opened."""
 
     def __init__(
         self, fd: int, state: FileState, *, session_id: str, marks: Marks, report: Report
@@ -70,7 +70,7 @@ class SessionReader:
         )
 
     def _sections(self, state: FileState, known: Mapping[int, LogLine]) -> dict[str, Any] | None:
-        """The newest value of each section; None where one isn't where it should be."""
+        """The newest value of each section; None if one isn't where it should be."""
         sections = {}
         for name, offset in state.at.items():
             if name in {WINDOW, PENDING}:
@@ -82,7 +82,7 @@ class SessionReader:
         return sections if ABOUT in sections else None
 
     def _window_entries(self, state: FileState, tail: Tail, after: int) -> list[Entry] | None:
-        """The entries above `after`; None where they aren't where they should be."""
+        """The entries above `after`; None if they aren't where they should be."""
         offset = state.at.get(WINDOW, 0)
         if offset > state.size or not begins_line(self._fd, offset):
             return None
@@ -130,7 +130,7 @@ class SessionReader:
         return dated(found)
 
     def _start(self, after: int) -> int:
-        """A byte not far before the entry behind `after`."""
+        """A byte shortly before the entry that follows `after`."""
         size = self._state.size
         start = search(self._fd, after + 1, self._marks.before(after + 1), size)
         lines = lines_from(self._fd, start, size, PROBE)
@@ -153,7 +153,7 @@ class SessionReader:
 
 
 def glance_at(path: Path) -> StoredSession:
-    """The session of this file at a glance; raises `OSError` and `SessionDamaged`."""
+    """The session in this file at a glance; raises `OSError` and `SessionDamaged`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return glance_in(path, fd)
@@ -162,7 +162,7 @@ def glance_at(path: Path) -> StoredSession:
 
 
 def glance_in(path: Path, fd: int) -> StoredSession:
-    """As `glance_at`, of a file that is open."""
+    """Like `glance_at`, for a file that is already open."""
     name = path.name.removesuffix(SUFFIX)
     session_id = name_of(name) or name
     with decoding(session_id):
@@ -170,7 +170,7 @@ def glance_in(path: Path, fd: int) -> StoredSession:
 
 
 def newest_at(path: Path) -> StoredSnapshot:
-    """The session of this file with its window and its newest entries; raises as `glance_at`."""
+    """The session in this file with its window and newest entries; raises like `glance_at`."""
     fd = os.open(path, os.O_RDONLY)
     try:
         name = path.name.removesuffix(SUFFIX)
@@ -190,7 +190,7 @@ def glance(fd: int, size: int, *, session_id: str) -> StoredSession:
 
 
 NEWEST = 128
-"""Entries at the end of a session, at least, that its newest ones are."""
+"""The minimum number of entries at the end of a session that count as its newest."""
 
 
 def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
@@ -205,7 +205,7 @@ def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
 
 
 def about_of(fd: int, state: FileState, *, session_id: str) -> Mapping[str, Any]:
-    """Who the file says it is: by its newest section, else by its first line, else by its name."""
+    """The session's identity: from its newest section, else its first line, else its name."""
     line = line_at(fd, state.at.get(ABOUT, -1), state.size)
     if line is not None and line.name == ABOUT and isinstance(line.value, dict):
         return {"id": session_id, **line.value}
@@ -227,9 +227,9 @@ def _cut(whole: StoredSession, after: int) -> StoredSession:
 
 
 CHUNK = 64 * 1024
-"""Bytes that are read at once."""
+"""Bytes to read at once."""
 PROBE = 4 * 1024
-"""Bytes read to see which entry stands at a place."""
+"""Bytes read to see which entry is at an offset."""
 BREATH = 32
 """Lines after which other threads get their turn."""
 
@@ -244,13 +244,13 @@ class Tail:
     size: int
     """Where the last whole line ends."""
     torn: int
-    """Bytes after that, of a line that was never finished."""
+    """Bytes after that, from a line that was never finished."""
     open_ended: bool
-    """Whether the last line is whole but for its newline."""
+    """Whether the last line is complete except for its newline."""
 
     @property
     def head_index(self) -> int:
-        """Which of the lines is the last head; -1 where none is."""
+        """The index of the last head among the lines; -1 if there is none."""
         kinds = [line.kind for line in self.lines]
         return len(kinds) - 1 - kinds[::-1].index(HEAD) if HEAD in kinds else -1
 
@@ -265,7 +265,7 @@ def read_span(fd: int, start: int, stop: int) -> bytes:
 
 
 def read_tail(fd: int, size: int, chunk: int = CHUNK) -> Tail:
-    """The last lines, at least as many as it takes to have a head among them."""
+    """The last lines, at least enough to include a head."""
     while True:
         tail = _tail_from(fd, max(0, size - chunk), size)
         if tail is not None and (tail.start == 0 or tail.head_index >= 0):
@@ -274,7 +274,7 @@ def read_tail(fd: int, size: int, chunk: int = CHUNK) -> Tail:
 
 
 def _tail_from(fd: int, start: int, size: int) -> Tail | None:
-    """The whole lines in the last bytes; None where a line is longer than they are."""
+    """The whole lines in the last bytes; None if a line is longer than that."""
     data = read_span(fd, start, size)
     skipped = 0
     if start > 0:  # it begins in the middle of a line
@@ -320,7 +320,7 @@ def lines_from(fd: int, start: int, stop: int, chunk: int = CHUNK) -> Iterator[L
 
 
 def line_at(fd: int, offset: int, size: int) -> LogLine | None:
-    """The line that begins at this byte; None where none does."""
+    """The line that begins at this byte; None if none does."""
     if not 0 <= offset < size or not begins_line(fd, offset):
         return None
     return next(lines_from(fd, offset, size, PROBE), None)
@@ -332,10 +332,10 @@ def begins_line(fd: int, offset: int) -> bool:
 
 
 def search(fd: int, seq: int, low: int, size: int) -> int:
-    """A byte close before the entry with this number, and not before `low`.
+    """A byte shortly before the entry with this number, and not before `low`.
 
-    Strides get longer until one goes too far, then halves: near places cost nothing, far ones
-    little. It relies on entries standing in the order of their numbers.
+    Strides grow until one goes too far, then are halved: near entries cost nothing, distant ones
+    little. It relies on entries being in the order of their numbers.
     """
     stride = 2 * CHUNK
     high = size
@@ -381,7 +381,7 @@ def _next_line(fd: int, offset: int, stop: int) -> int | None:
 
 
 WINDOW, PENDING = "window", "pending"
-"""The places of entries; every other name in `at` is a section's."""
+"""The names of places of entries; every other name in `at` is a section's."""
 NO_HEAD: Mapping[str, Any] = {"rev": 0, "start": 1, "last": 0, "window": 1, "count": 0}
 
 
@@ -394,13 +394,13 @@ class FileState:
     size: int
     """Where the next line goes."""
     torn: int = 0
-    """Bytes behind that, of a commit that is not written to its end."""
+    """Bytes after that, from a commit that is not fully written."""
     open_ended: bool = False
     """Whether the last line lacks its newline."""
     took: tuple[str, ...] = ()
     """The chats whose messages the last commit took."""
     newer: int = 0
-    """Entries behind the head: written, but their own head can't be read."""
+    """Entries after the head: written, but their own head can't be read."""
 
     @property
     def revision(self) -> int:
@@ -409,15 +409,15 @@ class FileState:
 
     @property
     def last(self) -> int:
-        """The newest number, as the head has it."""
+        """The newest number, according to the head."""
         return int(self.head["last"])
 
 
 def state_of(tail: Tail) -> FileState:
     """What these last lines say.
 
-    A commit ends with its head: lines without one behind them were never acknowledged, and count as
-    torn. Where a head can't be read any more, the lines before it are taken in.
+    A commit ends with its head: lines with no head after them were never acknowledged, and count as
+    torn. If a head can no longer be read, the lines before it are accepted.
     """
     index = tail.head_index
     head, at = head_and_places(tail.lines[index]) if index >= 0 else (dict(NO_HEAD), {})
@@ -442,7 +442,7 @@ def state_of(tail: Tail) -> FileState:
 
 
 def _finished(tail: Tail) -> Tail:
-    """Without the lines of a commit that is not, or never was, written to its end."""
+    """The tail without the lines of a commit that is not, or never was, fully written."""
     ends = [number for number, line in enumerate(tail.lines) if line.kind in {HEAD, UNREADABLE}]
     if not ends or ends[-1] == len(tail.lines) - 1:
         return tail
@@ -454,7 +454,7 @@ def _finished(tail: Tail) -> Tail:
 
 
 def _owed(newer: Sequence[Entry]) -> dict[str, Any]:
-    """What the lost head would have said: of an answer that is owed, or was never sent."""
+    """What the lost head would have said about an answer that is owed or was never sent."""
     last = newer[-1] if newer else None
     if last is None or last.role not in {"user", "assistant"}:
         return {}
@@ -468,9 +468,9 @@ def head_and_places(line: LogLine) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 SPACING = 4096
-"""Bytes between two marks, at least."""
+"""The minimum number of bytes between two marks."""
 LIMIT = 1024
-"""Marks kept for one file; beyond it the older ones get thinner."""
+"""Marks kept for one file; beyond that, the older ones are thinned out."""
 
 
 class Marks:
@@ -501,12 +501,12 @@ class Marks:
         del self._offsets[older]
 
     def before(self, seq: int) -> int:
-        """A byte before which no entry from this number on begins, as close as is known."""
+        """The closest known byte before which no entry from this number on begins."""
         with self._lock:
             return self._offsets[bisect_right(self._seqs, seq) - 1]
 
     def forget_from(self, offset: int) -> None:
-        """Drop the marks of what was not written after all."""
+        """Drop the marks of lines that were not written after all."""
         with self._lock:
             index = max(1, bisect_left(self._offsets, offset))
             del self._seqs[index:]

@@ -1,4 +1,4 @@
-"""Sessions as files that a pager can show: one a session, one line an entry, only ever added to."""
+"""Sessions as files that a pager can show: one per session, one line per entry, append-only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import anyio
 from aiofiles.os import wrap
 
-from nanoloop.errors import NotReadable, SessionDamaged, StoreError
+from nanoloop.errors import DiskRefused, NotReadable, SessionDamaged, StoreError
 from nanoloop.events import announce
 from nanoloop.files import (
     file_name,
@@ -75,17 +75,17 @@ from nanoloop.stores.store import DatabaseStore, Sealing
 
 Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
-"""Threads of their own that commit: no number of long reads keeps a save waiting for one.
+"""How many threads only commit, so that no number of long reads keeps a save waiting.
 
-Without a disk to wait for, a second one would only take turns with the first.
+Without a disk to wait for, a second thread would only take turns with the first.
 """
 BETWEEN_TRIES_SECONDS = (0.0005, 0.005)
-"""Between two looks whether another process has let go of a session."""
+"""The pause between two checks of whether another process has released a session."""
 T = TypeVar("T")
 
 
 class JsonlStore(DatabaseStore):
-    """A folder of sessions, which any number of processes of one machine may write to."""
+    """A folder of sessions, which any number of processes on one machine may write to."""
 
     def __init__(
         self,
@@ -98,9 +98,9 @@ class JsonlStore(DatabaseStore):
         seal: Seal | None = None,
         busy_seconds: float = 5,
     ) -> None:
-        """A commit is in the file when it is saved, and with `fsync` on the disk too.
+        """Once saved, a commit is in the file and, with `fsync`, on the disk too.
 
-        A session that another process holds for more than `busy_seconds` fails.
+        Work on a session that another process holds for more than `busy_seconds` fails.
         """
         where = SessionFolder(
             path=Path(folder),
@@ -193,7 +193,7 @@ class _Folder:
                 yield stored
 
     async def _glances(self) -> AsyncIterator[StoredSession]:
-        """What all files tell, a few files at a time; each that can't be read is reported."""
+        """A glance at every file, a few at a time; unreadable ones are reported."""
         listing = FolderListing(self._folder.path)
         for paths in await self._in_thread(listing.batches):
             for stored in await self._in_thread(listing.glances, paths):
@@ -276,7 +276,7 @@ class _Folder:
         self._writers.shutdown(wait=False)
 
     async def _own(self) -> None:
-        """Have the folder be one of this version; raises `StoreLocked` while another runs."""
+        """Make the folder one of this version; raises `StoreLocked` while another version runs."""
         if self._folder.read_only:
             raise StoreError(f"{self._folder.path} is open for reading only: nothing was written")
         if not self._is_ready:
@@ -304,15 +304,16 @@ class _Folder:
                 announce(event)
 
     async def _in_turn(self, work: Callable[[], Awaitable[T]], what: str) -> T:
-        """What comes of it, as soon as no other process writes to the same."""
+        """The result of the work, done as soon as no other process writes to the same place."""
         give_up = time.monotonic() + self._busy_seconds
         while True:
             try:
                 return await self._told(work())
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise self._failed(
-                        f"another process holds {what}: stop that one, or try again"
+                    raise DiskRefused(
+                        self._folder.path,
+                        f"another process holds {what}: stop that one, or try again",
                     ) from None
             # No thread waits meanwhile, which others need.
             await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
@@ -321,18 +322,13 @@ class _Folder:
         return await self._told(wrap(work)(*args))
 
     async def _told(self, work: Awaitable[T]) -> T:
-        """What comes of it; what the disk refuses is a `StoreError`."""
+        """The result of the work; raises `StoreError` for what the disk refuses."""
         try:
             return await work
         except BlockingIOError:  # another process is at it
             raise
         except OSError as error:
-            raise self._failed(refusal(error)) from error
-
-    def _failed(self, what: str) -> StoreError:
-        return StoreError(
-            f"the store in {self._folder.path} failed: {what}; what was saved before still is"
-        )
+            raise DiskRefused(self._folder.path, refusal(error)) from error
 
 
 def _has_expired(stored: StoredSession, now: int) -> bool:
@@ -341,20 +337,20 @@ def _has_expired(stored: StoredSession, now: int) -> bool:
 
 
 NOTE = ".index"
-"""The file beside the locks that says that all marks of what is owed are there."""
+"""The file next to the locks that says that everything owed is marked."""
 
 
 class FolderUpgrade:
-    """Closes a folder to earlier versions, and notes what is owed and was heard; it blocks.
+    """Closes a folder to earlier versions, and notes what is owed and was heard; blocking.
 
-    Any number of processes may do it at the same time. It is done again after the machine was
-    started anew, since notes need not survive a power loss, and for a folder that was copied.
+    Any number of processes may do it at the same time. It is done again after a reboot,
+    since notes need not survive a power loss, and for a folder that was copied.
     """
 
     def __init__(
         self, folder: SessionFolder, *, opened: Callable[[StoredSnapshot], StoredSnapshot]
     ) -> None:
-        """What is sealed is `opened`; where that can't be done, `StoreError` is raised."""
+        """`opened` unseals what is sealed, and raises `StoreError` if it can't."""
         self._folder = folder
         self._opened = opened
         self._lock = folder.path / LOCK
@@ -362,7 +358,7 @@ class FolderUpgrade:
 
     @property
     def is_done(self) -> bool:
-        """Whether it needn't be done; raises `NotReadable` for a folder of a later version."""
+        """Whether nothing needs to be done; raises `NotReadable` for a later version's folder."""
         try:
             note = json.loads((self._lock / NOTE).read_bytes())
         except (OSError, ValueError):
@@ -376,7 +372,7 @@ class FolderUpgrade:
         return bool(note == self._note())
 
     def run(self) -> None:
-        """Do it where it is not done; raises `StoreLocked` while an earlier version runs."""
+        """Upgrade the folder if needed; raises `StoreLocked` while an earlier version runs."""
         is_done = self.is_done
         if not is_done:
             make_folder(self._folder.path)
@@ -393,11 +389,11 @@ class FolderUpgrade:
             self._tell_done()
 
     def close(self) -> None:
-        """Let go of the file that an earlier version would lock."""
+        """Release the file that an earlier version would lock."""
         self._former_lock.close()
 
     def _shut_out(self) -> None:
-        """Have a folder where earlier versions lock a file: they can open it no more."""
+        """Put a folder where earlier versions lock a file, so that they can no longer open it."""
         while not self._lock.is_dir():
             with suppress(IsADirectoryError):  # another process was first
                 # Held to the end: one of them may have opened it already.
@@ -408,7 +404,7 @@ class FolderUpgrade:
                     self._lock.mkdir(mode=0o700)
 
     def _mark_all(self) -> dict[Path, int]:
-        """Mark what is owed; returns when each session was changed."""
+        """Mark what is owed; returns when each session was last changed."""
         changed = {}
         for paths in FolderListing(self._folder.path).batches():
             for path in paths:
@@ -433,7 +429,7 @@ class FolderUpgrade:
         return micros(from_rfc3339(head.get("updated_at")))
 
     def _messages(self, path: Path, at: int) -> list[HeardMessage]:
-        """The newest messages of a session, that its chat's file needn't have."""
+        """The newest messages of a session, which may be missing from its chat's file."""
         with suppress(FileNotFoundError, StoreError):
             found = self._opened(newest_at(path))
             about, noted = found.sections[ABOUT], found.sections.get(NOTED)
@@ -454,7 +450,7 @@ class FolderUpgrade:
 
 
 def _renew_format(fd: int) -> None:
-    """Have earlier versions refuse the file, wherever it may be copied to."""
+    """Make earlier versions refuse the file, wherever it is copied to."""
     line = line_at(fd, 0, os.fstat(fd).st_size)
     found = line.value.get("format") if line is not None and line.kind == METADATA else None
     if line is None or not isinstance(found, int) or found >= FORMAT:
@@ -466,7 +462,7 @@ def _renew_format(fd: int) -> None:
 
 @cache
 def machine_start() -> str:
-    """What differs each time the machine is started; where nothing says so, in each process."""
+    """A value that changes with each start of the machine or, if there is none, of the process."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -481,7 +477,7 @@ class Bindings:
         self._durable = durable
 
     async def bind(self, key: str, session_id: str) -> None:
-        """From now on this key means that session."""
+        """Make this key mean that session from now on."""
         await wrap(make_folder)(self._folder)
         text = json.dumps({"key": key, "session": session_id})
         await put_file(self._path(file_name(key)), text.encode(), durable=self._durable)

@@ -1,4 +1,4 @@
-"""What every channel over a chat platform promises: one suite, for ours and for yours.
+"""Tests of what every chat platform's channel promises: one suite, for ours and for yours.
 
 class TestMyPlatform(ChannelSuite):
     @pytest.fixture
@@ -26,4 +26,4 @@ __all__ = [
 
 
 class ChannelSuite(ComingIn, GoingOut, WhoMayTalk, StayingUp):
-    """All of it; a test that needs what a stage can't do is skipped."""
+    """The whole suite; a test that needs what a stage can't do is skipped."""

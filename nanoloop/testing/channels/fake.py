@@ -28,7 +28,7 @@ from nanoloop.testing.channels.stage import Skill, VisibleMessage
 
 
 class FakePlatform:
-    """A bot's connection to the chats."""
+    """A bot's connection to the fake chats."""
 
     def __init__(self, chats: FakeChats) -> None:
         self._chats = chats
@@ -36,7 +36,7 @@ class FakePlatform:
         self.limits = chats.limits
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what was said and not acknowledged, until the connection is cut."""
+        """Deliver unacknowledged events until the connection is cut."""
         await self._chats.listen(hear, connected)
 
     async def post(self, place: Place, text: Text, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - the seam\'s name
@@ -52,7 +52,7 @@ class FakePlatform:
         self._chats.take_back(place, message)
 
     async def typing(self, place: Place) -> None:
-        """Show that the bot types."""
+        """Show that the bot is typing."""
         self._chats.typing.append(str(place))
 
     async def upload(self, place: Place, file: Upload, *, reply_to: str | None, id: str) -> str:  # noqa: A002 - as above
@@ -62,14 +62,14 @@ class FakePlatform:
         return await self._chats.take_post(place, text, reply_to, id)
 
     def rendered(self, markdown: str) -> str | None:
-        """The same, with its bold marks as this platform has them."""
+        """The text with bold marks in this platform's format."""
         return markdown.replace("**", "*")
 
 
 BOT = "bot"
 LIMITS = Limits(text=400, edit_seconds=0.005, typing_seconds=5)
 NAMED = "@bot"
-"""How people name the bot in a group."""
+"""How people mention the bot in a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +81,13 @@ class Message:
     text: str
     reply_to: str | None = None
     versions: int = 1
-    """How often it was posted or edited."""
+    """How many times it was posted or edited."""
     formatted: bool = False
 
 
 @dataclass(slots=True)
 class _Faults:
-    """What goes wrong next."""
+    """The faults that happen next."""
 
     refused: bool = False
     lost: int = 0
@@ -98,18 +98,18 @@ class _Faults:
 
 
 class FakeChats:
-    """The platform's side: chats that outlast every bot, and what it does to a bot. A `Stage`."""
+    """The platform's side, a `Stage`: its chats outlive any bot, and it can disrupt bots."""
 
     name = "fake"
 
     def __init__(self, *, limits: Limits = LIMITS, knows_ids: bool = True) -> None:
-        """With `knows_ids` a message that is posted again under its id is shown once."""
+        """With `knows_ids`, a message posted again under the same id is shown only once."""
         self.limits = limits
         self.typing: list[str] = []
         """Chats in which typing was shown."""
         self.uploads: list[Upload] = []
         self.calls = 0
-        """Posts and edits so far, failed ones too."""
+        """The number of posts and edits so far, including failed ones."""
         self._knows_ids = knows_ids
         self._numbers = count(1)
         self._chats: dict[str, dict[str, Message]] = defaultdict(dict)
@@ -122,19 +122,19 @@ class FakeChats:
 
     skills: frozenset[Skill] = frozenset(get_args(Skill))
     group = "group"
-    """Chats that begin so are groups."""
+    """Chats whose ids begin with this are groups."""
 
     def platform(self) -> FakePlatform:
-        """A connection for a bot: each start of it takes a new one."""
+        """A connection for a bot, which needs a new one each time it starts."""
         return FakePlatform(self)
 
     async def people(self, count: int) -> Sequence[tuple[str, str]]:
-        """So many private chats."""
+        """This many private chats."""
         names = ["ann", "bob", *(f"person{number}" for number in range(2, count))]
         return [(f"with-{name}", name) for name in names[:count]]
 
     def naming(self, text: str) -> str:
-        """The text with the bot's name."""
+        """The text with a mention of the bot."""
         return f"{NAMED} {text}"
 
     # What people do
@@ -173,7 +173,7 @@ class FakeChats:
         *,
         sender: str = "ann",  # noqa: ARG002 - as the stage has it
     ) -> None:
-        """Let a message say something else."""
+        """Change the text of a message."""
         edited = replace(self._chats[chat][message], text=text)
         self._chats[chat][message] = edited
         self._tell(replace(self._event(chat, edited), text=text, edits=message))
@@ -185,16 +185,16 @@ class FakeChats:
         *,
         sender: str = "ann",  # noqa: ARG002 - as above
     ) -> None:
-        """Take a message back."""
+        """Delete a message."""
         gone = self._chats[chat].pop(message)
         self._tell(replace(self._event(chat, gone), deletes=message))
 
     async def repeat(self) -> None:
-        """Deliver the last thing that was said once more."""
+        """Deliver the most recent event once more."""
         self._tell(self._events[-1])
 
     async def shown(self, chat: str) -> Sequence[VisibleMessage]:
-        """What is to be seen in a chat now, oldest first."""
+        """The messages visible in a chat now, oldest first."""
         return [
             VisibleMessage(id=m.id, text=m.text, is_bots=m.sender == BOT, reply_to=m.reply_to)
             for m in self._chats[chat].values()
@@ -205,7 +205,7 @@ class FakeChats:
         return chat in self.typing
 
     def messages(self, chat: str) -> list[Message]:
-        """All that is known of a chat, oldest first."""
+        """All messages in a chat, oldest first."""
         return [*self._chats[chat].values()]
 
     # What the platform does to a bot
@@ -216,32 +216,32 @@ class FakeChats:
             cut.set()
 
     async def refuse_token(self) -> None:
-        """Let the bot in no more."""
+        """Reject the bot from now on."""
         self._faults.refused = True
 
     async def lose(self, calls: int = 1, *, taken: bool = False) -> None:
-        """Lose the next posts and edits on their way, or the word that they were taken."""
+        """Lose the next posts and edits in transit, or the confirmation that they were accepted."""
         if taken:
             self._faults.unconfirmed = calls
         else:
             self._faults.lost = calls
 
     async def limit(self, calls: int = 1, *, seconds: float = 0.01) -> None:
-        """Allow the next posts and edits only later."""
+        """Rate-limit the next posts and edits."""
         self._faults.limited, self._faults.limited_seconds = calls, seconds
 
     async def refuse_formatting(self) -> None:
-        """Take plain text only."""
+        """Accept only plain text from now on."""
         self._faults.formatting = True
 
     def heal(self) -> None:
-        """Let everything work again."""
+        """Make everything work again."""
         self._faults = _Faults()
 
     # What a bot does
 
     async def listen(self, hear: Hear, connected: Callable[[], None]) -> None:
-        """Hand over what was said and not acknowledged, until the connection is cut."""
+        """Deliver unacknowledged events until the connection is cut."""
         if self._faults.refused:
             raise Refused("the fake platform refuses the token: get another one")
         cut = anyio.Event()
@@ -267,7 +267,7 @@ class FakeChats:
                 await self._news.wait()
 
     async def take_post(self, place: Place, text: Text, reply_to: str | None, name: str) -> str:
-        """Show a message of the bot."""
+        """Show a message from the bot."""
         await self._fail_first(text)
         known = self._by_id.get(name) if self._knows_ids else None
         message = known or self._show(str(place), BOT, text.best, reply_to).id
@@ -276,7 +276,7 @@ class FakeChats:
         return message
 
     async def take_edit(self, place: Place, message: str, text: Text) -> None:
-        """Show a message of the bot as it says now."""
+        """Show the new text of a message from the bot."""
         await self._fail_first(text)
         chat = self._chats[str(place)]
         if message not in chat:
@@ -290,7 +290,7 @@ class FakeChats:
         self._fail_then()
 
     def take_back(self, place: Place, message: str) -> None:
-        """Show a message no more."""
+        """Stop showing a message."""
         self._chats[str(place)].pop(message, None)
 
     async def _fail_first(self, text: Text) -> None:
@@ -332,7 +332,7 @@ class FakeChats:
         self._news.set()
 
     def _event(self, chat: str, message: Message) -> Heard:
-        """Something that befell this message."""
+        """An event about this message."""
         is_named = NAMED in message.text
         answered = self._chats[chat].get(message.reply_to or "")
         return Heard(

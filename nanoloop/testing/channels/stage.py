@@ -49,7 +49,7 @@ class VisibleMessage:
 
     id: str
     text: str
-    """What it says, without the platform's marks where that is easily had."""
+    """What it says, without the platform's markup if that is easy to remove."""
     is_bots: bool
     """Whether the bot under test said it."""
     reply_to: str | None = None
@@ -60,12 +60,12 @@ class Stage(Protocol):
 
     @property
     def skills(self) -> frozenset[Skill]:
-        """What can be done here; the tests of the rest are skipped."""
+        """What can be done here; tests of anything else are skipped."""
         ...
 
     @property
     def group(self) -> str:
-        """A chat of Ann, Bob and the bot."""
+        """A chat with Ann, Bob and the bot."""
         ...
 
     def platform(self) -> Platform:
@@ -73,11 +73,11 @@ class Stage(Protocol):
         ...
 
     async def people(self, count: int) -> Sequence[tuple[str, str]]:
-        """So many private chats, as (chat, sender); the first two are Ann's and Bob's."""
+        """This many private chats, as (chat, sender); the first two are Ann's and Bob's."""
         ...
 
     def naming(self, text: str) -> str:
-        """The text as someone writes it who names the bot, such as `@bot text`."""
+        """The text as it is written to mention the bot, such as `@bot text`."""
         ...
 
     async def say(
@@ -95,23 +95,23 @@ class Stage(Protocol):
         ...
 
     async def edit(self, chat: str, message: str, text: str, *, sender: str) -> None:
-        """Let a person's message say this."""
+        """Change a person's message to this text."""
         ...
 
     async def delete(self, chat: str, message: str, *, sender: str) -> None:
-        """Take a person's message back."""
+        """Delete a person's message."""
         ...
 
     async def repeat(self) -> None:
-        """Deliver to the bot once more what was said last."""
+        """Deliver the last message to the bot once more."""
         ...
 
     async def shown(self, chat: str) -> Sequence[VisibleMessage]:
-        """What is to be seen in the chat now, oldest first."""
+        """The messages now visible in the chat, oldest first."""
         ...
 
     async def typed(self, chat: str) -> bool:
-        """Whether typing was shown there."""
+        """Whether a typing indicator was shown there."""
         ...
 
     async def cut(self) -> None:
@@ -123,22 +123,22 @@ class Stage(Protocol):
         ...
 
     async def lose(self, calls: int, *, taken: bool) -> None:
-        """Let the bot's next posts fail; `taken`: only after the platform has taken them."""
+        """Make the bot's next posts fail; if `taken`, only after the platform accepted them."""
         ...
 
     async def refuse_formatting(self) -> None:
-        """Take plain text only."""
+        """Accept only plain text."""
         ...
 
     async def refuse_token(self) -> None:
-        """Let the bot in no more."""
+        """Reject the bot from now on."""
         ...
 
 
 async def comes_to(
     look: Callable[[], Awaitable[T]], wanted: T | Callable[[T], bool], *, seconds: float = 20
 ) -> T:
-    """Look until this is what is to be seen; an AssertionError says what was seen at last."""
+    """Look until this is what it finds; raises an AssertionError with what it found last."""
     found = None
     with anyio.move_on_after(seconds):
         while True:
@@ -160,7 +160,7 @@ async def says(stage: Stage, chat: str, *wanted: str) -> None:
 
 
 async def answers(stage: Stage, chat: str, count: int) -> list[str]:
-    """Wait until the bot has said so many things in a chat; returns them."""
+    """Wait until the bot has said this many things in a chat; returns them."""
 
     async def look() -> list[str]:
         return [shown.text for shown in await stage.shown(chat) if shown.is_bots]
@@ -175,27 +175,27 @@ def needs(stage: Stage, *skills: Skill) -> None:
 
 
 def check(so: object, otherwise: str) -> None:
-    """An AssertionError that says what is wrong, unless all is well."""
+    """Raise an AssertionError that says what is wrong, unless all is well."""
     if not so:
         raise AssertionError(otherwise)
 
 
 def open_to_all(**said: Any) -> PlatformSettings:
-    """Everyone may talk, as much as they like, unless something else is said here."""
+    """Settings that let everyone talk as much as they like, unless overridden here."""
     return PlatformSettings(**{"users": ("*",), "per_minute": 100_000, **said})
 
 
 _HASTE = 100
-"""How many times faster rests are than in life."""
+"""How many times shorter pauses are than in real life."""
 
 
 async def hurry(seconds: float) -> None:
-    """Rest, but not for long."""
+    """Sleep for only a fraction of that time."""
     await anyio.sleep(seconds / _HASTE)
 
 
 class Bot:
-    """Serves one platform while it is entered; leaving it is a kill at that instant."""
+    """Serves one platform while entered; leaving it kills the bot instantly."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Bot:
     ) -> None:
         """Without rules it is open to all."""
         self.events: list[Event] = []
-        """What happened."""
+        """The events so far."""
         self.provider = provider or ScriptedProvider()
         self.channel = PlatformChannel(
             platform,

@@ -1,4 +1,4 @@
-"""What every channel has to do, as tests to inherit from."""
+"""What every channel must do, as tests to inherit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ComingIn:
     async def test_what_was_said_while_it_was_down_is_answered(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """In the order in which it was said."""
+        """In the order in which the messages were sent."""
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
             await stage.say(chat, "one", sender=ann)
@@ -57,7 +57,7 @@ class ComingIn:
     async def test_a_message_that_is_delivered_twice_is_answered_once(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """A further one shows that nothing else was on its way."""
+        """A further message shows that nothing else was on its way."""
         needs(stage, "repeat")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -71,7 +71,7 @@ class ComingIn:
     async def test_messages_during_an_answer_wait_in_order(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """None is lost, none comes too early."""
+        """None is lost, and none comes too early."""
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
         async with Bot(stage.platform(), tmp_path, provider=provider):
@@ -82,7 +82,7 @@ class ComingIn:
             await says(stage, chat, "You said: one", "You said: two", "You said: three")
 
     async def test_a_burst_becomes_one_turn(self, stage: Stage, tmp_path: Path) -> None:
-        """With all that was said in it."""
+        """The turn contains everything that was said."""
         chat, ann = (await stage.people(1))[0]
         rules = open_to_all(burst_seconds=0.3)
         provider = ScriptedProvider(otherwise="all at once")
@@ -114,7 +114,7 @@ class ComingIn:
     async def test_an_edit_that_changes_nothing_is_passed_over(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Platforms tell of such, when a link gets its picture for example."""
+        """Platforms report such edits, for example when a link gets its picture."""
         needs(stage, "edit")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider()
@@ -130,7 +130,7 @@ class ComingIn:
     async def test_a_message_that_is_taken_back_is_not_answered(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """While it waits, and while its answer is under way."""
+        """While it waits, and while its answer is being written."""
         needs(stage, "delete")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
@@ -147,7 +147,7 @@ class ComingIn:
             await says(stage, chat, "You said: three")
 
     async def test_a_file_is_a_part_of_its_message(self, stage: Stage, tmp_path: Path) -> None:
-        """The model is told of it."""
+        """The model is told about it."""
         needs(stage, "files")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(otherwise="seen")
@@ -160,7 +160,7 @@ class ComingIn:
 
 
 async def waits(bot: Bot, chat: str, count: int) -> None:
-    """Wait until so many messages of a chat wait for their turn."""
+    """Wait until this many messages of a chat are waiting for their turn."""
 
     async def look() -> int:
         return bot.loop.waiting(f"{bot.channel.name}:{chat}")
@@ -169,7 +169,7 @@ async def waits(bot: Bot, chat: str, count: int) -> None:
 
 
 class Growing:
-    """A model that says some words, waits for the test, and then means something else."""
+    """A model that says some words, waits for the test, and then ends with other words."""
 
     def __init__(self, words: str, *finals: str | Exception) -> None:
         self._words = words
@@ -188,14 +188,14 @@ class Growing:
         return Reply(text=final)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""
 
 
 class GoingOut:
     """The second part of the suite."""
 
     async def test_an_answer_grows_in_one_message(self, stage: Stage, tmp_path: Path) -> None:
-        """It begins early, and ends as what was meant in the end."""
+        """It begins early, and ends as the final text."""
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a long beginning of words", "the end")
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
@@ -206,7 +206,7 @@ class GoingOut:
             await says(stage, chat, "the end")
 
     async def test_a_failure_leaves_no_half_answer(self, stage: Stage, tmp_path: Path) -> None:
-        """What was shown of it becomes the apology."""
+        """The part that was already shown becomes the apology."""
         chat, ann = (await stage.people(1))[0]
         provider = Growing("half an", ProviderError("no more words"))
         async with Bot(stage.platform(), tmp_path, provider=provider) as bot:
@@ -223,7 +223,7 @@ class GoingOut:
     async def test_a_long_answer_is_split_and_nothing_of_it_is_lost(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """In order, and each message as long as the platform allows."""
+        """The messages are in order, each as long as the platform allows."""
         chat, ann = (await stage.people(1))[0]
         limits = stage.platform().limits
         words = [f"word{number}" for number in range(limits.text // 3)]
@@ -240,7 +240,7 @@ class GoingOut:
     async def test_an_answer_that_grows_beyond_one_message_goes_on_in_the_next(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """And a final text that is short again leaves nothing of them."""
+        """A final text that is short again leaves none of the extra messages behind."""
         chat, ann = (await stage.people(1))[0]
         size = stage.platform().limits.text
         provider = Growing("word " * (size // 3), "short")
@@ -252,7 +252,7 @@ class GoingOut:
             await says(stage, chat, "short")
 
     async def test_a_rate_limit_only_delays(self, stage: Stage, tmp_path: Path) -> None:
-        """All comes, once and in order."""
+        """Everything arrives, once and in order."""
         needs(stage, "limit")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -264,7 +264,7 @@ class GoingOut:
     async def test_a_rate_limit_slows_an_answer_that_grows_and_spoils_nothing(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The whole text is there in the end."""
+        """The whole text has arrived in the end."""
         needs(stage, "limit")
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a beginning", "the end")
@@ -277,7 +277,7 @@ class GoingOut:
     async def test_what_is_lost_on_the_way_is_sent_again(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Parts that are there already are not sent again."""
+        """Parts that have already arrived are not sent again."""
         needs(stage, "lose")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -288,7 +288,7 @@ class GoingOut:
     async def test_what_was_taken_without_a_word_is_shown_once(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Where the platform knows messages by an id of ours."""
+        """If the platform recognises messages by an id of ours."""
         needs(stage, "lose", "ids")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -301,7 +301,7 @@ class GoingOut:
     async def test_a_beginning_that_was_taken_without_a_word_becomes_the_whole(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """What is posted again under its id may be there with older words."""
+        """A message posted again under its id may already be there with older words."""
         needs(stage, "lose", "ids")
         chat, ann = (await stage.people(1))[0]
         provider = Growing("a beginning", "the end")
@@ -316,7 +316,7 @@ class GoingOut:
     async def test_formatting_that_is_refused_is_left_out(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The text comes plain."""
+        """The text arrives unformatted."""
         needs(stage, "formatting")
         chat, ann = (await stage.people(1))[0]
         await stage.refuse_formatting()
@@ -326,7 +326,7 @@ class GoingOut:
             await says(stage, chat, "some **bold** words")
 
     async def test_typing_is_shown(self, stage: Stage, tmp_path: Path) -> None:
-        """Until the answer is there."""
+        """Until the answer arrives."""
         needs(stage, "typing")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
@@ -348,7 +348,7 @@ class StayingUp:
     async def test_a_lost_connection_comes_back_and_nothing_is_missed(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """What is said meanwhile is answered too."""
+        """Messages sent meanwhile are answered too."""
         needs(stage, "cut")
         chat, ann = (await stage.people(1))[0]
         async with Bot(stage.platform(), tmp_path):
@@ -361,7 +361,7 @@ class StayingUp:
     async def test_a_connection_lost_during_an_answer_costs_nothing(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """It is sent over the next one."""
+        """It is sent over the next connection."""
         needs(stage, "cut")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
@@ -375,7 +375,7 @@ class StayingUp:
     async def test_a_bot_that_is_killed_during_an_answer_gives_it_after_its_start(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Once, with nothing half of it left; and what waited behind it too."""
+        """Once, with no half answer left; messages waiting behind it are answered too."""
         chat, ann = (await stage.people(1))[0]
         first = Growing("half an ans")
         async with Bot(stage.platform(), tmp_path, provider=first) as bot:
@@ -390,7 +390,7 @@ class StayingUp:
     async def test_an_answer_that_could_not_be_sent_is_sent_after_a_restart(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Before what comes then."""
+        """It is sent before anything that follows."""
         needs(stage, "lose")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(["the answer"])
@@ -406,7 +406,7 @@ class StayingUp:
     async def test_a_chat_that_is_limited_holds_up_no_other(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The other is answered while the first one rests."""
+        """The other chat is answered while the first one has to wait."""
         needs(stage, "limit")
         (chat, ann), (other, bob) = await stage.people(2)
         async with Bot(stage.platform(), tmp_path) as bot:
@@ -420,7 +420,7 @@ class StayingUp:
     async def test_a_refused_token_is_told_with_what_to_do(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Once, and the bot goes on with its other channels."""
+        """Only once, and the bot continues with its other channels."""
         needs(stage, "token")
         await stage.refuse_token()
         async with Bot(stage.platform(), tmp_path) as bot:
@@ -445,7 +445,7 @@ class WhoMayTalk:
     async def test_a_stranger_gets_a_code_and_may_talk_once_it_is_approved(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The model hears nothing before."""
+        """The model sees nothing before that."""
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider()
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=PlatformSettings()):
@@ -469,7 +469,7 @@ class WhoMayTalk:
             await says(stage, chat, "You said: hello")
 
     async def test_who_says_too_much_has_to_wait(self, stage: Stage, tmp_path: Path) -> None:
-        """And all of it is kept until its time comes."""
+        """Everything is kept until its time comes."""
         chat, ann = (await stage.people(1))[0]
         provider, rules = ScriptedProvider(), open_to_all(per_minute=2)
         async with Bot(stage.platform(), tmp_path, provider=provider, rules=rules) as bot:
@@ -482,7 +482,7 @@ class WhoMayTalk:
     async def test_a_group_is_answered_where_it_names_the_bot(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """The name is taken out, and who said what is known, also of what was said before."""
+        """The name is removed, and it is known who said what, including what was said before."""
         needs(stage, "group")
         (_, ann), (_, bob) = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
@@ -498,7 +498,7 @@ class WhoMayTalk:
     async def test_a_group_is_answered_where_it_answers_the_bot(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Without its name."""
+        """The reply need not name the bot."""
         needs(stage, "group")
         (_, ann), _ = await stage.people(2)
         provider = ScriptedProvider(["yes", "no"])
@@ -512,7 +512,7 @@ class WhoMayTalk:
     async def test_a_group_can_be_answered_always_or_never(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """As the rules say, from one moment to the next."""
+        """As the rules say, and a change takes effect at once."""
         needs(stage, "group")
         (chat, ann), _ = await stage.people(2)
         provider = ScriptedProvider(otherwise="yes")
@@ -526,7 +526,7 @@ class WhoMayTalk:
             await says(stage, stage.group, "yes")
 
     async def test_only_an_operator_begins_a_group_anew(self, stage: Stage, tmp_path: Path) -> None:
-        """A command that changes nothing is everyone's."""
+        """A command that changes nothing is open to everyone."""
         needs(stage, "group")
         (_, ann), (_, bob) = await stage.people(2)
         rules = open_to_all(operators=(ann,), groups="always")

@@ -1,9 +1,9 @@
-"""A day of traffic with faults switched on and off, and a ledger of it at the end."""
+"""A day of traffic with faults switched on and off, and a final ledger of it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,16 +17,16 @@ from nanoloop.protocols import OnText, Reply
 from nanoloop.testing.channels.stage import Bot, Stage, comes_to
 
 UNANSWERED = 10
-"""Messages of a chat that may wait for their answers before it says more."""
+"""How many messages of a chat may be unanswered before it says more."""
 _FAULT = 0.03
-"""How often something goes wrong, for each message."""
+"""The probability of a fault, for each message."""
 _SLOW, _SLOW_SECONDS = 0.1, 0.4
-"""How often an answer takes time, so that it is seen growing, and how much."""
+"""How often an answer takes time, so that it is seen growing, and how long it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficRecord:
-    """What became of all that was said."""
+    """The outcome of everything that was said."""
 
     said: int
     answered: int
@@ -39,7 +39,7 @@ class TrafficRecord:
     disordered: tuple[str, ...]
     """Chats whose answers don't come in the order of their messages."""
     odd: tuple[str, ...]
-    """What the bot said and nobody had asked for, half an answer for example."""
+    """What the bot said without being asked, half an answer for example."""
 
     @property
     def is_clean(self) -> bool:
@@ -58,10 +58,10 @@ async def day(
     seconds: float = 60,
     **bot: Any,
 ) -> TrafficRecord:
-    """Let people talk with a bot that is killed so often, over a platform that fails now and then.
+    """Let people talk to a bot that is killed this often, on a platform that fails now and then.
 
-    `seconds` is how long the last answers may take once nothing fails any more; what a `Bot`
-    takes can be given too.
+    `seconds` is how long the last answers may take once nothing fails any more; the arguments of
+    a `Bot` can be given too.
     """
     talk = _Talk(stage, Random(seed), await stage.people(chats))  # noqa: S311 - no secret
     for start in range(restarts + 1):
@@ -86,7 +86,7 @@ class _Talk:
         self._faults = 0
 
     async def go_on(self, messages: int) -> None:
-        """So many messages more, in any of the chats."""
+        """Send this many more messages, in any of the chats."""
         for _ in range(messages):
             chat, sender = self._random.choice(self._people)
             if self._said[chat] - self._answered[chat] >= UNANSWERED:
@@ -104,17 +104,19 @@ class _Talk:
 
     async def _go_wrong(self) -> None:
         stage, some = self._stage, self._random.randint(1, 5)
-        ways: dict[str, Callable[[], Awaitable[None]]] = {
-            "cut": stage.cut,
-            "repeat": stage.repeat,
-            "lose": partial(stage.lose, some, taken=False),
-            "ids": partial(stage.lose, some, taken=True),
-            "limit": partial(stage.limit, some, seconds=0.5),
+        # Names, looked up when one is drawn: a stage need not have what it can't do.
+        ways: dict[str, tuple[str, dict[str, Any]]] = {
+            "cut": ("cut", {}),
+            "repeat": ("repeat", {}),
+            "lose": ("lose", {"calls": some, "taken": False}),
+            "ids": ("lose", {"calls": some, "taken": True}),
+            "limit": ("limit", {"calls": some, "seconds": 0.5}),
         }
         able = [way for skill, way in ways.items() if skill in stage.skills]
         if able:
             self._faults += 1
-            await self._random.choice(able)()
+            name, given = self._random.choice(able)
+            await getattr(stage, name)(**given)
 
     async def heal(self) -> None:
         """Let posts and edits work again."""
@@ -125,7 +127,7 @@ class _Talk:
             await self._stage.limit(0, seconds=0)
 
     async def settle(self, seconds: float) -> None:
-        """Wait until every chat has all its answers, or long enough."""
+        """Wait until every chat has all its answers, for at most `seconds` each."""
         with suppress(AssertionError):  # the ledger says what is missing
             for chat, _ in self._people:
                 wanted = {*self._wanted(chat)}
@@ -136,7 +138,7 @@ class _Talk:
                 )
 
     async def ledger(self, *, starts: int) -> TrafficRecord:
-        """What became of it."""
+        """The record of what became of each message."""
         found = {chat: await self._answers(chat) for chat, _ in self._people}
         wanted = {chat: self._wanted(chat) for chat in found}
         counts = Counter(answer for answers in found.values() for answer in answers)
@@ -160,7 +162,7 @@ class _Talk:
 
 
 class _Chatty:
-    """A model that says again what it is told, at once or word by word."""
+    """A model that repeats what it is told, at once or in pieces."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -168,7 +170,7 @@ class _Chatty:
     async def chat(
         self, *, messages: Sequence[Any], on_text: OnText | None = None, **_: Any
     ) -> Reply:
-        """Take some time, or none."""
+        """Answer, after some time or at once."""
         text = f"You said: {messages[-1]['content']}"
         if self._random.random() < _SLOW:
             if on_text is not None:
@@ -179,7 +181,7 @@ class _Chatty:
         return Reply(text=text)
 
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to release."""
 
 
 def _text(chat: str, number: int) -> str:

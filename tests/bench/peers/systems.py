@@ -42,7 +42,7 @@ class System:
 
 def nanoloop(name: str, **place: str) -> System:
     """nanoloop with one kind of store."""
-    packages = ("nanoloop",)
+    packages = ("nanoloop-agent",)
     return System(
         name=name, play="nanoloop", packages=packages, imports="import nanoloop", place=place
     )
@@ -167,7 +167,7 @@ def _wanted(line: str, extra: str) -> list[tuple[str, str]]:
 def size(found: Distribution) -> int:
     """Bytes of a package's files, without what Python compiles from them."""
     paths = [Path(str(file.locate())) for file in found.files or [] if file.suffix != ".pyc"]
-    if found.name == "nanoloop":  # perhaps installed from its folder
+    if found.name == "nanoloop-agent":  # perhaps installed from its folder
         paths = [*(Path(__file__).parents[3] / "nanoloop").rglob("*")]
         paths = [path for path in paths if path.suffix != ".pyc"]
     return sum(path.stat().st_size for path in paths if path.is_file())

@@ -1,4 +1,4 @@
-"""The answer in OpenAI's form, whole or streamed, and how one in a session is waited for."""
+"""Answers in OpenAI's format, whole or streamed, and how to wait for one in a session."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from nanoloop.session.queue import message_id_of
 from nanoloop.session.session import Session
 
 HEAD_SECONDS = 2
-"""How long a stream waits for its first word, so that a failure before it has a status."""
+"""How long a stream waits for its first word, so that a failure before it can set the status."""
 
 
 class SharedAnswer:
-    """The answer to one question, for all who wait for it; who comes late gets it too."""
+    """The answer to one question, for all clients waiting for it; latecomers get it too."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SharedAnswer:
         headers: Mapping[str, str],
         grace_seconds: float | None,
     ) -> None:
-        """With nobody there for the grace the question is given up; None stands for never."""
+        """The question is given up if no client is there for the grace period; None means never."""
         self.form = form
         self.headers = dict(headers)
         self.pieces: list[str] = []
@@ -71,7 +71,7 @@ class SharedAnswer:
         self._changed = anyio.Event()
         self._has_begun = self._is_ending = False
         self.is_given_up = False
-        """Whether nobody waited for it any more."""
+        """Whether it was given up because no client was waiting any more."""
 
     @property
     def is_over(self) -> bool:
@@ -80,25 +80,25 @@ class SharedAnswer:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether who asks the same again is to get this one: what was not kept may be kept now."""
+        """Whether a repeated request should get this too: what wasn't stored may be stored now."""
         if self.refusal is not None and self.refusal.headers.get(AGAIN) != "false":
             return False
         return not self.is_given_up
 
     def join(self, waker: Waker) -> None:
-        """Tell this one of all that comes."""
+        """Send this client everything that comes."""
         self._waiting.add(waker)
         self._tell_change()
 
     def leave(self, waker: Waker) -> None:
-        """Tell it of nothing more."""
+        """Send it nothing more."""
         self._waiting.discard(waker)
         if self.is_over and not self._waiting:
             self.pieces.clear()  # it is in the answer
         self._tell_change()
 
     def end(self) -> None:
-        """Go on for who is there; with nobody there it need not come to its end here."""
+        """Continue only while clients are there; without any, it need not finish here."""
         self._is_ending = True
         self._tell_change()
 
@@ -107,7 +107,7 @@ class SharedAnswer:
         self._changed = anyio.Event()
 
     async def ask(self) -> None:
-        """Have it answered; does nothing where it is being answered."""
+        """Have the question answered; does nothing if it is already being answered."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -134,7 +134,7 @@ class SharedAnswer:
             waker.set()
 
     async def _watch(self, asking: anyio.CancelScope) -> None:
-        """End it when nobody has been there for so long."""
+        """Cancel it once no client has been there for the grace period."""
         while True:
             changed = self._changed
             seconds = inf if self._waiting else self._patience
@@ -163,24 +163,24 @@ class SharedAnswer:
 
 
 class _AnswerWaker(Waker):
-    """A place among the open streams; an answer is let come to its end."""
+    """A slot among the open streams that lets an answer finish."""
 
     def __init__(self, answer: SharedAnswer) -> None:
         super().__init__()
         self._answer = answer
 
     def end(self) -> None:
-        """Go on: the turn ends by itself, or is ended."""
+        """Let the answer continue: its turn ends by itself, or is ended."""
         self._answer.end()
 
 
 class CompletionResponse:
-    """Sends an answer to a client. The first one has it asked, and stays for the others."""
+    """Sends an answer to a client; the first one starts it, and keeps it going for the others."""
 
     def __init__(
         self, answer: SharedAnswer, *, streams: OpenStreams, owner: str, headers: Mapping[str, str]
     ) -> None:
-        """Raises a refusal where too many are open."""
+        """Raises a refusal if too many are open."""
         self._answer = answer
         self._streams = streams
         self._headers = {**answer.headers, **headers}
@@ -220,7 +220,7 @@ class CompletionResponse:
 
 
 class CompletionStream(CompletionResponse):
-    """The same in chunks."""
+    """Like `CompletionResponse`, but in chunks."""
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = self._answer
@@ -260,7 +260,7 @@ class CompletionStream(CompletionResponse):
 
 
 async def _leave_with(receive: Receive, serving: anyio.CancelScope) -> None:
-    """End it when the client is gone."""
+    """Cancel this scope when the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     serving.cancel()
@@ -274,7 +274,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a question came to."""
+    """The result of a question."""
 
     text: str
     finish_reason: str = "stop"
@@ -284,7 +284,7 @@ class Completion:
 
     @property
     def reason(self) -> str:
-        """The reason that clients know: whatever else ended it, it ended."""
+        """The finish reason that clients know."""
         return self.finish_reason if self.finish_reason in _REASONS else "stop"
 
 
@@ -315,7 +315,7 @@ class CompletionForm:
         }
 
     def first(self) -> bytes:
-        """The chunk that says who speaks."""
+        """The chunk that names the role."""
         return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
     def piece(self, text: str) -> bytes:
@@ -347,7 +347,7 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 def usage_form(usage: Usage) -> dict[str, Any]:
-    """What an answer took, all its steps together."""
+    """The total usage of an answer, over all its steps."""
     return {
         "prompt_tokens": usage.tokens_in,
         "completion_tokens": usage.tokens_out,
@@ -360,25 +360,25 @@ class Question(Protocol):
     """Something to be answered."""
 
     async def ask(self, hear: OnText) -> Completion:
-        """The answer; `hear` gets its pieces before. Raises a refusal or one of our errors."""
+        """The answer, after passing its pieces to `hear`; raises a refusal or one of our errors."""
         ...
 
     def give_up(self) -> None:
-        """Have it not answered, as nobody waits for it; what is over stays as it is."""
+        """Cancel it because nobody is waiting for it; finished work is kept."""
         ...
 
 
 LOOK_SECONDS = 5
-"""How often to look whether anybody still works on it; twice nobody is an answer that got lost."""
+"""How often to check whether it is still being worked on; it is lost if twice it isn't."""
 AGAIN = "x-should-retry"
-"""The header by which OpenAI's SDK is told whether to send a request again by itself."""
+"""The header that tells OpenAI's SDK whether to retry by itself."""
 WITHOUT_ANSWER = (
     "that message was sent before and got no whole answer: send it under another name to ask again"
 )
 
 
 class SessionQuestion:
-    """A message that waits for its answer, or has it already."""
+    """A message that waits for its answer, or already has it."""
 
     def __init__(self, backend: Backend, session: Session, message: Inbound) -> None:
         self._backend = backend
@@ -388,11 +388,12 @@ class SessionQuestion:
 
     @property
     def session_id(self) -> str:
-        """Where it is asked."""
+        """The session in which it is answered."""
         return self._session.id
 
     async def ask(self, hear: OnText) -> Completion:
-        """As `Question`."""
+        """Like `Question`."""
+        self._backend.watch.catch_up(self._session)
         outcome = await hand_in(self._backend, self._message)
         # No await since it was kept: nothing of it is missed.
         feed = self._backend.feeds.of(self._session.id)
@@ -413,7 +414,7 @@ class SessionQuestion:
             feed.unwatch(listening)
 
     def _owes(self, session: Session) -> bool:
-        """Whether it waits or is being answered; raises a refusal if it says something else."""
+        """Whether it is waiting or being answered; raises a refusal if its content differs."""
         name = self._message.message_id
         asked = [entry for entry in session.window if entry.seq == session.awaiting]
         owed = [entry for entry in (*session.waiting, *asked) if message_id_of(entry) == name]
@@ -421,7 +422,7 @@ class SessionQuestion:
         return bool(owed)
 
     async def _found(self) -> Completion:
-        """The answer that it has in the log."""
+        """Its answer in the log."""
         name = str(self._message.message_id)
         said = await exchange_of(self._backend.parts.sessions.store, self._session, name)
         check_same(said[:1], self._message)
@@ -443,7 +444,7 @@ class SessionQuestion:
             idle = 0 if is_busy or is_command(self._message) else idle + 1
 
     def give_up(self) -> None:
-        """As `Question`: it is taken back, or its turn stopped if that has not changed anything."""
+        """Like `Question`: delete the message, or stop its turn if that has changed nothing."""
         listening, key = self._listening, self._message.session_key
         if listening is not None and listening.over.is_set():
             return
@@ -458,7 +459,7 @@ class SessionQuestion:
             self._backend.parts.bus.put_nowait(unsaid)
 
     def _has_written(self) -> bool:
-        """Whether the turn has called a tool that may change something: it comes to its end."""
+        """Whether the turn has called a tool that may change something, so that it must finish."""
         session = self._session
         writes = self._backend.parts.agents.of(session).toolbox.writes
         done = [entry for entry in session.window if entry.seq > session.awaiting]
@@ -473,13 +474,13 @@ class SessionQuestion:
 
 
 def _not_to_be_sent_again(refusal: Refusal) -> Refusal:
-    """A failure after which the session has the message: sent again, it would be there twice."""
+    """Mark a failure after which the session has the message, so that it isn't sent twice."""
     refusal.headers[AGAIN] = "false"
     return refusal
 
 
 class AnswerListener:
-    """Told of each event at once, so that it is asked how the session stands at that moment."""
+    """Receives each event immediately, so that it sees the session's state at that moment."""
 
     def __init__(self, feed: Feed, session: Session, message_id: str, hear: OnText) -> None:
         self._feed = feed
@@ -490,20 +491,20 @@ class AnswerListener:
         self._tells = {"text": self._piece, "turn": self._turn, "answer": self._answer}
         self._tells["session"] = self._changed
         self.is_answering = False
-        """Whether the turn that goes on is this message's."""
+        """Whether the current turn is this message's."""
         self.over = anyio.Event()
         self.text = ""
         self.kind = "error"
-        """As of an `Outbound`: an answer, a word of the loop, or an apology."""
+        """As for an `Outbound`: an answer, a notice of the loop, or an apology."""
         self.said = ""
         """What was streamed."""
         self.error = ""
-        """What kind of error it was, where one is known."""
+        """The name of the error, if it is known."""
         self._usage = Usage()
         self._finish_reason = "stop"
 
     def set(self) -> None:
-        """Take in what is new."""
+        """Take in new events."""
         events = self._feed.since(self._place)
         self._place = self._feed.last
         for event in events:
@@ -511,7 +512,7 @@ class AnswerListener:
                 self._tells[event.name](event.data)
 
     def catch_up(self) -> None:
-        """Take in what was said of it before anyone listened here."""
+        """Take in what was said before this listener was added."""
         self.is_answering = self._is_awaited()
         running = self._feed.running
         if running is not None and running.message_id == self._message_id and running.text:
@@ -519,7 +520,7 @@ class AnswerListener:
             self._hear(running.text)
 
     def completion(self, text: str) -> Completion:
-        """The answer with what it took."""
+        """The answer with its usage."""
         return Completion(text=text, finish_reason=self._finish_reason, usage=self._usage)
 
     def _piece(self, told: Mapping[str, Any]) -> None:
@@ -535,7 +536,7 @@ class AnswerListener:
             self._end_turn(told)
 
     def _is_awaited(self) -> bool:
-        """Whether this message is the one that its session owes an answer now."""
+        """Whether this message is the one that its session has to answer now."""
         session = self._session
         asked = next((e for e in session.window if e.seq == session.awaiting), None)
         return asked is not None and asked.metadata.get("message_id") == self._message_id

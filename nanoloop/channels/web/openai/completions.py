@@ -1,4 +1,4 @@
-"""Chat completions as clients of OpenAI's API ask for them: in a session, or all sent along."""
+"""Chat completions in OpenAI's form: in a session, or with the whole conversation sent along."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from nanoloop.channels.web.openai.request import (
 from nanoloop.context import Views
 from nanoloop.protocols import OnText, Provider, ToolSpec, vendor_of
 from nanoloop.providers.models import WithOptions
+from nanoloop.sentences import Sentences
 from nanoloop.session.chat import openai_call
 from nanoloop.session.head import checked_id, id_for_key
 from nanoloop.session.session import Session
@@ -49,15 +50,15 @@ from nanoloop.words import did_you_mean
 PATH = "/v1/chat/completions"
 HEADER = "X-Nanoloop-Session"
 IGNORED = "X-Nanoloop-Ignored"
-"""Names what a request says of the model that the model does not hear of."""
+"""Names the parts of a request that the model does not get."""
 REPEATED = "Idempotent-Replayed"
-"""Says that this answer is the one to the same request before."""
+"""Says that this answer was already given to an earlier, identical request."""
 NAME_LIMIT = 500
 
 
 @serve("POST", PATH, of=ClientOperation, takes_names=True)
 async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
-    """The next answer of a conversation, as OpenAI's API has it."""
+    """The next answer of a conversation, in OpenAI's form."""
     asked.check()
     session = session_name(call, asked)
     body = f"{session}\n{asked.model_dump_json()}"
@@ -78,7 +79,7 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
 async def _answer(
     call: ApiCall, asked: ChatRequest, name: str | None, named: MessageName
 ) -> SharedAnswer:
-    """The answer that is to come; nothing is asked yet. Raises a refusal."""
+    """The answer to come; nothing has been started yet. Raises a refusal."""
     agent = agent_of(call.backend, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
     messages = checked_messages(asked.messages)
@@ -93,6 +94,7 @@ async def _answer(
             agent=agent,
             provider=_with_options(provider, fitted, asked),
             waits=call.backend.parts.turns.turn(call.who.account),
+            sentences=call.backend.parts.sentences.speaking(agent.language),
         )
     else:
         question = await _in_session(call, asked, name, messages, named)
@@ -107,13 +109,13 @@ async def _answer(
 
 
 def _ignored(asked: ChatRequest) -> dict[str, str]:
-    """The header that names the options which nobody hears of, where there are some."""
+    """The header that names ignored options, if there are any."""
     names = asked.options().keys() - {"response_format"}
     return {IGNORED: ", ".join(sorted(names))} if names else {}
 
 
 def _with_options(provider: Provider, fitted: WithOptions | None, asked: ChatRequest) -> Provider:
-    """Who is asked, with the request's options where options are taken."""
+    """The provider, with the request's options if they are allowed."""
     if fitted is None and asked.wants_form:
         raise invalid_field("response_format", "the model here answers with text only")
     options = asked.options()
@@ -138,9 +140,9 @@ async def _in_session(
 
 
 def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
-    """What a request calls its session, or None where it names none; raises a refusal.
+    """The session that a request names, or None; raises a refusal.
 
-    The header counts first; left empty, it says that there is none whatever `user` says.
+    The header takes precedence; if it is empty, there is no session whatever `user` says.
     """
     header = call.request.headers.get(HEADER)
     name = (asked.user if header is None else header) or ""
@@ -150,10 +152,9 @@ def session_name(call: ApiCall, asked: ChatRequest) -> str | None:
 
 
 async def named_session(call: ApiCall, asked: ChatRequest, name: str) -> tuple[Session, str]:
-    """The session and the key of its lane, begun where it is new; raises a refusal.
+    """The session and the key of its lane, created if it is new; raises a refusal.
 
-    A name is the caller's own, and nobody else's. In the header a whole id may stand too, which
-    has a colon.
+    A name belongs to its caller alone. The header may also contain a full id, which has a colon.
     """
     agent = asked.model if asked.model in call.backend.parts.agents else None
     if ":" in name and HEADER in call.request.headers:
@@ -168,7 +169,7 @@ async def named_session(call: ApiCall, asked: ChatRequest, name: str) -> tuple[S
 async def _by_id(backend: Backend, caller: Caller, name: str) -> tuple[Session, str]:
     _check_sees(caller, checked_id(name))
     session = await backend.parts.sessions.open(name)
-    return session, await lane_of(backend, session)
+    return session, await lane_of(backend, session, caller.account)
 
 
 async def _by_name(
@@ -190,25 +191,25 @@ def _check_sees(caller: Caller, session_id: str) -> None:
 
 
 _SINCE = 0
-"""When agents came to be: nobody knows, and clients want a number."""
+"""When agents were created: this is unknown, but clients want a number."""
 
 
 @serve("GET", "/v1/models", of=ClientOperation)
 async def list_models(call: ApiCall) -> Response:
-    """The agents, as OpenAI's API has it."""
+    """The agents, in OpenAI's form."""
     models = [_shown_model(name) for name in call.backend.parts.agents]
     return JSONResponse({"object": "list", "data": models})
 
 
 @serve("GET", "/v1/models/{model}", of=ClientOperation)
 async def show_model(call: ApiCall) -> Response:
-    """One agent, as OpenAI's API has it."""
+    """One agent, in OpenAI's form."""
     agent = agent_of(call.backend, call.request.path_params["model"])
     return JSONResponse(_shown_model(agent.name))
 
 
 def agent_of(backend: Backend, model: str) -> Agent:
-    """The agent of that name; the default one for the model it asks. Raises a refusal."""
+    """The agent with that name, or the default one for its model's name. Raises a refusal."""
     agents = backend.parts.agents
     if model in agents:
         return agents[model]
@@ -229,16 +230,16 @@ OPERATIONS: Sequence[Operation] = (complete, list_models, show_model)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConversation:
-    """What a question brings along."""
+    """What comes with a question."""
 
     id: str
     messages: Sequence[Message]
     tools: Sequence[ToolSpec] = ()
-    """The client's own."""
+    """The client's own tools."""
 
 
 class StatelessQuestion:
-    """A turn in a session that no store knows; nothing of it is ever left out."""
+    """A turn in a session that is in no store; nothing is ever left out of it."""
 
     def __init__(
         self,
@@ -247,15 +248,17 @@ class StatelessQuestion:
         agent: Agent,
         provider: Provider,
         waits: AbstractAsyncContextManager[None],
+        sentences: Sentences,
     ) -> None:
-        """`waits` is entered for the turn: it lets in whose turn it is."""
+        """`waits` is entered for the turn; it admits owners one after another."""
         self._asked = asked
         self._agent = agent
         self._provider = provider
         self._waits = waits
+        self._sentences = sentences
 
     async def ask(self, hear: OnText) -> Completion:
-        """As `Question`."""
+        """Like `Question`."""
         turn = self._turn(hear)
         async with self._waits:
             with turn.about():
@@ -268,7 +271,7 @@ class StatelessQuestion:
         )
 
     def give_up(self) -> None:
-        """As `Question`: nobody else knows of it."""
+        """Like `Question`: nobody else knows about it."""
 
     def _turn(self, hear: OnText) -> Turn:
         told, said = parted(self._asked.messages)
@@ -288,4 +291,5 @@ class StatelessQuestion:
             cutting=None,
             theirs=self._asked.tools,
             on_text=hear,
+            sentences=self._sentences,
         )

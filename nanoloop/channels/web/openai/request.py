@@ -1,4 +1,4 @@
-"""What a request of OpenAI's API says: heeded, passed on to the model, refused, or ignored."""
+"""Requests in OpenAI's format: which parts are used, passed to the model, refused or ignored."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ from nanoloop.messages import Attachment
 from nanoloop.protocols import ToolSpec
 
 NESTED = 200_000
-"""Lists and objects that a body may have."""
+"""How many lists and objects a body may contain."""
 
 
 class ClientOperation(Operation):
-    """Takes bodies as large as an upload may be: images stand in them."""
+    """Accepts bodies as large as an upload: they may contain images."""
 
     async def given(self, request: Request, limits: WebLimits) -> BaseModel:
-        """What the request says, checked; raises a refusal."""
+        """The checked content of the request; raises a refusal."""
         assert self.body is not None  # noqa: S101 - what else is taken has no operation
         data = await read_body(request, limits.upload_bytes, limits.body_seconds)
         if data.count(b"[") + data.count(b"{") > NESTED:  # reading them would hold up everyone
@@ -86,9 +86,9 @@ PASSED = frozenset(
         "verbosity",
     }
 )
-"""What the model hears of, where everything is sent along and its provider takes options.
+"""Options passed to the model if the whole conversation is sent and the provider takes options.
 
-Else, above all in a session, it does not, and a header of the response names them.
+Otherwise, notably in a session, they are ignored, and a header of the response names them.
 """
 REFUSED: Mapping[str, str] = {
     "audio": "only text is answered",
@@ -98,11 +98,11 @@ REFUSED: Mapping[str, str] = {
     "top_logprobs": "they are not known here",
     "web_search_options": "give the agent a tool",
 }
-"""What would change the answer so that a client relies on it. Anything else is ignored."""
+"""Options that are refused because clients rely on them. Any others are ignored."""
 
 
 class ChatRequest(BaseModel):
-    """A conversation to go on with, as OpenAI's API has it."""
+    """A conversation to continue, in OpenAI's form."""
 
     model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
 
@@ -112,32 +112,32 @@ class ChatRequest(BaseModel):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     user: Annotated[str, Field(max_length=500)] | None = None
-    """Names a session; the header X-Nanoloop-Session does so too, and counts first."""
+    """Names a session; the X-Nanoloop-Session header also does, and takes precedence."""
     n: int | None = None
     tools: list[dict[str, Any]] | None = None
-    """Tools of the client; those of the agent are there without being named."""
+    """The client's tools; the agent's own are always available."""
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream is to end with what it took."""
+        """Whether a stream ends with its usage."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     @property
     def wants_form(self) -> bool:
-        """Whether the answer has to be in another form than text."""
+        """Whether the answer must be in a form other than text."""
         return bool((self.response_format or {}).get("type", "text") != "text")
 
     def options(self) -> dict[str, Any]:
-        """What is passed on."""
+        """The options that are passed on."""
         given = {"response_format": self.response_format, **(self.model_extra or {})}
         return {
             name: given[name] for name in sorted(PASSED & set(given)) if given[name] is not None
         }
 
     def check(self) -> None:
-        """Raise a refusal for what can't be done."""
+        """Raise a refusal for anything unsupported."""
         if self.n not in {None, 1}:
             raise invalid_field("n", f"there is one answer to a question, not {self.n}")
         extra = self.model_extra or {}
@@ -150,12 +150,12 @@ class ChatRequest(BaseModel):
 
 Message = dict[str, Any]
 IMAGE_PREFIXES = ("data:image/", "http://", "https://")
-"""Where an image may be; no other address leaves this place, above all none of ours."""
+"""The allowed prefixes of an image's address; no others are passed on, least of all ours."""
 SYSTEM = {"system", "developer"}
 
 
 def checked_messages(given: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """The messages with what is known of them and nothing else; raises a refusal."""
+    """The messages, with known fields only; raises a refusal."""
     return [_checked_message(message, f"messages[{index}]") for index, message in enumerate(given)]
 
 
@@ -257,7 +257,7 @@ def _image(image: Any, where: str) -> dict[str, str]:
 
 
 def image_bytes(url: str) -> bytes:
-    """What a data URL holds; raises a refusal where it is broken."""
+    """The content of a data URL; raises a refusal if it is broken."""
     head, _, data = url.partition(",")
     try:
         if head.endswith(";base64"):
@@ -265,21 +265,21 @@ def image_bytes(url: str) -> bytes:
     except (binascii.Error, ValueError):
         pass
     raise ClientRefusal(
-        400, "an image is no valid base64", param="messages", code="invalid_base64_image"
+        400, "an image is not valid base64", param="messages", code="invalid_base64_image"
     )
 
 
 def parted(messages: Sequence[Message]) -> tuple[str, list[Message]]:
-    """What system messages say at the beginning, and all that follows."""
+    """The text of the system messages at the beginning, and everything after them."""
     first = next((i for i, said in enumerate(messages) if said["role"] != "system"), len(messages))
     told = [said["content"] for said in messages[:first] if said["content"].strip()]
     return "\n\n".join(told), list(messages[first:])
 
 
 def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """What users say after all that was answered, as parts; raises a refusal for nothing.
+    """The users' messages after the last answer, as parts; raises a refusal if there are none.
 
-    In a session the rest is known: what came before, and what the agent's prompt is.
+    In a session the rest is already known: the earlier messages and the agent's prompt.
     """
     answered = max(
         (i for i, m in enumerate(messages) if m["role"] in {"assistant", "tool"}), default=-1
@@ -296,7 +296,7 @@ def _parts_of(content: Any) -> list[dict[str, Any]]:
 
 
 TEXT_CHARS = 100_000
-"""Characters that one message may have."""
+"""The longest message."""
 IMAGES_AT_ONCE = 10
 IMAGE_NAME = "image"
 
@@ -304,7 +304,7 @@ IMAGE_NAME = "image"
 async def new_in(
     backend: Backend, owner: str, messages: Sequence[Message]
 ) -> tuple[str, Sequence[Attachment]]:
-    """The text and the images that a session has not heard yet; raises a refusal."""
+    """The text and the images that are new to a session; raises a refusal."""
     parts = new_parts(messages)
     text = "\n\n".join(part["text"] for part in parts if part["type"] == "text")
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
@@ -343,7 +343,7 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[ToolSpec]:
-    """The tools that a request brings, where it wants them used; raises a refusal."""
+    """The tools in a request, if they may be used; raises a refusal."""
     if asked.tool_choice not in (None, "auto", "none"):
         raise invalid_field("tool_choice", "auto or none: the model chooses among all tools")
     specs = [_tool_spec(tool) for tool in asked.tools or ()]
@@ -388,12 +388,12 @@ _STATUSES: Sequence[tuple[type[Exception], int, str | None]] = (
     (LaneFull, 429, "rate_limit_exceeded"),
     (StoreError, 503, None),
 )
-"""The first that fits counts."""
+"""The first match counts."""
 _LATER = {429, 503}
 
 
 class ClientRefusal(Refusal):
-    """A request that is refused with a code for programs."""
+    """A refusal that carries a machine-readable code."""
 
     def __init__(
         self,
@@ -410,7 +410,7 @@ class ClientRefusal(Refusal):
 
 
 def invalid_field(param: str, sentence: str) -> ClientRefusal:
-    """What is refused because of one field."""
+    """A refusal because of one field."""
     return ClientRefusal(400, f"{param}: {sentence}", param=param, code="invalid_value")
 
 
@@ -433,7 +433,7 @@ def client_error_response(refusal: Refusal) -> JSONResponse:
 
 
 def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
-    """What a client is told of an error; what the operator is told of it goes to the log."""
+    """What a client is told about an error; the operator finds the rest in the log."""
     parts = backend.parts
     match error:
         case Refusal():
@@ -452,7 +452,7 @@ def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
 
 
 def refusal_of_name(name: str, sentence: str) -> Refusal:
-    """The same where only the error's name is known, and what the chat was told."""
+    """Like `refusal_of`, if only the error's name and what the chat was told are known."""
     kind: Any = getattr(errors, name, None)
     is_ours = isinstance(kind, type) and issubclass(kind, NanoloopError)
     return refusal_of_kind(kind if is_ours else Exception, sentence)

@@ -1,13 +1,14 @@
-"""`nanoloop check` looks at the place of the sessions as one that will write there."""
+"""`nanoloop doctor` says what is well and what is not; the store as one that will write there."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import anyio
 import pytest
 
-from nanoloop.cli import check, main
+from nanoloop.cli import doctor, main
 from nanoloop.settings import Settings
 from nanoloop.stores.place import shown
 from tests.openai_server import Answer, OpenAIServer
@@ -25,7 +26,7 @@ def checked(tmp_path, monkeypatch, capsys):
     def said(data, url=None):
         if url is not None:
             monkeypatch.setenv("NANOLOOP_STORE__URL", url)
-        return main(["check", "--data", str(data)]), capsys.readouterr().out
+        return main(["doctor", "--data", str(data)]), capsys.readouterr().out
 
     return said
 
@@ -47,7 +48,7 @@ def test_a_place_that_can_not_be_written_in_is_wrong(checked, tmp_path, monkeypa
     def refuse(**_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(check, "TemporaryFile", refuse)
+    monkeypatch.setattr(doctor, "TemporaryFile", refuse)
     _, said = checked(tmp_path)
     assert "Read-only file system: choose a place that may be written in" in said
 
@@ -96,10 +97,10 @@ def test_a_database_of_postgres_that_may_only_be_read_is_wrong(checked, tmp_path
 
 @pytest.mark.parametrize("is_here", [True, False])
 def test_it_says_how_far_pictures_are_looked_into(checked, tmp_path, monkeypatch, is_here):
-    monkeypatch.setattr(check, "is_pillow_here", lambda: is_here)
+    monkeypatch.setattr(doctor, "is_pillow_here", lambda: is_here)
     _, said = checked(tmp_path)
     assert "ok     pictures: " in said
-    assert ("pip install '.[pictures]'" in said) is not is_here
+    assert ("pip install 'nanoloop-agent[pictures]'" in said) is not is_here
 
 
 def test_what_a_model_lacks_is_said_as_where_one_is_asked(checked, tmp_path, capsys):
@@ -109,10 +110,43 @@ def test_what_a_model_lacks_is_said_as_where_one_is_asked(checked, tmp_path, cap
     assert " ".join(lacking.split()) in " ".join(said.split())
 
 
+def test_its_former_name_still_works(checked, tmp_path, capsys):
+    code, said = checked(tmp_path)
+    assert main(["check", "--data", str(tmp_path)]) == code
+    assert capsys.readouterr().out.splitlines()[0] == said.splitlines()[0]
+
+
+def test_as_json_it_is_one_object_with_the_same_checks(checked, tmp_path, capsys):
+    _, said = checked(tmp_path)
+    assert main(["doctor", "--json", "--data", str(tmp_path)]) == 3
+    told = json.loads(capsys.readouterr().out)
+    assert told["is_well"] is False
+    assert told["next"] in said
+    marks = {True: "ok   ", False: "WRONG"}
+    shown = [f"{marks[check['is_well']]}  {check['what']}: " for check in told["checks"]]
+    assert [line in said for line in shown] == [True] * 7
+
+
+def test_settings_that_are_wrong_are_told_as_json_too(checked, tmp_path, capsys):
+    (tmp_path / "nanoloop.toml").write_text("modle = 'x'")
+    code, said = checked(tmp_path)
+    assert (code, "did you mean model?" in said) == (2, True)
+    assert main(["doctor", "--json"]) == 2
+    [check] = json.loads(capsys.readouterr().out)["checks"]
+    assert (check["what"], check["is_well"]) == ("settings", False)
+
+
+@pytest.mark.parametrize("what", ["disk", "memory"])
+def test_with_hardly_any_room_it_is_not_well(checked, tmp_path, monkeypatch, what):
+    monkeypatch.setattr(doctor, "LEAST_BYTES", 10**18)
+    _, said = checked(tmp_path)
+    assert f"WRONG  {what}: only " in said
+
+
 async def test_a_model_that_says_nothing_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr(check, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(doctor, "CONNECT_SECONDS", 0.2)
     async with OpenAIServer(otherwise=Answer(held=True)) as server:
         settings = Settings(model="x", base_url=server.url)
         with anyio.fail_after(20):
-            [found] = await check._models(settings)
-    assert found == ("model", False, "x did not answer within 0 s")
+            [found] = await doctor._models(settings)
+    assert found == ("model", False, "x did not answer within 0 s", 1)

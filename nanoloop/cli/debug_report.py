@@ -1,0 +1,210 @@
+"""`nanoloop debug-report`: everything stored about one conversation, in one file to share."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import anyio
+from pydantic import SecretStr
+
+from nanoloop import __version__
+from nanoloop.channels.states import running
+from nanoloop.cli import Exit, load_settings
+from nanoloop.cli.amounts import size
+from nanoloop.cli.config import as_json, values
+from nanoloop.cli.output import say
+from nanoloop.cli.transcript import find, opened
+from nanoloop.errors import NanoloopError, SessionDamaged
+from nanoloop.files import file_name
+from nanoloop.protocols import Store
+from nanoloop.session.entry import rfc3339, utc_now
+from nanoloop.session.session import Session
+from nanoloop.settings import Settings
+from nanoloop.settings.problems import MASK
+from nanoloop.stores.copying import problems_of, taken
+
+_ABOUT = f"""\
+Everything that is stored about one conversation, written by `nanoloop debug-report`.
+It holds what was said, in full, with the ids of chats and people: read it before you pass it on.
+Keys, tokens and passwords of the settings, and what looks like one, are {MASK} here.
+Files that were sent are named, and not included.
+nanoloop: versions, and the machine.
+settings: each setting with its value, and where that comes from.
+daemon: the process that serves this data folder, its channels, and what failed last.
+conversation: its keys, where it stands (head), its summary, memory, state and queue (sections),
+every entry of its log, and what is wrong with it (problems).
+"""
+_PACKAGES = ("anyio", "openai", "pydantic", "structlog", "uvloop", "starlette", "xllamacpp")
+_SECRET_NAME = re.compile(
+    r"(api|access|private|encryption)_?key|secret|passw|credential|authorization|^(\w+_)?token$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"\b(?:sk|pk|gh[a-z]|github_pat|xox[a-z]|xapp|syt|glpat|hf|AIza)[-_][\w-]{12,}"
+    r"|(?<=//)[^/@\s\"]+(?=@)"
+    r"|\b\d{6,}:[\w-]{30,}"
+    r"|(?<=Bearer )[\w.~+/=-]{12,}"
+)
+"""Keys in vendors' formats, logins in addresses, and bot tokens."""
+_LEAST = 6
+"""The minimum length of a secret that is searched for: a shorter one would match anywhere."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `nanoloop debug-report`."""
+    parser.add_argument(
+        "chat", metavar="CHAT", help="its id, key (like telegram:42) or chat --session name"
+    )
+    parser.add_argument("--output", metavar="FILE", help="the file to write, which must be new")
+
+
+def run(args: Namespace) -> int:
+    """Write the report, and say what is in it."""
+    settings = load_settings(args)
+    report, secrets = anyio.run(_report, args.chat, settings)
+    text = json.dumps(report, indent=2, ensure_ascii=True, default=str) + "\n"
+    file = Path(args.output) if args.output else _usual_file(report["conversation"]["id"])
+    _write(file, text)
+    entries = len(report["conversation"]["entries"])
+    say(f"Written: {file} ({size(len(text))}, for you only)")
+    say(
+        f"It holds all {entries} entries of this conversation as they were said, its summary, "
+        f"memory and queue, the settings without keys, versions, and how the channels stand. "
+        f"{secrets} values that are or look like secrets were masked. Read it before you pass it "
+        "on."
+    )
+    return Exit.DONE
+
+
+async def _report(chat: str, settings: Settings) -> tuple[dict[str, Any], int]:
+    """The whole report, and the number of secrets masked in it."""
+    async with opened(settings) as store:
+        try:
+            session = await find(store, chat)
+            conversation = await _conversation(store, session)
+        except SessionDamaged as damaged:
+            conversation = {"id": chat, "keys": [], "entries": [], "problems": [str(damaged)]}
+    masked = _Masked(settings)
+    told = {
+        "about": _ABOUT.splitlines(),
+        "written_at": rfc3339(utc_now()),
+        "nanoloop": _versions(),
+        "settings": json.loads(as_json(settings)),
+        "processes": _processes(settings, {conversation["id"], *conversation["keys"]}),
+        "conversation": conversation,
+    }
+    return {name: masked(value) for name, value in told.items()}, masked.count
+
+
+async def _conversation(store: Store, session: Session) -> dict[str, Any]:
+    """The session as it is stored; as it was loaded, if the store can't show that."""
+    whole: Any = store
+    if not hasattr(store, "snapshot"):
+        return {"id": session.id, "keys": [], **(await store.get(session.id)).to_dict()}
+    snapshot = await taken(whole, session.id)
+    if isinstance(snapshot, str):
+        return {"id": session.id, "keys": [], "entries": [], "problems": [snapshot]}
+    bound = [key async for key, name in whole.bindings() if name == session.id]
+    return {
+        "id": session.id,
+        "keys": sorted({*bound, *filter(None, [session.key])}),
+        "head": snapshot.head,
+        "sections": snapshot.sections,
+        "entries": [entry.to_dict() for entry in snapshot.entries],
+        "problems": [*problems_of(snapshot)],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"nanoloop": __version__, "python": sys.version, "on": platform.platform()}
+    return found | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processes(settings: Settings, names: set[str]) -> list[dict[str, Any]]:
+    """The state of each process on the data folder, with the last failures for these names."""
+    return [
+        {**asdict(found), "failures": [asdict(f) for f in found.failures if f.where in names]}
+        for found in running(settings.data)
+    ]
+
+
+class _Masked:
+    """Masks secrets: those from the settings, and anything that looks like one."""
+
+    def __init__(self, settings: Settings) -> None:
+        known = {one for _, value in values(settings) for one in _secrets(value)}
+        longest_first = sorted((one for one in known if len(one) >= _LEAST), key=len, reverse=True)
+        exactly = [re.escape(one) for one in longest_first]
+        self._secret = re.compile("|".join((*exactly, _SECRET_VALUE.pattern)))
+        self.count = 0
+
+    def __call__(self, value: Any) -> Any:
+        match value:
+            case str():
+                text, count = self._secret.subn(MASK, value)
+                # The mask in an address of the settings is found again, and stays what it is.
+                self.count += count if text != value else 0
+                return text
+            case Mapping():
+                return {str(name): self._named(str(name), inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [self(inner) for inner in value]
+            case datetime():
+                return rfc3339(value)
+            case _:
+                return value
+
+    def _named(self, name: str, value: Any) -> Any:
+        if isinstance(value, str) and value and _SECRET_NAME.search(name):
+            self.count += value != MASK
+            return MASK
+        return self(value)
+
+
+def _secrets(value: Any) -> Iterator[str]:
+    match value:
+        case SecretStr():
+            yield value.get_secret_value()
+            yield from value.get_secret_value().split(",")
+        case Mapping():
+            for inner in value.values():
+                yield from _secrets(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from _secrets(inner)
+
+
+def _usual_file(session_id: str) -> Path:
+    return Path(f"debug-report-{file_name(session_id)}-{utc_now():%Y%m%d-%H%M%S}.json")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file only its owner can read; raises `ReportExists` rather than replace one."""
+    try:
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ReportExists(f"{file} is there already: name another with --output") from None
+    with os.fdopen(fd, "w", encoding="utf-8") as out:
+        out.write(text)
+
+
+class ReportExists(NanoloopError):
+    """The report's file already exists and is not replaced."""

@@ -1,0 +1,123 @@
+"""Settings that change while a daemon runs: which apply at once, and which wait for a restart."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.to_thread import run_sync
+
+from nanoloop.channels.kit.channel import PlatformChannel, wanted
+from nanoloop.cli.config import values
+from nanoloop.errors import SettingsError
+from nanoloop.events import SettingsRefused, SettingsReloaded, announce
+from nanoloop.files import user_folder
+from nanoloop.parts import check_models, make_agents
+from nanoloop.protocols import Channel
+from nanoloop.settings import Settings
+from nanoloop.settings.channels import PlatformSettings
+from nanoloop.settings.files import NAME
+from nanoloop.settings.vendors import suited
+
+if TYPE_CHECKING:
+    from nanoloop.app import App
+
+LOOK_SECONDS = 1.0
+"""How often the files are checked; one that is still being written waits for the next check."""
+
+_RULES = "|".join(PlatformSettings.model_fields.keys() - {"enabled"})
+LIVE = re.compile(rf"prompt|log\.level|agents\..*|channels\.(?!web\.)\w+\.({_RULES})")
+"""What can change at runtime: prompts, agents, who may talk and how much, and the log level."""
+
+_OF_MODELS = ("providers", "api_key", "base_url", "model", "summary_model", "summary")
+"""The settings that the models in use were made from; changes need a restart."""
+
+
+Stamps = dict[Path, tuple[int, int, int]]
+
+
+class Reload:
+    """Applies fresh settings as far as possible."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        *,
+        channels: Iterable[Channel],
+        load: Callable[[], Settings],
+    ) -> None:
+        self._app = app
+        self._channels = [*channels]
+        self._load = load
+        self._settings = settings
+        self._values = dict(values(settings))
+        self._applied = self._stamps()
+
+    async def keep(self) -> None:
+        """Apply the files whenever they have changed, until cancelled."""
+        before = self._applied
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            now = await run_sync(self._stamps)
+            if now == before != self._applied:
+                self()
+            before = now
+
+    def _stamps(self) -> Stamps:
+        """Which files exist, each with a stamp that shows whether it has changed."""
+        usual = user_folder("config", os.environ)
+        file = self._settings.file
+        places = [file] if file else [Path(NAME), usual / NAME]
+        agents = (file.parent if file else usual) / "agents"
+        found = {}
+        with suppress(OSError):
+            places += agents.iterdir()
+        for place in places:
+            with suppress(OSError):
+                about = place.stat()
+                found[place] = (about.st_mtime_ns, about.st_size, about.st_ino)
+        return found
+
+    def __call__(self) -> None:
+        """Read the files again; if they contain a mistake, report it and change nothing."""
+        self._applied = self._stamps()  # before: what changes meanwhile is seen by the next look
+        try:
+            fresh = self._load()
+            agents = make_agents(suited(fresh), self._app.loop.recall)
+            check_models(fresh)
+            self._check_agents(fresh)
+        except SettingsError as error:
+            announce(SettingsRefused(reason=str(error)))
+            return
+        self._app.loop.agents.renew(agents)
+        self._app.telemetry.set_level(fresh.log.level)
+        rules = dict(wanted(fresh))
+        for channel in self._channels:
+            own = rules.get(channel.name)
+            if isinstance(channel, PlatformChannel) and isinstance(own, PlatformSettings):
+                channel.access.rules = own
+        self._tell(dict(values(fresh)))
+
+    def _check_agents(self, fresh: Settings) -> None:
+        """Raise `SettingsError` if an agent's model can't be asked before a restart."""
+        old = {name: getattr(self._settings, name) for name in _OF_MODELS}
+        try:
+            check_models(fresh.model_copy(update=old))
+        except SettingsError as error:
+            raise SettingsError(f"{error}; what is set for that waits for a restart") from None
+
+    def _tell(self, fresh: dict[str, Any]) -> None:
+        known = self._values
+        changed = sorted(
+            key for key in fresh.keys() | known.keys() if fresh.get(key) != known.get(key)
+        )
+        applied = tuple(key for key in changed if LIVE.fullmatch(key))
+        waiting = tuple(key for key in changed if key not in applied)
+        self._values = {**fresh, **{key: known.get(key) for key in waiting}}
+        announce(SettingsReloaded(applied=applied, needs_restart=waiting))

@@ -1,0 +1,432 @@
+"""`nanoloop service`: the daemon as a service of this user, run by systemd or launchd."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import plistlib
+import re
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from nanoloop.cli import Exit, add_actions
+from nanoloop.cli.agents_file import write_agents_file
+from nanoloop.cli.amounts import whole
+from nanoloop.cli.config import values
+from nanoloop.cli.first_run import fetch_local_models, no_model
+from nanoloop.cli.output import say
+from nanoloop.errors import NanoloopError
+from nanoloop.files import make_folder, replace_file, shipped, user_folder
+from nanoloop.settings import Settings
+
+NAME = "nanoloop"
+_UNIT = "config/nanoloop.service"
+"""The system-wide unit, from which the user's unit is made."""
+_FOR_ROOT = re.compile(
+    "Wants|After|Environment|EnvironmentFile|DynamicUser|User|StateDirectory(Mode)?"
+    "|CapabilityBoundingSet|Protect.*|Private.*"
+)
+"""Options that only the system's systemd supports, or that differ for each user."""
+_NEEDED = re.compile(
+    "(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|XDG_(CONFIG|DATA)_HOME|PYTHONPATH", re.IGNORECASE
+)
+"""Variables that affect the daemon, besides those that are settings."""
+_CALL_SECONDS = 120
+_LINES = 50
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `nanoloop service`."""
+    action = add_actions(parser)
+    made = action("install", "write the service, start it now and at each login", _install)
+    made.add_argument("--print", action="store_true", help="print it instead, and change nothing")
+    for name, promise, act in (
+        ("status", "show whether it runs", _status),
+        ("restart", "restart it, after an update for example", _restart),
+        ("logs", "show what it logged last", _logs),
+        ("uninstall", "stop and remove it; settings and conversations stay", _uninstall),
+    ):
+        made = action(name, promise, _without_settings)
+        made.set_defaults(run=act)  # wrong settings may be the very reason to look
+        if name == "logs":
+            made.add_argument("-f", "--follow", action="store_true", help="go on as lines come in")
+            made.add_argument(
+                "-n",
+                "--lines",
+                metavar="COUNT",
+                type=whole,
+                default=_LINES,
+                help="how many (%(default)s)",
+            )
+
+
+def _without_settings(_: Namespace, __: Settings) -> None:
+    """Stand in for an action that reads no settings."""
+
+
+class NoService(NanoloopError):
+    """There is no service manager here, or a request to it failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What a service manager is told to run."""
+
+    command: Sequence[str]
+    folder: Path
+    """Its working directory."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Its environment variables, which may include keys."""
+
+
+class Manager(Protocol):
+    """A service manager for one user."""
+
+    @property
+    def file(self) -> Path:
+        """The file in which it looks for the service."""
+        ...
+
+    def written(self, service: Service) -> str:
+        """The text of that file."""
+        ...
+
+    def keep(self, service: Service) -> Iterator[str]:
+        """Write the service with its variables; yields what else was written."""
+        ...
+
+    def start(self) -> Iterator[str]:
+        """Start it now and automatically later; yields advice. Raises `NoService`."""
+        ...
+
+    def restart(self) -> None:
+        """Restart it; raises `NoService`."""
+        ...
+
+    def remove(self) -> None:
+        """Stop and uninstall it."""
+        ...
+
+    def status(self) -> int:
+        """Print its status; returns 0 only if it is running."""
+        ...
+
+    def logs(self, lines: int, *, follow: bool) -> int:
+        """Print the end of its log."""
+        ...
+
+
+def install(settings: Settings) -> None:
+    """Write and start the service for these settings, and report it; raises `NoService`."""
+    fetch_local_models(settings)  # or its first start would take as long
+    manager, service = _manager(), service_for(settings)
+    there = manager.file.exists()
+    said = [*manager.keep(service)]
+    say("\n".join((f"Written: {manager.file}", *said)))
+    if agents := write_agents_file(settings):
+        say(f"Written: {agents}, for anyone who helps you with it")
+    say("\n".join((*manager.start(), "It was restarted." if there else "It runs now.")))
+    say("Next: nanoloop service status, logs, restart, uninstall")
+
+
+def service_for(settings: Settings) -> Service:
+    """A service that runs the daemon with the settings of this call."""
+    file = settings.file.absolute() if settings.file else None
+    # With `-P` no folder that it is started in can stand for a module of ours.
+    command = [sys.executable, "-P", "-m", "nanoloop", "run"]
+    command += ["--config", str(file)] if file else []
+    command += ["--data", str(settings.data.absolute())]
+    named = {key: settings.origin(key) for key, _ in values(settings)}
+    for key, flag in (("model", "--model"), ("log.level", "--log-level")):
+        if named[key].kind == "flag":
+            command += [flag, str(settings.model if key == "model" else settings.log.level)]
+    names = {origin.name for origin in named.values() if origin.kind == "env"}
+    names |= set(filter(_NEEDED.fullmatch, os.environ))
+    variables = {name: os.environ[name] for name in sorted(names) if os.environ.get(name)}
+    folder = file.parent if file and file.parent == Path.cwd() else Path.home()
+    return Service(command=command, folder=folder, variables=variables)
+
+
+def _install(args: Namespace, settings: Settings) -> int:
+    if not settings.has_model:
+        say(f"nanoloop: {no_model(settings)}", err=True)
+        return Exit.NOT_CONFIGURED
+    if args.print:
+        say(_manager(is_used=False).written(service_for(settings)), end="")
+    else:
+        install(settings)
+    return Exit.DONE
+
+
+def _status(_: Namespace) -> int:
+    return _installed().status()
+
+
+def _restart(_: Namespace) -> int:
+    _installed().restart()
+    say("It was restarted.")
+    return Exit.DONE
+
+
+def _logs(args: Namespace) -> int:
+    return _installed().logs(args.lines, follow=args.follow)
+
+
+def _uninstall(_: Namespace) -> int:
+    manager = _installed()
+    manager.remove()
+    say(f"Stopped, and removed: {manager.file}\nSettings, keys and conversations are left.")
+    return Exit.DONE
+
+
+def _installed() -> Manager:
+    manager = _manager(is_used=False)
+    if not manager.file.exists():
+        raise NoService("no service is installed: `nanoloop service install` writes and starts it")
+    return _manager()
+
+
+def _manager(*, is_used: bool = True) -> Manager:
+    """The service manager of this machine; raises `NoService` if none is found or answers."""
+    if sys.platform == "darwin":
+        return Launchd()
+    if shutil.which("systemctl") is None:
+        raise NoService(
+            "there is neither systemd nor launchd here: let what starts programs on this machine "
+            "run `nanoloop run`"
+        )
+    if is_used and _call("systemctl", "--user", "show-environment").returncode:
+        raise NoService(
+            f"systemd runs no services of {getpass.getuser()} here: log in directly (not by `su`), "
+            "or let what starts programs on this machine run `nanoloop run`"
+        )
+    return Systemd()
+
+
+class Systemd:
+    """A user's systemd."""
+
+    def __init__(self) -> None:
+        config = user_folder("config", os.environ)
+        self.file = config.parent / "systemd" / "user" / f"{NAME}.service"
+        self._variables = config / "service.env"
+
+    def written(self, service: Service) -> str:
+        """The text of the unit."""
+        return "\n".join(self._lines(service)) + "\n"
+
+    def _lines(self, service: Service) -> Iterator[str]:
+        yield f"# Written by `nanoloop service install`, from {_UNIT} of nanoloop."
+        for line in unit().splitlines():
+            name, is_set, _ = line.partition("=")
+            if name == "ExecStart":
+                yield f"ExecStart={' '.join(map(_quoted, service.command))}"
+                yield f"WorkingDirectory={str(service.folder).replace('%', '%%')}"
+                yield f"EnvironmentFile=-{str(self._variables).replace('%', '%%')}"
+            elif name == "WantedBy":
+                yield "WantedBy=default.target"
+            elif not line.startswith("#") and not (is_set and _FOR_ROOT.fullmatch(name)):
+                yield line
+
+    def keep(self, service: Service) -> Iterator[str]:
+        """Write the unit and variables; earlier variables that this shell lacks are kept."""
+        before = _variables_in(self._variables)
+        if now := before | dict(service.variables):
+            text = "".join(f"{name}={_escaped(value)}\n" for name, value in now.items())
+            _put(self._variables, text)
+            yield f"Variables, for you only: {self._variables} ({', '.join(now)})"
+        _put(self.file, self.written(service))
+
+    def start(self) -> Iterator[str]:
+        """Start it, and at boot too if this user is allowed to."""
+        self._do("daemon-reload")
+        self._do("enable", NAME)
+        self.restart()
+        user = getpass.getuser()
+        if _call("loginctl", "enable-linger", user).returncode:
+            yield (
+                f"It ends when you log out: `sudo loginctl enable-linger {user}` lets it go on, "
+                "and starts it at boot."
+            )
+
+    def restart(self) -> None:
+        """Restart it, and wait until it is ready."""
+        self._do("restart", NAME)
+
+    def remove(self) -> None:
+        """Stop it and remove its unit."""
+        _call("systemctl", "--user", "disable", "--now", NAME)
+        self.file.unlink(missing_ok=True)
+        self._do("daemon-reload")
+
+    def status(self) -> int:
+        """Print the status that systemd reports."""
+        code = _show("systemctl", "--user", "--no-pager", "--lines=0", "status", NAME)
+        return Exit.FAILED if code else Exit.DONE
+
+    def logs(self, lines: int, *, follow: bool) -> int:
+        """Print its lines in the journal."""
+        words = ["--user-unit", NAME, "--output=cat", "--no-pager", f"--lines={lines}"]
+        return Exit.FAILED if _show("journalctl", *words, *["--follow"] * follow) else Exit.DONE
+
+    def _do(self, *words: str) -> None:
+        done = _call("systemctl", "--user", *words)
+        if done.returncode:
+            raise NoService(
+                f"systemd does not {words[0]} it: {_last_line(done)}; `nanoloop service logs` "
+                "shows why"
+            )
+
+
+class Launchd:
+    """A macOS user's launchd."""
+
+    def __init__(self) -> None:
+        library = Path.home() / "Library"
+        self.file = library / "LaunchAgents" / f"{NAME}.plist"
+        self._log = library / "Logs" / f"{NAME}.log"
+
+    def written(self, service: Service) -> str:
+        """The property list, with the timeouts and permissions of the unit."""
+        said = dict(line.split("=", 1) for line in unit().splitlines() if "=" in line)
+        return plistlib.dumps(
+            {
+                "Label": NAME,
+                "ProgramArguments": [*service.command],
+                "WorkingDirectory": str(service.folder),
+                "EnvironmentVariables": self._variables() | dict(service.variables),
+                "RunAtLoad": True,
+                "KeepAlive": {"SuccessfulExit": False},
+                "ThrottleInterval": 60,
+                "ExitTimeOut": int(said["TimeoutStopSec"]),
+                "Umask": int(said["UMask"], 8),
+                "StandardErrorPath": str(self._log),
+            }
+        ).decode()
+
+    def _variables(self) -> dict[str, str]:
+        """The variables that the file already holds."""
+        with suppress(OSError, plistlib.InvalidFileException):
+            found: dict[str, str] = plistlib.loads(self.file.read_bytes())["EnvironmentVariables"]
+            return found
+        return {}
+
+    def keep(self, service: Service) -> Iterator[str]:
+        """Write the property list, which holds the variables itself."""
+        text = self.written(service)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        _put(self.file, text)
+        if service.variables:
+            yield f"Variables in it, for you only: {', '.join(service.variables)}"
+
+    def start(self) -> Iterator[str]:
+        """Start it now and at each login."""
+        _call("launchctl", "bootout", self._place)
+        done = _call("launchctl", "bootstrap", self._domain, str(self.file))
+        if done.returncode:
+            raise NoService(f"launchd does not start it: {_last_line(done)}")
+        yield f"It logs to {self._log}."
+
+    def restart(self) -> None:
+        """Restart it."""
+        done = _call("launchctl", "kickstart", "-k", self._place)
+        if done.returncode:
+            raise NoService(f"launchd does not restart it: {_last_line(done)}")
+
+    def remove(self) -> None:
+        """Stop it and remove its file."""
+        _call("launchctl", "bootout", self._place)
+        self.file.unlink(missing_ok=True)
+
+    def status(self) -> int:
+        """Print the status that launchd reports."""
+        return Exit.FAILED if _show("launchctl", "print", self._place) else Exit.DONE
+
+    def logs(self, lines: int, *, follow: bool) -> int:
+        """Print the end of its log."""
+        words = ["-n", str(lines), *["-F"] * follow, str(self._log)]
+        return Exit.FAILED if _show("tail", *words) else Exit.DONE
+
+    @property
+    def _domain(self) -> str:
+        return f"gui/{os.getuid()}"
+
+    @property
+    def _place(self) -> str:
+        return f"{self._domain}/{NAME}"
+
+
+def unit() -> str:
+    """The systemd unit for a system-wide service."""
+    return shipped(_UNIT).read_text(encoding="utf-8")
+
+
+def _quoted(word: str) -> str:
+    """A word of `ExecStart`, quoted for systemd."""
+    word = word.replace("%", "%%").replace("$", "$$")
+    if re.fullmatch(r"[\w%$@:,./+=-]+", word):
+        return word
+    return '"{}"'.format(word.replace("\\", "\\\\").replace('"', '\\"'))
+
+
+_SPECIAL = re.compile(r'[\\"`$]')
+
+
+def _escaped(value: str) -> str:
+    """A value in an environment file, escaped for systemd."""
+    return '"{}"'.format(_SPECIAL.sub(r"\\\g<0>", value))
+
+
+def _variables_in(file: Path) -> dict[str, str]:
+    """The variables in an environment file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    found = re.findall(r'^(\w+)="((?:[^"\\]|\\.)*)"$', text, re.MULTILINE | re.DOTALL)
+    found += re.findall(r"^(\w+)=([^\"\n]*)$", text, re.MULTILINE)
+    return {name: re.sub(r"\\(.)", r"\1", value) for name, value in found}
+
+
+def _put(file: Path, text: str) -> None:
+    """Write the file so that only its owner can read it."""
+    make_folder(file.parent)
+    replace_file(file, text.encode(), durable=True)
+
+
+def _call(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to completion and capture its output."""
+    try:
+        return subprocess.run(  # noqa: S603 - the words are ours
+            words,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=_CALL_SECONDS,
+        )
+    except FileNotFoundError:
+        return subprocess.CompletedProcess(words, 127, "", f"there is no {words[0]}")
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 124, "", f"it takes over {_CALL_SECONDS} s")
+
+
+def _show(*words: str) -> int:
+    """Run a program and let it print its output."""
+    sys.stdout.flush()
+    try:
+        return subprocess.run(words, check=False).returncode  # noqa: S603 - the words are ours
+    except FileNotFoundError:
+        raise NoService(f"there is no {words[0]} here: install it") from None
+
+
+def _last_line(done: subprocess.CompletedProcess[Any]) -> str:
+    lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()
+    return lines[-1].rstrip(".") if lines else f"code {done.returncode}"

@@ -1,0 +1,358 @@
+"""A loop inside a program: started, asked and closed by its code, with and without `await`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from threading import get_ident
+from typing import Any, Self, TypeVar
+from uuid import uuid4
+
+import anyio
+from anyio.abc import TaskStatus
+
+from nanoloop.agents import Agents, Stream, from_sync
+from nanoloop.errors import BusClosed, BusFull, NotRunning, TurnFailed
+from nanoloop.events import TextStreamed
+from nanoloop.messages import Inbound, Outbound
+from nanoloop.protocols import Bus, OnText, Provider, Store
+from nanoloop.sentences import Sentences
+from nanoloop.session.queue import is_command_text
+from nanoloop.stores.store import sweep
+from nanoloop.words import did_you_mean
+
+T = TypeVar("T")
+
+
+class DirectChannel:
+    """Talks to the loop from inside the program, as any other channel does from outside."""
+
+    name = "direct"
+    streams = True
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._arrived: dict[str, anyio.Event] = {}
+        self._answers: dict[str, Outbound] = {}
+        self._listeners: dict[str, OnText] = {}
+        bus.attach(self)
+
+    async def ask(
+        self,
+        text: str,
+        *,
+        chat: str | int = "default",
+        sender: str = "",
+        agent: str | None = None,
+        on_text: OnText | None = None,
+    ) -> Outbound:
+        """The answer to this message, once it is there; an error is an answer too.
+
+        If cancelled, its turn is stopped, unless that has called a tool that writes. Raises
+        `NotRunning` if the loop ends before it has answered.
+        """
+        if not isinstance(chat, str | int):  # all who have none would share a conversation
+            raise TypeError(f"chat is {chat!r}: give a str, such as the id of a user")
+        message = Inbound(
+            channel=self.name,
+            chat=str(chat),
+            text=text,
+            sender=sender,
+            agent=agent,
+            message_id=(name := uuid4().hex),
+        )
+        self._arrived[name] = arrived = anyio.Event()
+        if on_text is not None:
+            self._listeners[name] = on_text
+        try:
+            await self._bus.put(message)
+            await self._arrival(arrived, message)
+        finally:
+            del self._arrived[name]
+            self._listeners.pop(name, None)
+        if name not in self._answers:
+            raise NotRunning("the loop ended before it had answered")
+        return self._answers.pop(name)
+
+    async def _arrival(self, arrived: anyio.Event, message: Inbound) -> None:
+        try:
+            await arrived.wait()
+        except BaseException:
+            if self._answers.pop(str(message.message_id), None) is None:
+                self._give_up(message)
+            raise
+
+    def _give_up(self, message: Inbound) -> None:
+        unwanted = Inbound(
+            channel=self.name,
+            chat=message.chat,
+            text="",
+            deletes=message.message_id,
+            origin="system",  # the person has not taken it back
+        )
+        with suppress(BusFull):  # then it is answered, and nobody hears
+            self._bus.put_nowait(unwanted)
+
+    def end(self) -> None:
+        """Release all waiting callers: no more answers will come."""
+        for arrived in self._arrived.values():
+            arrived.set()
+
+    async def run(self, bus: Bus) -> None:
+        """Do nothing: `ask` puts messages on the bus."""
+
+    async def send(self, item: Outbound | TextStreamed) -> None:
+        """Hand an answer, and its pieces before it, to its caller."""
+        if isinstance(item, TextStreamed):
+            if item.reply_to in self._listeners:
+                self._listeners[item.reply_to](item.text)
+        elif item.reply_to in self._arrived:
+            self._answers[str(item.reply_to)] = item
+            self._arrived[str(item.reply_to)].set()
+
+
+class Embedded:
+    """What a program can do with its own loop.
+
+    `async with loop:` or `with loop:` starts and closes it; in between, it can be asked.
+    """
+
+    bus: Bus
+    agents: Agents
+    sentences: Sentences
+    run: Callable[..., Awaitable[None]]
+    recover: Callable[[], Awaitable[None]]
+
+    def __init__(self, store: Store, *, closing: Sequence[Provider | Store]) -> None:
+        """The providers and stores in `closing` are closed with it."""
+        self.is_serving = False
+        """Whether it takes messages."""
+        self._store = store
+        self._closing = closing
+        self._direct: DirectChannel | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._event_loop: tuple[asyncio.AbstractEventLoop, int] | None = None
+        """The event loop that it runs in, and the thread of that event loop."""
+
+    # Asking
+
+    async def ask(
+        self,
+        text: str,
+        chat: str | int = "default",
+        *,
+        sender: str = "",
+        agent: str | None = None,
+        on_text: OnText | None = None,
+    ) -> str:
+        """The answer to this message in that chat; raises `TurnFailed` if there is none.
+
+        A command such as /new is answered too. `agent` names the one that answers in a new chat.
+        If cancelled, it stops its own turn, unless that has called a tool that writes. Raises
+        `NotRunning` before the start and after `close`.
+        """
+        heard: list[str] = []
+
+        def hear(piece: str) -> None:
+            heard.append(piece)
+            if on_text is not None:
+                on_text(piece)
+
+        said = await self._asked(text, chat=chat, sender=sender, agent=agent, on_text=hear)
+        is_answer = said.kind == "answer" or (said.kind == "notice" and is_command_text(text))
+        if not is_answer:
+            raise self._failure(said)
+        if on_text is not None and (rest := _unheard(said.text, "".join(heard))):
+            on_text(rest)
+        return said.text
+
+    def stream(
+        self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
+    ) -> Stream:
+        """Like `ask`, in pieces: `async for piece in loop.stream(…)`. Leaving it early stops it."""
+        return Stream(
+            lambda hear: self.ask(text, chat, sender=sender, agent=agent, on_text=hear),
+        )
+
+    async def _asked(self, text: str, *, agent: str | None, **about: Any) -> Outbound:
+        if not self.is_serving:
+            raise NotRunning(self._why_not)
+        self._check_event_loop()
+        if agent is not None and agent not in self.agents:
+            known = f"the agents are: {', '.join(self.agents)}"
+            advice = did_you_mean(agent, list(self.agents), known)
+            raise ValueError(f"there is no agent {agent!r}: {advice}")
+        try:
+            return await self._attach().ask(text, agent=agent, **about)
+        except BusClosed:
+            raise NotRunning(CLOSED) from None
+
+    def _attach(self) -> DirectChannel:
+        if self._direct is None:
+            self._direct = DirectChannel(self.bus)
+        return self._direct
+
+    def _failure(self, said: Outbound) -> TurnFailed:
+        known = self.sentences.incidents.known(said.incident)
+        if known is None:
+            return TurnFailed(said.text)
+        return TurnFailed(said.text, incident=known.incident, error=known.error, why=known.said)
+
+    @property
+    def _why_not(self) -> str:
+        return UNSTARTED if self._task is None else CLOSED
+
+    # Asking from code that can't await
+
+    def ask_sync(
+        self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
+    ) -> str:
+        """Like `ask`, from any thread but that of the event loop in which it runs."""
+        return self._wait_for(self.ask(text, chat, sender=sender, agent=agent))
+
+    def stream_sync(
+        self, text: str, chat: str | int = "default", *, sender: str = "", agent: str | None = None
+    ) -> Iterator[str]:
+        """Like `stream`: `for piece in loop.stream_sync(…)`."""
+        pieces = self.stream(text, chat, sender=sender, agent=agent)
+        try:
+            while (piece := self._wait_for(anext(pieces, None))) is not None:
+                yield piece
+        finally:  # here, as a task is not to be cancelled from another thread
+            self._wait_for(pieces.aclose())
+
+    def _wait_for(self, work: Awaitable[T]) -> T:
+        async def waiting() -> T:
+            return await work
+
+        coroutine = waiting()
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._other_event_loop())
+        except BaseException:
+            coroutine.close()
+            if isinstance(work, Coroutine):
+                work.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # as after Ctrl-C: nobody waits for it any more
+            raise
+
+    def _other_event_loop(self) -> asyncio.AbstractEventLoop:
+        if self._event_loop is None:
+            raise NotRunning(self._why_not)
+        event_loop, thread = self._event_loop
+        if thread == get_ident():
+            raise RuntimeError("this would hold up the event loop that answers: await ask()")
+        return event_loop
+
+    def _check_event_loop(self) -> None:
+        """Raise `RuntimeError` in another event loop: what it waits for would never wake it."""
+        here = asyncio.get_running_loop()
+        if self._event_loop is not None and self._event_loop[0] is not here:
+            raise RuntimeError(
+                "this loop runs in another event loop: use it there, call ask_sync() in a thread, "
+                "or start one here by `async with`"
+            )
+
+    # From start to end
+
+    async def start(self) -> Self:
+        """Start answering, beginning with what an earlier process left unanswered.
+
+        It runs until `close`, which may be called by another task, and can be started only once.
+        """
+        if self.is_serving or self._task is not None:
+            raise NotRunning(RUNNING if self.is_serving else CLOSED)
+        started = anyio.Event()
+        # No task group: a loop that is started in one cell of a notebook, or by a fixture, is
+        # closed by another task. This object owns the task, and `close` waits for it.
+        self._task = asyncio.get_running_loop().create_task(self._live(started), name="loop")
+        self._task.add_done_callback(lambda _: started.set())
+        try:
+            await started.wait()
+        except BaseException:
+            await self._cut_off()
+            raise
+        if self._task.done():
+            self._task.result()
+        return self
+
+    async def close(self) -> None:
+        """Accept nothing more, finish what is running by the deadlines, and end; twice is fine."""
+        if self._task is not None and not self._task.done():
+            self._check_event_loop()
+        self.bus.close()
+        if self._task is None:
+            return
+        try:
+            if not self._task.done():
+                await asyncio.wait([self._task])
+        except BaseException:
+            await self._cut_off()
+            raise
+        if not self._task.cancelled():
+            self._task.result()
+
+    async def _cut_off(self) -> None:
+        assert self._task is not None  # noqa: S101 - it was started
+        self._task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([self._task])
+
+    async def _live(self, started: anyio.Event) -> None:
+        async with AsyncExitStack() as stack:
+            for part in self._closing:
+                stack.push_async_callback(part.close)
+            # First of all: if the store can't be written to, nothing begins.
+            expired = await self._store.delete_expired()
+            async with anyio.create_task_group() as group:
+                await group.start(self._run_in, group.cancel_scope, name="loop")
+                self._attach()
+                group.start_soon(lambda: sweep(self._store, expired=expired), name="sweep")
+                await self.recover()
+                started.set()
+
+    async def _run_in(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:
+        await self.run(task_status=task_status)
+        scope.cancel()
+
+    @contextmanager
+    def _serving(self) -> Iterator[None]:
+        self._event_loop = asyncio.get_running_loop(), get_ident()
+        self.is_serving = True
+        try:
+            yield
+        finally:
+            self.is_serving = False
+            self._event_loop = None
+            if self._direct is not None:
+                self._direct.end()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        from_sync(self.start)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        from_sync(self.close)
+
+
+UNSTARTED = "this loop is not running: start it by `async with loop:` or `with loop:`"
+RUNNING = "this loop is running already: ask it, and start it only once"
+CLOSED = "this loop is closed and takes nothing more in: make a new one"
+
+
+def _unheard(answer: str, heard: str) -> str:
+    """The part of an answer missing from its pieces, which may include text before tool calls."""
+    if answer.startswith(heard):
+        return answer[len(heard) :]
+    is_whole = heard.rstrip().endswith(answer.strip())
+    return "" if is_whole else f"\n\n{answer}"

@@ -1,0 +1,99 @@
+"""Checks that a data folder's store is the one with its conversations, and wasn't emptied.
+
+The folder has an id, and each store that it uses has that id among its keys, as do copies of it.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+
+from aiofiles.os import wrap
+
+from nanoloop.errors import StoreNotOurs
+from nanoloop.events import DatabaseSetAside, Event, SessionsCounted, StoreJoined, announce
+from nanoloop.files import read_file, save_json
+from nanoloop.protocols import Store
+
+KEY = "nanoloop:installation"
+"""Bound to the id that was added last; with an id appended, it is bound to that id."""
+
+
+class Installation:
+    """A data folder and the store named in its settings; also an observer of the store."""
+
+    def __init__(self, file: Path, *, place: str) -> None:
+        self._file = file
+        self.place = place
+        """The store's location, in human-readable form."""
+        self._id = ""
+        self._used = ""
+        """Where its conversations were last seen; "" if it has had none."""
+        self._is_entered = False
+        """Whether the currently open store has the folder's id."""
+
+    async def check(self, store: Store) -> None:
+        """Raise `StoreNotOurs` if its conversations were in another store; nothing is written."""
+        self._id, self._used = await _known(self._file)
+        if await self._is_known_to(store) or not self._used:
+            return
+        raise StoreNotOurs(self.place, used=self._used, is_empty=await _is_empty(store))
+
+    async def enter(self, store: Store) -> None:
+        """Like `check`, then record the folder and the store with each other."""
+        await self.check(store)
+        if await self._is_known_to(store):
+            self._is_entered = True
+            return
+        with suppress(OSError):  # a folder that can't be written knows nothing the next time
+            await self.adopt(store)
+
+    async def adopt(self, store: Store) -> None:
+        """Use this store from now on, whatever was used before, even if others use it too."""
+        self._id = self._id or (await _known(self._file))[0] or token_hex(8)
+        self._used = ""
+        # The file first: whoever starts beside it then has the same id.
+        await wrap(self._save)()
+        is_shared = await store.bound(KEY) not in {None, self._id}
+        await store.bind(f"{KEY}:{self._id}", self._id)
+        await store.bind(KEY, self._id)
+        self._is_entered = True
+        if is_shared:
+            announce(StoreJoined(place=self.place))
+
+    def hear(self, event: Event) -> None:
+        """Record where the conversations are once there are any, and when they are set aside."""
+        if isinstance(event, SessionsCounted) and event.sessions and self._is_entered:
+            self._note(self.place)
+        elif isinstance(event, DatabaseSetAside):  # told already; the new file has no id yet
+            self._is_entered = False
+            self._note("")
+
+    def _note(self, place: str) -> None:
+        if self._id and self._used != place:
+            self._used = place
+            with suppress(OSError):  # as above
+                self._save()
+
+    async def _is_known_to(self, store: Store) -> bool:
+        return bool(self._id) and await store.bound(f"{KEY}:{self._id}") == self._id
+
+    def _save(self) -> None:
+        save_json(self._file, {"id": self._id, "store": self._used})
+
+
+async def _known(file: Path) -> tuple[str, str]:
+    """The folder's id, and where its conversations were; both "" if they can't be read."""
+    try:
+        value = json.loads(await read_file(file) or b"")
+        return str(value["id"]), str(value["store"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return "", ""
+
+
+async def _is_empty(store: Store) -> bool:
+    async for _ in store.list():
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""What every store promises: one suite, for ours and for yours.
+
+class TestMyStore(StoreSuite):
+    @pytest.fixture
+    async def store(self, clock, tmp_path):
+        made = MyStore(tmp_path, clock=clock)
+        yield made
+        await made.close()
+
+`clock()` is the time that the store uses; if a store can't be given a clock, a fixture `clock` that
+calls `pytest.skip` skips what needs it. The test run needs pytest and anyio's plugin for it.
+"""
+
+import pytest
+
+# Before the suite is loaded: its assertions then say what they found.
+pytest.register_assert_rewrite(f"{__name__}.keeping", f"{__name__}.ending", f"{__name__}.owing")
+
+from nanoloop.testing.stores.ending import (  # noqa: E402 - as above
+    ErasingEntries,
+    ExpiringSessions,
+    RacingWriters,
+)
+from nanoloop.testing.stores.keeping import (  # noqa: E402 - as above
+    BindingKeys,
+    ListingSessions,
+    LoadingWindows,
+    MakingSessions,
+    ReadingEntries,
+    SavingSessions,
+)
+from nanoloop.testing.stores.owing import (  # noqa: E402 - as above
+    HoldingAccounts,
+    KeepingQueues,
+    RememberingMessages,
+    TellingOwed,
+)
+from nanoloop.testing.stores.stage import SetClock  # noqa: E402 - as above
+
+__all__ = ["SetClock", "StoreSuite"]
+
+
+class StoreSuite(
+    MakingSessions,
+    SavingSessions,
+    LoadingWindows,
+    ReadingEntries,
+    ListingSessions,
+    BindingKeys,
+    ErasingEntries,
+    ExpiringSessions,
+    RacingWriters,
+    KeepingQueues,
+    TellingOwed,
+    RememberingMessages,
+    HoldingAccounts,
+):
+    """The whole suite; your subclass provides a fixture `store`, an empty store for each test."""
+
+    @pytest.fixture
+    def clock(self) -> SetClock:
+        """The time that the store uses."""
+        return SetClock()

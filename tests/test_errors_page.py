@@ -1,0 +1,129 @@
+"""The table of startup errors has what the program prints, and nothing else."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+from cryptography.fernet import Fernet
+
+from nanoloop.stores.encryption import FernetSeal
+from nanoloop.stores.sqlite import SqliteStore
+from tests.packages import make_package
+from tests.references import ROOT
+from tests.test_doctor_pairs import ALONE, WEB
+from tests.test_jsonl_upgrade import earlier_version
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+TABLE = PAGE.partition("## At startup")[2].partition("\n\n## ")[0]
+MESSAGES = re.findall(r"^\| `(.*?)` \|", TABLE, re.MULTILINE)
+MORE = {
+    "a setting that is gone": "[bus]\ninbound_limit = 5",
+    "as much as may be": "message_buffer_limit = 10",
+    "neither true nor false": '[channels.web]\nenabled = "x"',
+    "half an address": '[providers.groq]\nbase_url = "localhost"',
+    "half a function": '[channels]\ntranscribe = "words"',
+    "a table that lacks something": 'model = "parrot:grey"\n[providers.parrot]',
+    "a library that is missing": '[channels.matrix]\ntoken = "a"\nuser = "@a:b"\n'
+    'homeserver = "http://127.0.0.1:9"',
+    "no cryptography": f'[store]\nencryption_key = "{Fernet.generate_key().decode()}"' + WEB,
+    "another's store": WEB,
+    "an emptied store": WEB,
+    "an earlier version": '[store]\nurl = "jsonl:"' + WEB,
+}
+"""Beside those that the doctor is tested with."""
+PARROT = """
+from pydantic import BaseModel
+from nanoloop.plugins import Plugin
+
+class Settings(BaseModel):
+    key: str
+
+PLUGIN = Plugin(name="parrot", settings=Settings, make=lambda own, model: None)
+"""
+HIDDEN = {"no cryptography": "cryptography", "a library that is missing": "nio"}
+"""Libraries that are not there then."""
+
+
+def pattern(message):
+    return re.compile(".*".join(map(re.escape, message.split("…"))))
+
+
+def said_by(folder, case, text, *words):
+    """What `nanoloop run`, or another command, says to these settings."""
+    (folder / "nanoloop.toml").write_text(text)
+    make_package(folder / "packages", PARROT, kind="providers", name="parrot")
+    if name := HIDDEN.get(case):
+        lacks = f"raise ModuleNotFoundError('no', name={name!r})"
+        (folder / "packages" / f"{name}.py").write_text(lacks)
+    ended = subprocess.run(
+        [sys.executable, "-m", "nanoloop", *(words or ("run",))],
+        cwd=folder,
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{folder / 'packages'}:{ROOT}",
+            "HOME": str(folder),
+            "OPENAI_BASE_URL": "http://127.0.0.1:9",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert ended.returncode != 0, case
+    return ended.stderr.strip().removeprefix("nanoloop: ").split("\nnanoloop: ")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """Each sentence by its case."""
+    found = {}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for number, (case, text) in enumerate((ALONE | MORE).items()):
+            folder = tmp_path_factory.mktemp(f"case{number}")
+            prepare(folder, case)
+            found[case] = said_by(folder, case, text.replace("{port}", port))
+    folder = tmp_path_factory.mktemp("sealed")
+    prepare(folder, "sealed")
+    found["sealed"] = said_by(folder, "sealed", "", "sessions", "show", "s")
+    return found
+
+
+def prepare(folder, case):
+    """What lies in the data folder before."""
+    data = folder / ".local" / "share" / "nanoloop"
+    with start_blocking_portal() as portal:
+        if case == "another's store":
+            portal.call(keep, SqliteStore(data / "sessions.sqlite"))
+        if case == "sealed":
+            seal = FernetSeal(Fernet.generate_key().decode())
+            portal.call(keep, SqliteStore(data / "sessions.sqlite", seal=seal))
+    if case == "an earlier version":
+        (data / "sessions").mkdir(parents=True)
+        earlier_version(data / "sessions").take()  # and holds it as long as these tests run
+    if case in {"another's store", "an emptied store"}:
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "installation.json").write_text('{"id": "mine", "store": "elsewhere"}')
+
+
+async def keep(store):
+    await store.create(id="s")
+    await store.close()
+
+
+def test_what_the_program_says_is_in_the_table(told):
+    lines = {line for said in told.values() for line in said}
+    assert [line for line in lines if not any(pattern(m).search(line) for m in MESSAGES)] == []
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_a_message_of_the_table_is_one_that_the_program_says(told, message):
+    lines = [line for said in told.values() for line in said]
+    assert any(pattern(message).search(line) for line in lines), message
