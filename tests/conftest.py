@@ -1,9 +1,6 @@
 """What every test may ask for."""
 
 import os
-import subprocess
-import sys
-from statistics import median
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,63 +15,6 @@ from tests.servers.synapse import Synapse
 # How fast a machine draws examples, and runs them, says nothing of the code.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any")
-
-SLOW_SECONDS = 1.0
-"""A test that takes longer is marked `slow`, so that the others are a matter of minutes."""
-USUAL_SECONDS = 0.012
-"""What half of the tests take at most where nothing else runs."""
-AGAIN = "TESTS_MEASURED_AGAIN"
-FEW = 100
-"""Of fewer tests the median says nothing of the machine."""
-
-
-class Tiers:
-    """Fails a run in which a test took long that is not marked so, for how busy the machine is."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._failed = False
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" and not {"slow", "long"} & report.keywords.keys():
-            self._seconds[report.nodeid] = report.duration
-
-    @property
-    def limit(self) -> float:
-        if AGAIN in os.environ:  # too few tests to tell how busy it is
-            return float(os.environ[AGAIN])
-        usual = median(self._seconds.values()) if len(self._seconds) > FEW else USUAL_SECONDS
-        return SLOW_SECONDS * max(1.0, usual / USUAL_SECONDS)
-
-    @property
-    def slow(self) -> list[str]:
-        found = sorted(self._seconds.items(), key=lambda item: -item[1])
-        return [f"{seconds:.2f} s  {name}" for name, seconds in found if seconds > self.limit]
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.exitstatus == pytest.ExitCode.OK and self.slow and not self._again():
-            session.exitstatus, self._failed = pytest.ExitCode.TESTS_FAILED, True
-
-    def _again(self) -> bool:
-        """Whether they are quick enough alone: something else may have kept the machine busy."""
-        if AGAIN in os.environ:
-            return False
-        names = [line.split("  ", 1)[1] for line in self.slow]
-        told = [sys.executable, "-m", "pytest", "-q", "--numprocesses=0", *names]
-        return not subprocess.run(
-            told, env={**os.environ, AGAIN: f"{self.limit}"}, check=False
-        ).returncode
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._failed:
-            terminalreporter.section(f"over {self.limit:.2f} s: mark them `slow`, or mend them")
-            terminalreporter.write_line("\n".join(self.slow))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # of several processes the one that hears of all tests
-        config.pluginmanager.register(Tiers(), "tiers")
 
 
 @pytest.fixture
