@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from secrets import token_urlsafe
 from typing import Any, Protocol
 
 from nanoloop import defaults
 from nanoloop.errors import SessionDamaged
 from nanoloop.protocols import Node, OwedSession
 from nanoloop.session.entry import Entry, from_rfc3339
-from nanoloop.session.head import ABOUT, Changes
+from nanoloop.session.head import ABOUT, Changes, unique_name
 from nanoloop.stores.snapshot import (
     Decode,
     encoded,
@@ -70,7 +69,7 @@ class Commit:
         return cls(
             id=session_id,
             revision=changes.revision,
-            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: token_urlsafe(8)},
+            head={**changes.head, "rev": changes.revision + 1, COMMIT_ID: unique_name()},
             sections=changes.sections,
             entries=changes.entries,
             texts=texts,
