@@ -12,15 +12,21 @@ from tests.bench.turn_cost import MODEL, BareLoop, Whole
 
 TURNS = 20
 """From one trim to the next: windows of every length."""
+ROUNDS = 3
 
 
 async def calls_a_turn(calls, turn):
+    """Of each turn the round with the fewest: in the others a clock had its tasks run beside it."""
+
+    async def counted():
+        before = calls.count
+        await turn()
+        return calls.count - before
+
     for _ in range(TURNS + 7):  # until the window was cut for the first time
         await turn()
-    before = calls.count
-    for _ in range(TURNS):
-        await turn()
-    return (calls.count - before) / TURNS
+    rounds = [[await counted() for _ in range(TURNS)] for _ in range(ROUNDS)]
+    return sum(map(min, *rounds)) / TURNS
 
 
 STORES = {
