@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 import anyio
 
 from nanoloop.errors import SendLater, StoreError
-from nanoloop.events import FailureTold, current_session, hearing
+from nanoloop.events import FailureTold, TurnFinished, current_session, hearing
 from nanoloop.intake import user_entry
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
@@ -141,7 +141,7 @@ async def test_one_session_that_can_not_be_read_keeps_no_other_from_its_answer()
     assert failed == ["test:b"]
 
 
-async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(monkeypatch):
+async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(monkeypatch, heard):
     monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     failing = Failing(InMemoryStore())
     provider = ScriptedProvider(["1"], held=True)
@@ -152,6 +152,8 @@ async def test_an_answer_that_the_store_has_no_room_for_yet_comes_when_it_has(mo
         provider.release()
         told = await loop.chat.until(2)
     assert (ENGLISH["store_down"] in told[0], told[1]) == (True, "1")
+    assert provider.count == 1  # it was paid for, once, and is told of as any other
+    assert [type(event) for event in heard].count(TurnFinished) == 1
     assert [m["content"] for m in (await failing.get("test:a")).messages] == ["one", "1"]
 
 
