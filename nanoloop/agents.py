@@ -397,7 +397,7 @@ class AgentRequest:
                 await self._turn.change(self._keep_question)
             else:
                 await self._turn.break_off(
-                    "the turn ended before it finished",
+                    "the turn was ended before it finished",
                     since=self._asked,
                     half_said=isinstance(error, anyio.get_cancelled_exc_class()),
                 )
@@ -512,8 +512,8 @@ class _QuestionLock(Mutex):
             await super().__aenter__()
         except RuntimeError:
             raise RuntimeError(
-                "a tool or hook can't ask the agent that called it in the same session: "
-                "give it another session"
+                "a tool or hook can't ask the agent that called it in the same session: use "
+                "another session"
             ) from None
 
     def check_may_block(self) -> None:
@@ -521,7 +521,7 @@ class _QuestionLock(Mutex):
             super().check_may_block()
         except RuntimeError:
             raise RuntimeError(
-                "this event loop is answering in that session: await ask()"
+                "this event loop is already answering in that session: use `await ask()`"
             ) from None
 
 

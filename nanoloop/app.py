@@ -222,7 +222,7 @@ class App:
                 raise  # there is nothing else to serve
 
 
-HELD = "another process serves its account: it opens here when that one ends"
+HELD = "another process serves its account: it will open here when that one ends"
 
 
 def _state(channel: Channel) -> tuple[str, str]:

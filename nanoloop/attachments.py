@@ -229,7 +229,7 @@ def bound(header: Header) -> None:
     if pixels > most:
         raise PictureRefused(f"it has {pixels:,} pixels, more than {most:,}")
     if max(header.width, header.height) > MOST_SIDE:
-        raise PictureRefused(f"a side of it has more than {MOST_SIDE:,} pixels")
+        raise PictureRefused(f"one side of it has more than {MOST_SIDE:,} pixels")
     if pixels * header.scans > MOST_SCANS:
         raise PictureRefused(SLOW)
 

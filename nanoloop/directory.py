@@ -220,7 +220,7 @@ def _check_format(file: Path, data: Any = None) -> None:
     found = _format_of(_data(file) if data is None else data)
     if found > FORMAT:
         raise StoreError(
-            f"{file} is of format {found}, and this version knows {FORMAT}: install a newer "
+            f"{file} has format {found}, and this version supports {FORMAT}: install a newer "
             "nanoloop, or choose another folder"
         )
 
@@ -243,8 +243,8 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as broken:
-        raise ValueError(f"{file} is no text: {broken}") from broken
+        raise ValueError(f"{file} is not a text file: {broken}") from broken
 
 
 def _warn_of_agent(name: str) -> None:
-    warnings.warn(f"agent {name!r} is not known: the default one answers", stacklevel=5)
+    warnings.warn(f"agent {name!r} is unknown: the default agent answers", stacklevel=5)

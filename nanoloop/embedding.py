@@ -53,7 +53,7 @@ class DirectChannel:
         `NotRunning` if the loop ends before it has answered.
         """
         if not isinstance(chat, str | int):  # all who have none would share a conversation
-            raise TypeError(f"chat is {chat!r}: give a str, such as the id of a user")
+            raise TypeError(f"chat is {chat!r}: pass a str, such as a user's id")
         message = Inbound(
             channel=self.name,
             chat=str(chat),
@@ -72,7 +72,7 @@ class DirectChannel:
             del self._arrived[name]
             self._listeners.pop(name, None)
         if name not in self._answers:
-            raise NotRunning("the loop ended before it had answered")
+            raise NotRunning("the loop ended before it answered")
         return self._answers.pop(name)
 
     async def _arrival(self, arrived: anyio.Event, message: Inbound) -> None:
@@ -245,7 +245,7 @@ class Embedded:
             raise NotRunning(self._why_not)
         event_loop, thread = self._event_loop
         if thread == get_ident():
-            raise RuntimeError("this would hold up the event loop that answers: await ask()")
+            raise RuntimeError("this would block the event loop that answers: use `await ask()`")
         return event_loop
 
     def _check_event_loop(self) -> None:
@@ -254,7 +254,7 @@ class Embedded:
         if self._event_loop is not None and self._event_loop[0] is not here:
             raise RuntimeError(
                 "this loop runs in another event loop: use it there, call ask_sync() in a thread, "
-                "or start one here by `async with`"
+                "or start one here with `async with`"
             )
 
     # From start to end
@@ -345,9 +345,9 @@ class Embedded:
         from_sync(self.close)
 
 
-UNSTARTED = "this loop is not running: start it by `async with loop:` or `with loop:`"
-RUNNING = "this loop is running already: ask it, and start it only once"
-CLOSED = "this loop is closed and takes nothing more in: make a new one"
+UNSTARTED = "this loop is not running: start it with `async with loop:` or `with loop:`"
+RUNNING = "this loop is already running: use it, and start it only once"
+CLOSED = "this loop is closed and accepts no more messages: create a new one"
 
 
 def _unheard(answer: str, heard: str) -> str:

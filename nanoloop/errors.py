@@ -100,7 +100,7 @@ class StoreNotOurs(SettingsError):
             found = f"conversations of another installation, and {ours}"
         super().__init__(
             f"{place} has {found}: correct store.url, restore a backup, or copy them there with "
-            "`nanoloop store copy FROM TO`; `nanoloop store adopt` uses this store as it is"
+            "`nanoloop store copy FROM TO`; to use this store as it is, run `nanoloop store adopt`"
         )
 
 
@@ -126,7 +126,9 @@ class SessionNotFound(SessionError, KeyError):
         self.session_id = session_id
 
     def __str__(self) -> str:
-        return f"no session {self.session_id!r}: create it first, or list the ones there are"
+        return (
+            f"there is no session {self.session_id!r}: create it first, or list the existing ones"
+        )
 
 
 class SessionExists(SessionError):
@@ -134,7 +136,7 @@ class SessionExists(SessionError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"session {session_id!r} exists already: choose another id (in code, replace=True)"
+            f"session {session_id!r} already exists: choose another id (in code, replace=True)"
         )
         self.session_id = session_id
 
@@ -144,8 +146,8 @@ class InvalidSessionId(SessionError, ValueError):
 
     def __init__(self, session_id: object) -> None:
         super().__init__(
-            f"{session_id!r} is no session id: use a-z, A-Z, 0-9 and _ . : @ - "
-            "(none of those five first, at most 200 characters)"
+            f"{session_id!r} is not a valid session id: use a-z, A-Z, 0-9 and _ . : @ - (a letter "
+            "or digit first, at most 200 characters)"
         )
 
 
@@ -157,7 +159,7 @@ class StillAnswering(NotPossible):
     """The last exchange has no answer yet."""
 
     def __init__(self) -> None:
-        super().__init__("its answer is still going on: wait for it, or stop it first")
+        super().__init__("its answer is still being written: wait for it, or stop it first")
 
 
 class PartOfSummary(NotPossible):
@@ -165,8 +167,8 @@ class PartOfSummary(NotPossible):
 
     def __init__(self) -> None:
         super().__init__(
-            "the last exchange is part of the summary already and can't be taken back: "
-            "begin a new conversation, or fork this one from an earlier message"
+            "the last exchange is already part of the summary and can't be taken back: start a new "
+            "conversation, or fork this one from an earlier message"
         )
 
 
@@ -174,14 +176,14 @@ class NotPinnable(NotPossible):
     """The message has no words."""
 
     def __init__(self, seq: int) -> None:
-        super().__init__(f"#{seq} says nothing that could be pinned")
+        super().__init__(f"message #{seq} has no text to pin")
 
 
 class PinsFull(NotPossible):
     """No more messages can be pinned."""
 
     def __init__(self, count: int) -> None:
-        super().__init__(f"{count} messages are pinned already: /unpin one first")
+        super().__init__(f"{count} messages are already pinned: /unpin one first")
 
 
 class HistoryNotLoaded(SessionError):
@@ -190,7 +192,7 @@ class HistoryNotLoaded(SessionError):
     def __init__(self, session_id: str) -> None:
         super().__init__(
             f"only the window of session {session_id!r} is in memory: "
-            "read the whole with `await store.get(id)`"
+            "load all of it with `await store.get(id)`"
         )
 
 
@@ -198,7 +200,9 @@ class TurnLost(SessionError):
     """A turn's question was already answered, changed or removed by another process."""
 
     def __init__(self, session_id: str) -> None:
-        super().__init__(f"another one has answered in {session_id!r}: this answer is dropped")
+        super().__init__(
+            f"another process has answered in session {session_id!r}: this answer was dropped"
+        )
 
 
 class StepRefused(SessionError):
@@ -206,8 +210,8 @@ class StepRefused(SessionError):
 
     def __init__(self, session_id: str, before: str, after: str) -> None:
         super().__init__(
-            f"session {session_id!r} would go from {before} to {after}, and nothing was written: "
-            "do first what it owes first (docs/architecture.md has the steps that there are)"
+            f"session {session_id!r} can't go from {before} to {after}: nothing was written; first "
+            "do what it owes (docs/architecture.md lists the allowed steps)"
         )
 
 
@@ -228,7 +232,7 @@ class DiskRefused(StoreError):
     """A file of the store could not be read or written; everything already saved still is."""
 
     def __init__(self, where: object, what: str) -> None:
-        super().__init__(f"the store in {where} failed: {what}; what was saved before still is")
+        super().__init__(f"the store in {where} failed: {what}; everything saved earlier is intact")
 
 
 class StoreConflict(StoreError):
@@ -247,8 +251,8 @@ class AlreadyHeard(NanoloopError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"what session {session_id!r} is to take was said before, under the same id: once is "
-            "enough"
+            f"session {session_id!r} has already accepted a message with this id: nothing was "
+            "written"
         )
         self.session_id = session_id
 
@@ -258,8 +262,9 @@ class SessionDamaged(StoreError):
 
     def __init__(self, session_id: str, what: str) -> None:
         super().__init__(
-            f"what is stored of session {session_id!r} makes no sense ({what}): `nanoloop store "
-            "check` names all that are damaged, `nanoloop store copy` takes the others elsewhere"
+            f"the stored data of session {session_id!r} is damaged ({what}): `nanoloop store "
+            "check` lists all damaged sessions, and `nanoloop store copy` copies the others to "
+            "another store"
         )
         self.session_id = session_id
         self.what = what
@@ -274,8 +279,8 @@ class SessionDiffers(StoreError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
-            f"session {session_id!r} is in the target already and differs: --replace puts this one "
-            "in its place, or delete it there first; what was copied so far stays"
+            f"session {session_id!r} is already in the target and differs: use --replace to "
+            "overwrite it, or delete it there first; what was copied so far is kept"
         )
 
 
@@ -305,14 +310,16 @@ class BusFull(NanoloopError):
     """The bus is full; the message was not accepted."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"{limit} messages are waiting already: try again in a moment")
+        super().__init__(f"{limit} messages are already waiting: try again in a moment")
 
 
 class BusClosed(BusFull):
     """The bus is closed; the message was not accepted."""
 
     def __init__(self) -> None:
-        NanoloopError.__init__(self, "nothing is taken in any more: the loop has been stopped")
+        NanoloopError.__init__(
+            self, "the loop has been stopped and accepts no more messages: start it again"
+        )
 
 
 class NotRunning(NanoloopError, RuntimeError):
@@ -338,7 +345,7 @@ class LaneFull(NanoloopError):
     """The lane is full; the item was not accepted."""
 
     def __init__(self, key: str, limit: int) -> None:
-        super().__init__(f"{key!r} has {limit} waiting already: try again in a moment")
+        super().__init__(f"{limit} messages are already waiting in {key!r}: try again in a moment")
 
 
 class SendLater(NanoloopError):
@@ -366,8 +373,8 @@ class NoSuchModel(ModelError):
     """Neither the catalogue nor the folder has a model with that name."""
 
     def __init__(self, name: str, advice: str = "") -> None:
-        advice = advice or "`nanoloop model list` shows what there is"
-        super().__init__(f"no model {name!r}: {advice}")
+        advice = advice or "`nanoloop model list` lists them"
+        super().__init__(f"there is no model {name!r}: {advice}")
 
 
 class NotFetched(ModelError):
@@ -376,7 +383,7 @@ class NotFetched(ModelError):
     def __init__(self, name: str, reasons: Sequence[str], *, typed: str = "") -> None:
         """`typed` is the argument that fetches it, if different from its name."""
         advice = f"`nanoloop model get {typed or name}` resumes it"
-        super().__init__("\n".join((f"model {name} can't be fetched; {advice}", *reasons)))
+        super().__init__("\n".join((f"model {name} could not be downloaded; {advice}", *reasons)))
 
 
 class NoRoom(ModelError):
@@ -384,8 +391,9 @@ class NoRoom(ModelError):
 
     def __init__(self, folder: Path, *, needed: int, free: int) -> None:
         super().__init__(
-            f"{needed / 1e6:,.0f} MB are needed in {folder} and {free / 1e6:,.0f} MB are free: "
-            "make room (`nanoloop model remove NAME`), or take another folder with NANOLOOP_MODELS"
+            f"{folder} needs {needed / 1e6:,.0f} MB of free space and has {free / 1e6:,.0f} MB: "
+            "free some space (`nanoloop model remove NAME`), or choose another folder with "
+            "NANOLOOP_MODELS"
         )
 
 
@@ -462,8 +470,8 @@ class ModelResting(ProviderError):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"{model or 'the model'} failed too often in a row and is left alone for now: "
-            "try again in a while"
+            f"{model or 'the model'} failed too many times in a row and is paused: try again in a "
+            "minute"
         )
 
 
@@ -481,7 +489,7 @@ class EmptyAnswer(BadAnswer):
 
 def how_to_install(extra: str) -> str:
     """How to install an extra's packages, for a message that says what is missing."""
-    return f"it comes with the extra \"{extra}\": {installer()} '{DISTRIBUTION}[{extra}]'"
+    return f"install the extra \"{extra}\": {installer()} '{DISTRIBUTION}[{extra}]'"
 
 
 def installer() -> str:

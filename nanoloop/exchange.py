@@ -154,7 +154,7 @@ class Exchange:
 
     async def pick_up(self) -> None:
         """Continue with a message that another process or run began; open calls are closed."""
-        why = "interrupted by a restart; whether it took effect is not known"
+        why = "interrupted by a restart; it is unknown whether it took effect"
         close = self._turn.closing(why)
         claims: list[int] = []
 

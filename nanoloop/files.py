@@ -148,8 +148,8 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
-_ELSEWHERE = "choose a place that may be written in"
-_NO_FOLDER = "a file is where a folder should be: choose another place"
+_ELSEWHERE = "check the permissions, or choose another place"
+_NO_FOLDER = "there is a file in place of a folder: choose another place"
 _ADVICE: Mapping[int | None, str] = {
     errno.EROFS: _ELSEWHERE,
     errno.EACCES: _ELSEWHERE,
@@ -159,8 +159,8 @@ _ADVICE: Mapping[int | None, str] = {
     errno.EFBIG: "allow larger files there, or choose another place",
     errno.ENOTDIR: _NO_FOLDER,
     errno.EEXIST: _NO_FOLDER,
-    errno.EISDIR: "a folder is where a file should be: move it away",
-    errno.ENOENT: "no such folder can be made there: choose another place",
+    errno.EISDIR: "there is a folder in place of the file: move it away",
+    errno.ENOENT: "the folder can't be created: choose another place",
     errno.EMFILE: "allow more open files, with `ulimit -n`",
     errno.ENFILE: "allow more open files, with `ulimit -n`",
 }

@@ -553,7 +553,7 @@ def _again_in(session: Session, entry: Entry) -> Entry:
     known = (*session.entries_between(0, session.last_seq), *session.waiting)
     again = asked_again(entry, known)
     if again is None:
-        raise NotPossible("there is nothing to ask again")
+        raise NotPossible("there is no question to ask again")
     return again
 
 

@@ -75,7 +75,7 @@ class Inbound:
     def __post_init__(self) -> None:
         # Here, where the sender of a wrong one hears of it: the loop serves all the others too.
         if not isinstance(self.text, str):
-            raise TypeError(f"the text of a message is {type(self.text).__name__}: give a str")
+            raise TypeError(f"a message's text is {type(self.text).__name__}: pass a str")
 
     @property
     def session_key(self) -> str:

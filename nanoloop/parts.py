@@ -235,7 +235,7 @@ def _imported(module: str) -> ModuleType:
     except Exception as error:
         # Its text may hold anything, a key too.
         raise SettingsError(
-            f"importing {module} fails ({type(error).__name__} at {place_of(error)}): mend it"
+            f"importing {module} fails ({type(error).__name__} at {place_of(error)}): fix it"
         ) from error
 
 
@@ -244,10 +244,10 @@ def _called(path: str, module: ModuleType) -> Callable[..., Any]:
         found: Any = attrgetter(path)(module)
     except AttributeError as missing:
         raise SettingsError(
-            f"{module.__name__} has no {path}: name a function that is there"
+            f"{module.__name__} has no {path}: name an existing function"
         ) from missing
     if not callable(found):
-        raise SettingsError(f"{path} is of type {type(found).__name__}: name a function")
+        raise SettingsError(f"{path} is of type {type(found).__name__}: name a function instead")
     function: Callable[..., Any] = found
     return function
 
@@ -305,7 +305,9 @@ def _tool(settings: Settings, agent: str, name: str, tools: Mapping[str, Tool]) 
     key = f"agents.{agent}.tools"
     known = [*tools, *plugins.names("tools")]
     advice = did_you_mean(name, known, f"the tools are {', '.join(known)}")
-    raise SettingsError(f"{settings.origin(key)}: {key} names no tool with {name!r}: {advice}")
+    raise SettingsError(
+        f"{settings.origin(key)}: {key} has {name!r}, but there is no such tool: {advice}"
+    )
 
 
 def _installed(name: str, own: BaseModel) -> Tool:

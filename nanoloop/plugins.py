@@ -115,11 +115,12 @@ def load(kind: Kind, name: str) -> Plugin:
     except Exception as error:
         # Its text may hold anything, a key too.
         raise SettingsError(
-            f"{what} can't be loaded ({type(error).__name__} at {place_of(error)}): mend or remove "
-            f"the package that has {point.value}"
+            f"{what} can't be loaded ({type(error).__name__} at {place_of(error)}): fix or remove "
+            "the "
+            f"package that has {point.value}"
         ) from error
     if not callable(getattr(found, "make", None)) or not hasattr(found, "settings"):
-        raise SettingsError(f"{what} is none: {point.value} lacks `settings` or `make`")
+        raise SettingsError(f"{what} is not a plugin: {point.value} lacks `settings` or `make`")
     plugin = Plugin(
         name=name,
         settings=found.settings,
@@ -166,7 +167,7 @@ def _guarded(plugin: Plugin, what: str) -> Callable[..., Any]:
                     + how_to_install(plugin.extra)
                 ) from None
             raise SettingsError(
-                f"{what} can't be made ({type(error).__name__} at {place_of(error)}): check its "
+                f"{what} can't be created ({type(error).__name__} at {place_of(error)}): check its "
                 "settings, or its package"
             ) from error
 

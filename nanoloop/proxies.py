@@ -34,7 +34,8 @@ def _usable(proxy: str) -> str:
     if not is_one:
         raise SettingsError(
             "the environment names a proxy that can't be used: HTTPS_PROXY, HTTP_PROXY or "
-            "ALL_PROXY has to look like http://proxy.example:3128, or socks5://…"
+            "ALL_PROXY must "
+            "look like http://proxy.example:3128, or socks5://…"
         )
     return proxy
 

@@ -48,27 +48,28 @@ from nanoloop.messages import Language
 FAILURES: Mapping[str, str] = MappingProxyType(
     {
         "model_down": "The model can't answer right now. Please try again in a few minutes.",
-        "model_busy": "The model takes no more requests right now. Please try again later.",
-        "model_key": "The model refused me access. Please tell the person who runs this bot.",
-        "model_unknown": "My model is not available. Please tell the person who runs this bot.",
+        "model_busy": "The model can't take more requests right now. Please try again later.",
+        "model_key": "I have no access to the model. Please tell whoever runs this bot.",
+        "model_unknown": "My model is not available. Please tell whoever runs this bot.",
         "too_long": "Our conversation is longer than the model can read. "
-        "Please send something shorter, or begin a new conversation with /new.",
-        "refused": "A content filter stopped the answer. Please say it in other words.",
-        "no_images": "The model takes no pictures, or not so many. Please say it in words.",
-        "bad_image": "The model can't read one of the pictures. Please send it in another form.",
-        "empty": "The model gave no answer. Please ask again, perhaps for something shorter.",
+        "Please send something shorter, or start a new conversation with /new.",
+        "refused": "A content filter stopped the answer. Please rephrase your message.",
+        "no_images": "The model can't take these pictures, or not this many. Please use words "
+        "instead.",
+        "bad_image": "The model can't read one of the pictures. Please send it in another format.",
+        "empty": "The model gave no answer. Please ask again, or ask for something shorter.",
         "timeout": "The model took too long to answer. Please try again in a few minutes.",
         "store_down": "Our conversation can't be read or saved right now. "
         "Please try again in a few minutes.",
-        "changed": "Our conversation was changed somewhere else at the same moment. "
+        "changed": "Our conversation was changed somewhere else at the same time. "
         "Please try again.",
-        "damaged": "Our conversation can't be read any more. Please begin a new one with /new.",
-        "gone": "This conversation was deleted or has expired. Please begin a new one.",
+        "damaged": "Our conversation can't be read any more. Please start a new one with /new.",
+        "gone": "This conversation was deleted or has expired. Please start a new one.",
         "recall_down": "Earlier messages can't be searched right now. Please try again later.",
-        "files_full": "There is no room for more files. Please tell the person who runs this bot.",
-        "full": "I have too much to do right now and did not take your message. "
+        "files_full": "There is no room for more files. Please tell whoever runs this bot.",
+        "full": "I have too much to do right now and could not accept your message. "
         "Please send it again soon.",
-        "busy": "I am still busy with your earlier messages and did not take this one. "
+        "busy": "I am still busy with your earlier messages and could not accept this one. "
         "Please send it again soon.",
         "interrupted": "I was restarted before I could answer your last message. "
         "Please send it again.",
@@ -98,11 +99,11 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "help_recall": "search what was said, /recall WORDS",
         "help_agent": "list the agents, or choose one, /agent NAME",
         "help_sessions": "list this chat's conversations, /sessions WORDS",
-        "help_switch": "continue another one, /switch NUMBER",
-        "help_rename": "give this one a title, /rename TITLE",
+        "help_switch": "continue another conversation, /switch NUMBER",
+        "help_rename": "give this conversation a title, /rename TITLE",
         "help_undo": "take back the last exchange",
         "help_fork": "continue in a copy; this one stays as it is",
-        "help_export": "show this one as text, /export md or json",
+        "help_export": "show this conversation as text, /export md or json",
         # What they answer.
         "unknown_command": "There is no /{name}: /help lists the commands.",
         "unknown_command_near": "There is no /{name}: did you mean /{near}?",
@@ -121,7 +122,7 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "role_tool": "tool",
         "recall_off": "Nothing can be searched here: recall is turned off.",
         "recall_words": "/recall needs the words to search for: /recall birthday",
-        "recall_nothing": "Nothing that was said earlier in this conversation fits {words!r}: "
+        "recall_nothing": "Nothing said earlier in this conversation matches {words!r}: "
         "try other words.",
         "recall_behind_one": "The newest entry is not searchable yet; "
         "more can be found in a moment.",
@@ -136,8 +137,8 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "no_message": "There is no message #{number} here: /history shows the numbers.",
         "erased_one": "Erased for good: 1 entry.",
         "erased": "Erased for good: {count} entries.",
-        "summary_anew": "The summary mentioned it, so it is being written again from "
-        "everything that is left up to #{seq}.",
+        "summary_anew": "The summary mentioned it, so it is being rewritten from what remains up "
+        "to #{seq}.",
         "index_behind": "But /recall may still find it: please repeat /forget later.",
         "no_summary": "There is no summary yet: nothing has left the window.",
         "summary_usage": "/summary shows it; /summary edit TEXT replaces it.",
@@ -145,33 +146,33 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "compacted_one": "1 message left the window and will be summarised.",
         "compacted": "{count} messages left the window and will be summarised.",
         "summary_under_way": "A summary is already being written.",
-        "nothing_to_compact": "Nothing to do: the last {count} messages always stay word for word.",
-        "no_pins": "Nothing is pinned: /pin NUMBER, as /history shows them.",
+        "nothing_to_compact": "Nothing to do: the last {count} messages are always kept word for "
+        "word.",
+        "no_pins": "Nothing is pinned: use /pin NUMBER with a number from /history.",
         "pinned": "#{seq} stays in view.",
-        "not_pinnable": "Nothing was pinned: #{seq} says nothing that could be pinned.",
-        "pins_full": "Nothing was pinned: {count} messages are pinned already: /unpin one first.",
+        "not_pinnable": "Nothing was pinned: message #{seq} has no text to pin.",
+        "pins_full": "Nothing was pinned: {count} messages are already pinned. /unpin one first.",
         "pin_unknown": "That is not pinned: /pin lists what is.",
         "nothing_pinned": "Nothing is pinned.",
         "unpinned": "Unpinned {count}.",
-        "sessions_before": "... and {count} before these: /sessions WORDS finds them",
+        "sessions_before": "... and {count} older ones: /sessions WORDS finds them",
         "no_sessions": "There is no such conversation here.",
         "session_row": "{number}. {title}{here} - {entries} entries, {date}",
         "switch_unknown": "There is no conversation {wanted!r} here: "
-        "/sessions lists them, /switch NUMBER goes to one.",
-        "switch_which": "Which one: /sessions lists them, /switch NUMBER goes to one.",
+        "/sessions lists them, /switch NUMBER switches to one.",
+        "switch_which": "Which one: /sessions lists them, /switch NUMBER switches to one.",
         "switched": "Continuing: {title}",
         "rename_usage": "/rename takes the new title: /rename Our trip to Rome",
         "renamed": "This conversation is now called {title}.",
         "undone": "Taken back, with its answer: {said}",
         "nothing_to_undo": "There is nothing to take back.",
-        "still_answering": "Nothing was taken back: its answer is still going on: "
-        "wait for it, or stop it first.",
-        "in_summary": "Nothing was taken back: the last exchange is part of the summary already "
-        "and can't be taken back: begin a new conversation, or fork this one from an earlier "
-        "message.",
-        "forked": "This is a copy now; /sessions lists both.",
-        "export_form": "/export knows md and json, not {form!r}.",
-        "export_cut": "... cut off here; the whole text comes from `{command}`",
+        "still_answering": "Nothing was taken back: its answer is still being written. Wait for "
+        "it, or /stop it first.",
+        "in_summary": "Nothing was taken back: the last exchange is already part of the summary. "
+        "Start a new conversation, or fork this one from an earlier message.",
+        "forked": "You are now in the copy; /sessions lists both.",
+        "export_form": "/export can write md or json, not {form!r}.",
+        "export_cut": "... cut off here; for the whole text, run `{command}`",
         # The rows of /status, and what is in them.
         "status_session": "session",
         "status_agent": "agent",
@@ -189,19 +190,19 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "summary_none": "none yet",
         "summary_running": "{reach}; {count} entries are being summarised",
         "summary_waits": "{reach}; {count} entries wait {why}",
-        "wait_next": "for the next try",
-        "wait_failure": "for another try",
-        "wait_breaker": "for a model",
-        "wait_budget": "for tomorrow's tokens",
-        "wait_small": "for more to be said",
+        "wait_next": "for the next attempt",
+        "wait_failure": "for another attempt",
+        "wait_breaker": "for the model to recover",
+        "wait_budget": "for tomorrow's token budget",
+        "wait_small": "for more messages",
         "summaries_running": "{count} running",
         "summaries_waiting": "{count} waiting {why}",
         "model_open": "model {model} open",
         "model_half-open": "model {model} half-open",
-        "model_as_answers": "as for answers",
+        "model_as_answers": "the same as for answers",
         "summaries_today": "today {calls} calls, {tokens} tokens",
         # An answer that the model did not come to.
-        "gave_up": "I stopped after {steps} steps without coming to an answer.",
+        "gave_up": "I stopped after {steps} steps without reaching an answer.",
         "in_a_circle": "I stopped after {steps} steps: "
         "the model asked for the same thing {times} times in a row{tools}.",
         # What a platform says itself.

@@ -141,7 +141,7 @@ def _command(name, parser):
     yield from _options(parser)
     for action, inner in cli.actions_of(parser).items():
         yield f"### {name} {action}"
-        yield inner.description.partition(" Settings as in")[0]
+        yield inner.description.partition(" For common options")[0]
         yield from _options(inner)
     if examples := cli.COMMANDS[name].examples:
         yield "```sh\n" + "\n".join(examples) + "\n```"

@@ -132,7 +132,11 @@ async def test_a_check_says_that_all_is_well(nanoloop):
     ("old", "new", "line"),
     [
         ("right", "wrong", "WRONG  quiet: the token is wrong: get another one"),
-        ('users = ["1"]', "", "WRONG  quiet: it connects, but nobody may talk: set users"),
+        (
+            'users = ["1"]',
+            "",
+            "WRONG  quiet: it connects, but nobody may talk to the bot: set users",
+        ),
         ('token = "right"', "", "WRONG  quiet: it has no token: set it in [channels.quiet]"),
     ],
 )

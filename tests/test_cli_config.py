@@ -177,7 +177,7 @@ def test_a_commands_own_code_is_passed_on(command):
     [
         (["chta"], "did you mean 'chat'?"),
         (["xyzzy"], "`nanoloop --help` lists them"),
-        (["--model", "x", "config"], "the command comes first"),
+        (["--model", "x", "config"], "put the command first"),
         (["config", "--exmple"], "config takes no --exmple: did you mean --example?"),
         (["sessions", "lst"], "sessions has no 'lst': did you mean 'list'?"),
         (["sessions", "--data", "lst", "lst"], "sessions has no 'lst': did you mean 'list'?"),

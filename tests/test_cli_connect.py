@@ -97,7 +97,7 @@ async def test_a_bot_on_matrix_is_registered_logged_in_and_invites_its_operator(
         _, err = await nanoloop.run("connect", "matrix", *account, code=1)
         assert f"does not let {bot} in (M_FORBIDDEN)" in err
         out, _ = await nanoloop.run("connect", "matrix", *account, "--register", "--operator", ann)
-        assert f"The account is {bot}\n{ann} is invited to a room with it" in out
+        assert f"The account is {bot}\n{ann} has been invited to a room with it" in out
         own = written(tmp_path)["matrix"]
         assert (own["homeserver"], own["user"], own["operators"]) == (synapse.url, bot, [ann])
         assert "a long password" not in str(own)
@@ -121,7 +121,7 @@ async def test_an_account_that_is_there_is_logged_in_or_known_by_its_token(tmp_p
     await nanoloop.run("connect", "matrix", *server, "--token", token)
     assert written(tmp_path)["matrix"]["token"] == token
     _, err = await nanoloop.run("connect", "matrix", *server, "--token", "no", code=1)
-    assert "refuses the Matrix access token" in err
+    assert "rejects the Matrix access token" in err
     assert written(tmp_path)["matrix"]["token"] == token
 
 

@@ -108,7 +108,7 @@ def test_the_summary_is_edited_in_the_editor(capsys, data, monkeypatch):
     assert "changed" in nanoloop(capsys, "edit", "work").err
     assert summary(data) == "They talked."
     monkeypatch.setenv("EDITOR", "false")
-    assert "as it was" in nanoloop(capsys, "edit", "work", code=Exit.FAILED).err
+    assert "is unchanged" in nanoloop(capsys, "edit", "work", code=Exit.FAILED).err
 
 
 @pytest.mark.usefixtures("work")
@@ -120,6 +120,6 @@ def test_an_edit_of_what_was_deleted_meanwhile_is_kept_as_a_draft(
     editor = tmp_path / "editor"
     editor.write_text(f'sed -i s/counted/talked/ "$1"; rm {data}/sessions/work.jsonl')
     monkeypatch.setenv("EDITOR", f"sh {editor}")
-    assert "what you wrote is in" in nanoloop(capsys, "edit", "work", code=Exit.NOT_FOUND).err
+    assert "your text is saved in" in nanoloop(capsys, "edit", "work", code=Exit.NOT_FOUND).err
     (draft,) = tmp_path.glob("nanoloop-summary-*.md")
     assert draft.read_text() == "They talked."

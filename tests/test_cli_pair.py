@@ -110,7 +110,7 @@ def test_the_status_shows_the_daemon_and_each_channel(nanoloop, standing, keep):
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        ("waiting", "gone; next try in 5 s"),
+        ("waiting", "gone; retrying in 5 s"),
         ("refused", "get another token"),
         ("failed", "Bug at x.py:1"),
     ],

@@ -220,7 +220,7 @@ def test_b3_7_pruning_puts_away_and_later_deletes(capsys, stored, data):
     nanoloop(capsys, "prune", "--older-than", "45d", "--archived", code=Exit.USAGE)
     nanoloop(capsys, "prune", "--older-than", "45d", "--archived", "--yes")
     assert ids(capsys, "--archived") == ["terminal:b"]
-    assert "nothing is that old" in nanoloop(capsys, "prune", "--older-than", "45d").err
+    assert "no conversation is that old" in nanoloop(capsys, "prune", "--older-than", "45d").err
 
 
 def test_b3_7_the_newest_are_kept_however_old(capsys, stored, data):
@@ -327,7 +327,7 @@ def test_an_import_tells_which_numbers_made_no_sense(capsys, stored, tmp_path):
 def test_what_is_no_session_is_refused_in_a_sentence(capsys, tmp_path, text):
     (tmp_path / "file").write_text(text)
     err = nanoloop(capsys, "import", "file", code=Exit.FAILED).err
-    assert err.startswith("nanoloop: file is no session to import: ")
+    assert err.startswith("nanoloop: file can't be imported: ")
 
 
 @pytest.mark.parametrize("text", ["30", "d", "-3d", "30y"])

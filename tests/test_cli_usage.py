@@ -75,14 +75,14 @@ def test_what_is_no_size_is_refused_with_the_way_to_write_it(data, capsys):
 def test_a_condition_of_before_is_refused_with_the_options_to_take(data, action, capsys):
     assert listed(data, action, "--where", "entries>100") == 2
     said = capsys.readouterr().err
-    assert "no conditions such as 'entries>100' any more" in said
+    assert "conditions such as 'entries>100' are no longer supported" in said
     assert "--agent, --search, --older-than or --larger-than" in said
 
 
 @pytest.mark.parametrize("limit", ["-3", "0", "x"])
 def test_a_list_of_less_than_one_is_refused(data, limit, capsys):
     assert listed(data, "list", "--limit", limit) == 2
-    assert f"{limit!r} is no whole number from 1 up" in capsys.readouterr().err
+    assert f"{limit!r} is not a whole number of at least 1" in capsys.readouterr().err
 
 
 def test_what_they_take_is_added_up(data, capsys):

@@ -79,7 +79,7 @@ async def test_compact_waits_neither_for_more_to_be_said_nor_after_a_failure(sto
     async with chatting(store, model) as chat:
         await chat.says("one", "two", "three", "/compact")
         await chat.rest()
-        assert "wait for another try" in await chat.says("/status")
+        assert "wait for another attempt" in await chat.says("/status")
         await chat.says("/compact")
         await chat.rest()
         assert (await chat.session()).summary == "They spoke."

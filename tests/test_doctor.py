@@ -50,14 +50,14 @@ def test_a_place_that_can_not_be_written_in_is_wrong(checked, tmp_path, monkeypa
 
     monkeypatch.setattr(doctor, "TemporaryFile", refuse)
     _, said = checked(tmp_path)
-    assert "Read-only file system: choose a place that may be written in" in said
+    assert "Read-only file system: check the permissions, or choose another place" in said
 
 
 def test_a_data_folder_that_is_a_file_is_wrong(checked, tmp_path):
     (tmp_path / "file").touch()
     _, said = checked(tmp_path / "file")
     assert "WRONG  store: " in said
-    assert "a file is where a folder should be" in said
+    assert "there is a file in place of a folder" in said
 
 
 @pytest.mark.parametrize(

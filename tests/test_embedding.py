@@ -141,9 +141,9 @@ async def test_before_its_start_and_after_its_end_a_loop_says_so():
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        ({"text": b"Hello"}, "the text of a message is bytes: give a str"),
-        ({"text": None}, "is NoneType: give a str"),
-        ({"text": "Hello", "chat": None}, "chat is None: give a str, such as the id of a user"),
+        ({"text": b"Hello"}, "a message's text is bytes: pass a str"),
+        ({"text": None}, "is NoneType: pass a str"),
+        ({"text": "Hello", "chat": None}, "chat is None: pass a str, such as a user's id"),
         ({"text": "Hello", "agent": "pot"}, "there is no agent 'pot': did you mean 'poet'?"),
         ({"text": "Hello", "agent": "x"}, "'x': the agents are: assistant, poet"),
     ],
@@ -360,7 +360,7 @@ async def test_a_name_means_what_it_means_in_the_settings(monkeypatch):
         AgentLoop("groq:llama")
     monkeypatch.setenv("GROQ_API_KEY", "key")
     AgentLoop("groq:llama")
-    with pytest.raises(SettingsError, match="no place for sessions"):
+    with pytest.raises(SettingsError, match="not a store"):
         AgentLoop(ScriptedProvider(), store="nowhere")
 
 

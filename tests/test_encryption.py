@@ -142,7 +142,7 @@ async def test_b2_7_the_key_comes_from_the_settings(tmp_path):
 
 
 def test_b2_7_what_is_no_key_is_refused_and_not_repeated():
-    with pytest.raises(SettingsError, match="make one with") as refused:
+    with pytest.raises(SettingsError, match="generate one with") as refused:
         FernetSeal("hunter2")
     assert "hunter2" not in str(refused.value)
 

@@ -104,7 +104,7 @@ async def test_a_summary_that_told_of_it_is_made_anew_without_it(store):
         await chat.says(SECRET, "two", "three")
         assert (await chat.session()).summary == "It is xyzzy-42."
         assert any("xyzzy" in item["text"] for item in (await chat.session()).ledger)
-        assert "everything that is left up to #2" in await chat.says("/forget 1")
+        assert "what remains up to #2" in await chat.says("/forget 1")
         await chat.says("/summary")
         assert "xyzzy" not in str(chat.writer.calls[-1].messages)
         assert (await chat.session()).summary == "Nothing much."

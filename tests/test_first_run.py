@@ -130,8 +130,8 @@ async def test_of_several_enter_takes_the_one_that_answered(typed, capsys):
         said = await found(Settings(), *servers)
     assert said == {"base_url": well.url, "model": "second"}
     out = capsys.readouterr().out
-    assert "1  LM Studio, which runs here: first" in out
-    assert "2  Jan, which runs here: second" in out
+    assert "1  LM Studio, running on this machine: first" in out
+    assert "2  Jan, running on this machine: second" in out
 
 
 async def test_another_model_of_a_server_is_used_once_it_answered(typed):
@@ -147,7 +147,7 @@ async def test_nonsense_is_said_to_be_and_asked_again(typed, capsys):
         typed.extend(["0", "99", "-1", "x", ""])
         said = await found(Settings(), running(server, "m"), always_asks=True)
     assert said["model"] == "m"
-    assert capsys.readouterr().out.count(" is none of them.") == 4
+    assert capsys.readouterr().out.count(" is not one of them.") == 4
 
 
 # What a person types
@@ -189,13 +189,13 @@ async def test_a_key_that_tells_nothing_is_its_models_vendors(typed):
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("", "No key was typed."),
-        ("http://localhost:11434/v1", "That is an address and no key"),
-        ("localhost:11434", "That is an address and no key"),
-        ("api.example.org/v1", "That is an address and no key"),
-        ("export OPENAI_API_KEY=x", "That is no key"),
-        ("sk-…", "That is no key"),
-        ("short", "That is no key"),
+        ("", "No key was entered."),
+        ("http://localhost:11434/v1", "That is an address, not a key"),
+        ("localhost:11434", "That is an address, not a key"),
+        ("api.example.org/v1", "That is an address, not a key"),
+        ("export OPENAI_API_KEY=x", "That is not a key"),
+        ("sk-…", "That is not a key"),
+        ("short", "That is not a key"),
     ],
 )
 def test_what_is_no_key_is_refused_and_not_repeated(key, told):
@@ -210,7 +210,7 @@ def test_what_may_be_a_key_is_taken(key):
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ("local:tiny", "A model on this machine takes no key."),
+        ("local:tiny", "A model on this machine needs no key."),
         ("azure:mine", "no address is set: set AZURE_OPENAI_ENDPOINT"),
         ("groq:", "no model is named: write groq:NAME"),
         ("llama", "Whose key is it?"),
@@ -262,7 +262,7 @@ def test_what_is_here_or_was_begun_comes_before_what_is_not(tmp_path):
 
 @pytest.mark.parametrize(
     ("what", "why"),
-    [("free_bytes", "of memory, and 1.0 GB are free"), ("free_room", "on the disk, and 1.0 GB")],
+    [("free_bytes", "of memory, and only 1.0 GB is free"), ("free_room", "on the disk, and only 1.0 GB")],
 )
 def test_without_room_no_model_is_worth_it_and_the_sizes_are_told(tmp_path, monkeypatch, what, why):
     monkeypatch.setattr(first_run, what, lambda *_: 1_000_000_000)

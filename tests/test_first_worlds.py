@@ -189,7 +189,7 @@ async def test_where_nothing_is_a_model_is_fetched_while_the_demo_plays(home, ti
         hub.stops_after = STOP
         home.set(HF_ENDPOINT=hub.root)
         async with home.first_start() as terminal:
-            await terminal.shows(f"So a model for this machine is fetched: {TINY}")
+            await terminal.shows(f"Downloading a model for this machine: {TINY}")
             await terminal.shows(f"To remove it: nanoloop model remove {TINY}")
             await terminal.shows("bot  Then the cake comes without nuts.")
             hub.release()
@@ -222,7 +222,7 @@ async def test_where_nothing_can_be_fetched_the_ways_to_a_model_are_said(home):
 async def test_without_the_memory_for_a_model_it_is_said_and_the_demo_plays(home):
     home.start = ["bash", "-c", f'ulimit -v {MEMORY_KB}; exec "$@"', "-", *home.start]
     async with home.first_start(leaves_with=3) as terminal:
-        await terminal.shows("of memory, and 1.0 GB are free here.")
+        await terminal.shows("of memory, and only 1.0 GB is free.")
         await terminal.shows("bot  Then the cake comes without nuts.")
         await terminal.shows("no model is set.", within=60)
         await terminal.shows("ollama pull qwen3:4b")

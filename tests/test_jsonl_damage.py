@@ -482,7 +482,7 @@ async def test_a_file_of_a_newer_format_is_refused_and_left_alone(store, file):
     file.write_bytes(file.read_bytes().replace(b'"format":2,', b'"format":99,', 1))
     before = file.read_bytes()
     later = JsonlStore(file.parent)
-    with pytest.raises(StoreError, match=r"s.jsonl is of format 99.*newer nanoloop"):
+    with pytest.raises(StoreError, match=r"s.jsonl has format 99.*newer nanoloop"):
         await later.load("s")
     with pytest.raises(StoreError, match="format 99"):
         await later.create(id="s", replace=True)
@@ -493,10 +493,10 @@ async def test_a_file_of_a_newer_format_is_refused_and_left_alone(store, file):
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.EROFS, "Read-only file system: choose a place that may be written in"),
+        (errno.EROFS, "Read-only file system: check the permissions, or choose another place"),
         (errno.ENOSPC, "No space left on device: free some space"),
-        (errno.EEXIST, "a file is where a folder should be"),
-        (errno.ENOENT, "no such folder can be made there"),
+        (errno.EEXIST, "there is a file in place of a folder"),
+        (errno.ENOENT, "the folder can't be created"),
         (errno.EIO, "check the disk"),
     ],
 )

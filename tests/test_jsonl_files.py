@@ -304,7 +304,7 @@ async def test_while_one_is_made_no_other_process_makes_or_deletes_it(
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: store.create(id="s"))
         await wrap(is_inside.wait)(10)
-        with pytest.raises(StoreError, match="another process holds session 's': stop that one"):
+        with pytest.raises(StoreError, match="another process has locked session 's': stop it"):
             await (other.create(id="s") if act == "create" else other.delete("s"))
         gate.set()
     with pytest.raises(SessionExists):

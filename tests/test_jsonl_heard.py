@@ -155,9 +155,9 @@ async def test_while_one_process_takes_messages_of_a_chat_no_other_does(store, t
     await takes(store, "s", "m0")
     await takes(store, "t", "n0", chat="other")
     with locked_file(file_of(tmp_path)):
-        with pytest.raises(StoreError, match="another process holds session 's': stop that one"):
+        with pytest.raises(StoreError, match="another process has locked session 's': stop it"):
             await takes(store, "s", "m1")
-        with pytest.raises(StoreError, match="another process holds messages of a chat"):
+        with pytest.raises(StoreError, match="another process has locked messages of a chat"):
             await store.hear([HeardMessage(chat="chat", id="m2", at=1)])
         assert await store.has_heard("chat", "m0")
         assert await takes(store, "t", "n1", chat="other") == "kept"

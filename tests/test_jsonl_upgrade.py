@@ -187,7 +187,7 @@ async def test_a_folder_of_a_newer_version_is_refused(store, folder):
     note = folder / ".lock" / ".index"
     note.write_text(json.dumps({**json.loads(note.read_text()), "format": 99}))
     later = JsonlStore(folder)
-    with pytest.raises(NotReadable, match=r"is of format 99.*install a newer nanoloop"):
+    with pytest.raises(NotReadable, match=r"has format 99.*install a newer nanoloop"):
         await later.create(id="new")
     await later.close()
 

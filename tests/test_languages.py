@@ -31,8 +31,8 @@ NOT_FOR_CHATS = {
     "bus.py": ("it took too long", "no such channel"),  # for the log, as below
     "channels/kit/access.py": ("set users or chats", ", or write to", "not allowed", "too much"),
     "channels/kit/intake.py": (  # for the model
-        "(it could not be kept)",
-        "(a picture of a kind",
+        "(it could not be stored)",
+        "(a picture in an",
         "(this voice message",
         "[said in this chat before:",
     ),

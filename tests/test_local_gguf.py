@@ -137,7 +137,7 @@ def test_what_is_kept_beside_takes_half_of_what_is_left_and_no_more_than_its_lim
 
 
 def test_a_model_too_large_for_the_memory_says_what_it_needs():
-    with pytest.raises(child.CannotRun, match=r"tiny needs 2.3 GB .* 0.5 GB are free: .* smaller"):
+    with pytest.raises(child.CannotRun, match=r"tiny needs 2.3 GB .* 0.5 GB is free: .* smaller"):
         child._tokens(model(size=2 * 10**9, token_bytes=1000), ORDER, 5 * 10**8)
 
 

@@ -139,7 +139,7 @@ async def test_what_people_say_does_not_reach_the_librarys_log():
     ("own", "problem"),
     [
         ({"token": "syt_1"}, "channels.matrix.homeserver is not set"),
-        ({"token": "two words", "homeserver": "https://e.org"}, "is no access token"),
+        ({"token": "two words", "homeserver": "https://e.org"}, "is not an access token"),
     ],
 )
 def test_settings_that_lack_something_say_what(tmp_path, own, problem):

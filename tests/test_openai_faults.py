@@ -90,7 +90,7 @@ async def test_a_refusal_that_never_ends_is_not_waited_for():
     async with RawServer(said) as server:
         failure = await failing_at(server.url, on_text=print, first_token_timeout_seconds=0.05)
     assert isinstance(failure, ProviderTimeout)
-    assert "said nothing for 0.05" in str(failure)
+    assert "sent nothing for 0.05" in str(failure)
 
 
 @pytest.mark.parametrize("on_text", [None, print])

@@ -236,7 +236,7 @@ async def test_a_stream_cut_off_in_the_middle_says_so():
         Answer(text="one two three", cut_after=3), max_retries=2
     )
     assert isinstance(failure, NoConnection)
-    assert "broke the connection" in str(failure)
+    assert "closed the connection" in str(failure)
     assert pieces == ["one", " two"]
     assert server.count == 1
 
@@ -305,7 +305,7 @@ async def test_a_call_that_takes_too_long_is_ended(on_text):
 @pytest.mark.parametrize("held", [Answer(held=True), Answer(hold_after=0)])
 async def test_a_first_piece_that_is_late_ends_the_call(held):
     async with connected(held, first_token_timeout_seconds=0.05) as (provider, server):
-        with pytest.raises(ProviderTimeout, match=r"said nothing for 0.05 seconds"):
+        with pytest.raises(ProviderTimeout, match=r"sent nothing for 0.05 seconds"):
             await provider.chat(messages=HI, on_text=lambda _: None)
         await server.deserted()
 

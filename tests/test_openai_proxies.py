@@ -246,7 +246,7 @@ async def test_a_redirect_that_would_lose_the_question_is_told(status):
 
 async def test_redirects_without_an_end_are_given_up():
     async with OpenAIServer(otherwise=moved(307, COMPLETIONS)) as server:
-        with pytest.raises(NanoloopError, match="redirects without an end: check the address"):
+        with pytest.raises(NanoloopError, match="redirects endlessly: check the address"):
             await said_by(server.url, max_retries=2)
     assert server.count < 10
 

@@ -87,7 +87,7 @@ async def kept_of(folder, data, **about):
 
 async def test_a_picture_of_a_kind_that_no_model_knows_is_a_file(tmp_path):
     kept = await kept_of(tmp_path, b"\0\0\0\x18ftypheic", name="a.heic", mime_type="image/heic")
-    assert (kept.kind, kept.text) == ("file", "(a picture of a kind that can't be shown)")
+    assert (kept.kind, kept.text) == ("file", "(a picture in an unsupported format)")
 
 
 async def test_a_page_that_calls_itself_a_picture_is_a_text(chats, tmp_path):

@@ -373,5 +373,5 @@ def test_a_store_is_opened_by_its_url(install, load, tmp_path):
 
 
 def test_a_url_of_a_store_that_is_not_installed_is_refused(load):
-    with pytest.raises(SettingsError, match="no place for sessions"):
+    with pytest.raises(SettingsError, match="not a store"):
         load("store.url = 'shelf://top'")

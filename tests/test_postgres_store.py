@@ -290,7 +290,7 @@ class TestNodes:
 class TestFormats:
     async def test_migrating_says_what_it_did(self, postgres_url):
         async with opened(postgres_url) as store:
-            assert await store.migrate() == f"the tables were made, format {len(STEPS)}"
+            assert await store.migrate() == f"the tables were created, format {len(STEPS)}"
             assert await store.migrate() == f"the tables have format {len(STEPS)} already"
 
     async def test_an_older_format_is_migrated_with_all_that_is_in_it(

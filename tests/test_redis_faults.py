@@ -238,7 +238,7 @@ async def test_a_wrong_password_is_told_and_not_repeated(redis_server):
 async def test_a_user_without_the_right_is_told_which(redis_server):
     redis_server.ask("ACL SETUSER ann on >pw ~other:* +@all")
     said = await refused(redis_server.url.replace("//", "//ann:pw@"))
-    assert "does not let this user do that: allow it ~PREFIX:*" in said
+    assert "does not allow this user to do that: grant it ~PREFIX:*" in said
     assert "pw" not in said
 
 
@@ -259,7 +259,9 @@ async def test_what_is_no_redis_is_told(tmp_path):
     port = listener.extra(anyio.abc.SocketAttribute.local_port)
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, hello)
-        assert "is no Redis: check store.url" in await refused(f"redis://127.0.0.1:{port}")
+        assert "is not a Redis server: check store.url" in await refused(
+            f"redis://127.0.0.1:{port}"
+        )
         group.cancel_scope.cancel()
     await listener.aclose()
 

@@ -204,7 +204,7 @@ async def test_one_that_drops_what_expires_is_not_told_what_does(redis_server):
 
 async def test_a_newer_format_is_refused(store, redis):
     await redis.set("nanoloop:format", redis_store.FORMAT + 1)
-    with pytest.raises(StoreError, match="format 3, and this version knows 2: install a newer"):
+    with pytest.raises(StoreError, match="format 3, and this version supports 2: install a newer"):
         await store.create(id="s")
 
 
@@ -276,7 +276,7 @@ async def test_a_line_may_be_encrypted(redis_server, tmp_path):
         await grown(store, 3)
         assert (await store.load("s")).entry_count == 3
     async with opened(url.partition("?")[0], timeout_seconds=0.5) as store:
-        with pytest.raises(StoreError, match=r"vouches for: add \?ssl_ca_certs=FILE"):
+        with pytest.raises(StoreError, match=r"not trusted here: add \?ssl_ca_certs=FILE"):
             await store.load("s")
 
 

@@ -126,7 +126,7 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ("[agents.smith]\npromt = 1", "2: agents.smith.promt is 1, but there is no such setting"),
         ("[agents.smith]\npromt = 1", "did you mean agents.smith.prompt?"),
         ('xyzzy = "q"', '1: xyzzy is "q", but there is no such setting: `nanoloop config` lists'),
-        ("model = 5", "1: model is 5, not a text"),
+        ("model = 5", "1: model is 5, not a string"),
         ('message_buffer_limit = "50"', 'message_buffer_limit is "50", not a whole number'),
         ("include_time = 1", "1: include_time is 1, not true or false"),
         ("[turn]\nmax_steps = 0", "2: turn.max_steps is 0, less than 1: raise it"),
@@ -138,10 +138,10 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ("message_buffer_min = 60", "1: message_buffer_min is 60, more than message_buffer_limit"),
         ("message_buffer_limit = 10", "message_buffer_min is 10, as much as message_buffer_limit"),
         ("[provider]\ncall_timeout_seconds = 5", "2: provider.first_token_timeout_seconds is 60, "),
-        ('store = {url = "memory:", durability = "fsync"}', "writes nothing: choose"),
-        ("\nmodel = ", "2: not TOML: Invalid value"),
+        ('store = {url = "memory:", durability = "fsync"}', "stores nothing on disk: choose"),
+        ("\nmodel = ", "2: not valid TOML: Invalid value"),
         ('sentences.modl_down = "x"', "did you mean sentences.model_down?"),
-        ('[sentences]\nkept = "  "', '2: sentences.kept is "  ", too short: say something'),
+        ('[sentences]\nkept = "  "', '2: sentences.kept is "  ", too short: set a value'),
     ],
 )
 def test_what_is_wrong_in_the_file_is_told_with_its_line(refusal, text, line):
@@ -167,8 +167,8 @@ def test_what_is_wrong_in_the_environment_is_told_with_its_name(refusal, env, li
 def test_a_setting_that_is_gone_says_what_to_do_instead_with_its_line(refusal):
     told = refusal("[bus]\ninbound_limit = 5\n\n[loop]\nshutdown_summaries_seconds = 3\n")
     assert told == [
-        f"2: bus.inbound_limit is no setting any more: {instead('bus.inbound_limit')}",
-        "5: loop.shutdown_summaries_seconds is no setting any more: "
+        f"2: bus.inbound_limit is no longer a setting: {instead('bus.inbound_limit')}",
+        "5: loop.shutdown_summaries_seconds is no longer a setting: "
         + instead("loop.shutdown_summaries_seconds"),
     ]
 
@@ -178,7 +178,7 @@ def test_a_setting_that_is_gone_says_what_to_do_instead_with_its_line(refusal):
 )
 def test_what_is_gone_is_refused_in_a_file_the_environment_and_code(refusal, name):
     key = name.replace("NAME", "cook")
-    sentence = f"{key} is no setting any more: {instead(name)}"
+    sentence = f"{key} is no longer a setting: {instead(name)}"
     assert refusal(f"{key} = 5") == [f"1: {sentence}"]
     assert refusal(env={variable(key): "5"}) == [f"env {variable(key)}: {sentence}"]
     given = 5
@@ -291,7 +291,7 @@ def test_what_is_wrong_in_one_table_or_source_hides_nothing_of_another(refusal):
     told = refusal(text, env={"NANOLOOP_MESSAGE_BUFFER_MIN": "few"})
     assert sorted(told) == [
         '1: message_buffer_min is "x", not a whole number',
-        "3: providers.groq.api_key is ********, not a text",
+        "3: providers.groq.api_key is ********, not a string",
         "4: providers.grok names no provider: did you mean providers.groq?",
         'env NANOLOOP_MESSAGE_BUFFER_MIN: message_buffer_min is "few", not a whole number',
     ]

@@ -43,9 +43,9 @@ async def test_a_key_that_is_refused_is_not_written(nanoloop, file):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--api-key", "http://localhost:11434"), "That is an address and no key"),
+        (("--api-key", "http://localhost:11434"), "That is an address, not a key"),
         (("--base-url", "localhost"), "is not an address"),
-        (("--telegram-token", "what"), "is no token of Telegram's"),
+        (("--telegram-token", "what"), "is not a Telegram token"),
         ((), "not a terminal, so use flags"),
     ],
 )
@@ -70,7 +70,7 @@ async def test_each_question_has_its_answer_typed_too(nanoloop, file):
         nanoloop.set(OLLAMA_HOST=server.root)
         with Terminal() as terminal:
             async with nanoloop.started("setup", terminal=terminal) as process:
-                await terminal.shows("1  Ollama, which runs here: qwen3:4b")
+                await terminal.shows("1  Ollama, running on this machine: qwen3:4b")
                 await terminal.shows("Enter is 1")
                 terminal.type("\r")
                 await terminal.shows("Token of your Telegram bot")

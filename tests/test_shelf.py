@@ -147,7 +147,7 @@ async def test_what_the_summary_has_is_not_taken_back_silently(chats):
     session.release()
     assert "three" in await chat.says("/undo")
     assert await chat.texts() == ["two", "You said: two"]  # shown again; the summary has it too
-    assert "part of the summary already" in await chat.says("/undo")
+    assert "already part of the summary" in await chat.says("/undo")
     stored = await chat.stored()
     assert (stored.summary, stored.covered_seq, stored.has_pending) == ("they counted", 4, False)
     assert len(stored.full_chat_history) == 4

@@ -227,7 +227,7 @@ async def test_the_token_is_not_shown_where_a_file_lies_elsewhere(server, stage,
         server.say(CHAT, ANN, "look", files=[file])
         await answered(stage)
     left = [event.reason for event in bot.events if isinstance(event, FileLeftOut)]
-    assert left == ["the file lies elsewhere"]
+    assert left == ["the file is hosted elsewhere"]
     assert not (tmp_path / "kept").exists()
 
 

@@ -153,7 +153,7 @@ class TestDamage:
         notes = tmp_path / "notes.txt"
         notes.write_text("my notes\n" * 1_000)
         store = SqliteStore(notes)
-        with pytest.raises(StoreError, match=r"notes.txt is no database: choose another file"):
+        with pytest.raises(StoreError, match=r"notes.txt is not a database: choose another file"):
             await store.create(id="s")
         await store.close()
         assert notes.read_text() == "my notes\n" * 1_000
@@ -261,7 +261,7 @@ class TestHeld:
         (tmp_path / "file").write_text("")
         wrong = {
             tmp_path: "is a folder: choose a file in it",
-            tmp_path / "file" / "sessions.sqlite": "a file is where a folder should be",
+            tmp_path / "file" / "sessions.sqlite": "there is a file in place of a folder",
         }
         for path, words in wrong.items():
             store = SqliteStore(path)
@@ -314,4 +314,4 @@ async def test_a_folder_that_may_not_be_written_in_can_be_read_and_nothing_else(
     *_, looked, refused, written = done.stdout.decode().splitlines()
     assert looked == "['hi']"
     assert "for reading only" in refused
-    assert "choose a place that may be written in" in written
+    assert "check the permissions, or choose another place" in written

@@ -201,7 +201,7 @@ async def test_an_erase_that_a_reader_is_in_the_way_of_says_so(store, file):
     with raw(file) as other:
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM entry").fetchone()
-        with pytest.raises(StoreError, match=r"traces, which another process reads: .*erase again"):
+        with pytest.raises(StoreError, match=r"traces, which another process is reading: .*erase again"):
             await store.erase(session, [1])
         other.execute("COMMIT")
     await store.erase(await store.load("s"), [1])
@@ -289,7 +289,7 @@ class TestNodes:
     async def test_one_that_only_reads_says_nothing_of_itself(self, file):
         store = SqliteStore(file, read_only=True)
         for call in (store.beat(Node(id="n")), store.leave("n")):
-            with pytest.raises(StoreError, match="for reading only: nothing was written"):
+            with pytest.raises(StoreError, match="open read-only: nothing was written"):
                 await call
         await store.close()
         assert not file.parent.exists()

@@ -166,8 +166,8 @@ def test_the_command_copies_checks_and_says_so(tmp_path, capsys):
     ("words", "said"),
     [
         (["copy", "jsonl:", "jsonl:"], "can't be copied to itself"),
-        (["copy", "jsonl:", "mysql://x"], "no place for sessions: write memory:"),
-        (["check", "nowhere"], "no place for sessions"),
+        (["copy", "jsonl:", "mysql://x"], "not a store: write memory:"),
+        (["check", "nowhere"], "not a store"),
     ],
 )
 def test_a_wrong_place_is_refused(words, said, tmp_path, capsys):
@@ -378,7 +378,7 @@ def test_a_session_damaged_in_the_target_is_named_or_replaced(how, tmp_path, cap
     words.remove("--replace")
     assert main(words) == 1
     said = capsys.readouterr().err
-    assert "\nb: that of the target is damaged, and only --replace replaces it: " in said
+    assert "\nb: it is damaged in the target: use --replace to overwrite it: " in said
     assert "1 sessions are damaged: 1 of them were left out" in said
     assert main([*words, "--replace"]) == 0
     assert main(["store", "check", f"sqlite:{other}", "--data", str(tmp_path)]) == 0

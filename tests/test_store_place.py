@@ -52,7 +52,7 @@ def test_anything_else_is_refused(url):
 
 def test_a_wrong_one_in_the_settings_is_refused_without_its_password(tmp_path):
     env = {"NANOLOOP_STORE__URL": "mysql://me:secret@db/x"}
-    with pytest.raises(SettingsError, match=r"no place for sessions: write memory:") as refused:
+    with pytest.raises(SettingsError, match=r"not a store: write memory:") as refused:
         Settings.load(env=env, cwd=tmp_path)
     assert "secret" not in str(refused.value)
 

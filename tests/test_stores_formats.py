@@ -176,7 +176,9 @@ async def test_sqlite_that_is_opened_for_reading_only_says_what_to_do(tmp_path, 
     opens = await sqlite_of_format_1(request)
     before = (tmp_path / "sessions.sqlite").read_bytes()
     store = SqliteStore(tmp_path / "sessions.sqlite", read_only=True)
-    with pytest.raises(StoreError, match="older format: open it once for writing, which renews it"):
+    with pytest.raises(
+        StoreError, match="older format: open it once with write access, which upgrades it"
+    ):
         await store.load("cut")
     await store.close()
     assert (tmp_path / "sessions.sqlite").read_bytes() == before

@@ -201,7 +201,7 @@ async def test_the_ways_out(tmp_path, keys):
 async def test_ctrl_c_clears_a_line_before_it_counts(tmp_path):
     async with desk(tmp_path) as person:
         person.type("text", CTRL_C, CTRL_C)
-        await person.shows("Ctrl-C again leaves")
+        await person.shows("Ctrl-C again to quit")
         assert not person.left.is_set()
         person.type("kept", ENTER)
         assert (await person.bus.next()).text == "kept"

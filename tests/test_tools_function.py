@@ -212,7 +212,7 @@ def test_an_unknown_type_is_refused_with_the_reason():
 
 
 def test_a_name_that_providers_refuse_is_refused_here():
-    with pytest.raises(ValueError, match="can't name a tool"):
+    with pytest.raises(ValueError, match="is not a valid tool name"):
         tool(lambda: None)
     assert tool(name="fine-1", description="d")(lambda: None).spec.description == "d"
 

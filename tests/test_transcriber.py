@@ -157,8 +157,8 @@ async def test_each_platform_is_given_it(speech, tmp_path, monkeypatch):
         ("nl_none:f", "there is no module nl_none: install it, or add its folder to PYTHONPATH"),
         ("nl_needy:f", "there is no module nl_missing: install it, or add its folder"),
         ("nl_broken:f", "importing nl_broken fails (ZeroDivisionError at nl_broken.py:1 <module>"),
-        ("nl_voices:f", "nl_voices has no f: name a function that is there"),
-        ("nl_voices:rate", "rate is of type int: name a function"),
+        ("nl_voices:f", "nl_voices has no f: name an existing function"),
+        ("nl_voices:rate", "rate is of type int: name a function instead"),
     ],
 )
 def test_what_can_not_be_called_is_refused_with_the_next_step(speech, name, why):

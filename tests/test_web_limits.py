@@ -45,7 +45,7 @@ async def test_a_message_that_is_too_long_is_refused(web):
     path = f"/api/sessions/{session}/messages"
     refused = await web.call("POST", path, status=413, json={"text": "x" * 300_000})
     assert refused["error"] == {
-        "message": "that is more than 256000 bytes: send less",
+        "message": "the body has more than 256000 bytes: send less",
         "type": "too_large",
     }
 

@@ -21,9 +21,9 @@ async def told(web, method, path, status, **more):
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"txt": "hi"}, "txt is not known: did you mean text?"),
-        ({"qqq": 1}, "qqq is not known: there are text, message_id, attachments"),
-        ({"text": 5}, "text is 5, not a text"),
+        ({"txt": "hi"}, "txt is unknown: did you mean text?"),
+        ({"qqq": 1}, "qqq is unknown: use text, message_id, attachments"),
+        ({"text": 5}, "text is 5, not a string"),
         ({"attachments": "a"}, 'attachments is "a", not a list'),
         ({"attachments": ["a"] * 11}, "attachments has too many: at most 10"),
         ({"message_id": "x"}, 'message_id is "x", not like ^[A-Za-z0-9_-]{8,64}$'),

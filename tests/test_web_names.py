@@ -312,7 +312,7 @@ async def left(tmp_path, monkeypatch):
 
 async def test_who_does_not_come_back_in_time_has_stopped_it(left):
     await left.left(user="ann")
-    with pytest.raises(openai.ConflictError, match="got no whole answer"):
+    with pytest.raises(openai.ConflictError, match="got no complete answer"):
         await ask(left.openai, "tea", user="ann", **again())
     assert await said_by_user(left) == ["tea"]
     assert left.provider.count == 1
@@ -441,7 +441,7 @@ async def test_a_message_that_got_no_answer_before_a_restart_says_so(tmp_path):
         with pytest.raises(openai.RateLimitError):
             await ask(web.openai, "tea", user="ann", **keyed())
     async with asking(tmp_path) as web:
-        with pytest.raises(openai.ConflictError, match="got no whole answer") as refused:
+        with pytest.raises(openai.ConflictError, match="got no complete answer") as refused:
             await ask(web.openai, "tea", user="ann", **keyed())
         assert refused.value.response.headers["x-should-retry"] == "false"
         assert web.provider.count == 0

@@ -297,7 +297,7 @@ async def test_where_a_chat_goes_on_is_found_at_once_the_next_time():
 async def test_a_session_that_breaks_while_its_answer_waits_for_the_store_is_told_of(monkeypatch):
     monkeypatch.setattr("nanoloop.writing.AWAY_SECONDS", 0.01)
     store, provider = InMemoryStore(), ScriptedProvider(["1"], held=True)  # noqa: F811
-    failures = [StoreError("it is away"), SessionDamaged(KEY, "its head is no object")]
+    failures = [StoreError("it is away"), SessionDamaged(KEY, "its head is not an object")]
 
     async def failing(_):
         raise failures.pop(0) if len(failures) > 1 else failures[0]

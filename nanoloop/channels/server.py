@@ -136,7 +136,7 @@ class _Protocol(H11Protocol):
         if self._ignored > IGNORED_BYTES:
             self.transport.abort()
         elif self.conn.has_too_much:
-            self.send_400_response("There is too much in the request that is no body.")
+            self.send_400_response("The request's headers are too large.")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -57,7 +57,7 @@ def _nothing() -> str:
 class TerminalChannel:
     """Reads messages at a prompt. Enter sends; Esc-Enter or a backslash starts a new line.
 
-    Ctrl-C stops the current answer; Ctrl-C twice, or Ctrl-D, leaves.
+    Ctrl-C to stop the current answer; Ctrl-C twice, or Ctrl-D, leaves.
     """
 
     name = "terminal"
@@ -192,11 +192,11 @@ class TerminalChannel:
 
     def _toolbar(self) -> str:
         if monotonic() - self._interrupted_at < _TWICE_SECONDS:
-            hint = "Ctrl-C again leaves"
+            hint = "Ctrl-C again to quit"
         else:
             # A number that grows, so that nobody takes a slow answer for none.
             seconds = f"{monotonic() - self._waiting_since:.0f} s"
-            hint = f"{seconds} · Ctrl-C stops" if self._waiting else ""
+            hint = f"{seconds} · Ctrl-C to stop" if self._waiting else ""
         return " · ".join(filter(None, (hint, printable(self._status()))))
 
     def _interrupt(self, event: KeyPressEvent) -> None:

@@ -62,8 +62,8 @@ class CommandHelp(NamedTuple):
 FLAGS = {
     "--config": ("FILE", "the settings file to read"),
     "--data": ("DIR", "the folder for all stored data"),
-    "--model": ("NAME", "the model that answers"),
-    "--log-level": ("LEVEL", "debug, info, warning or error"),
+    "--model": ("NAME", "the model to use"),
+    "--log-level": ("LEVEL", "the lowest level to log: debug, info, warning or error"),
 }
 """Flags that several commands take, each with its value and meaning."""
 
@@ -91,21 +91,21 @@ COMMANDS = {
         flags=tuple(FLAGS),
     ),
     "run": CommandHelp(
-        "answer on all channels until told to stop",
+        "run the daemon, which answers on all channels until it is stopped",
         ("nanoloop run", "nanoloop run --config bot.toml --data /var/lib/bot"),
         flags=tuple(FLAGS),
     ),
     "serve": CommandHelp(
-        "serve the page and the API, for a browser and for programs",
+        "serve the web page and the API",
         ("nanoloop serve", "nanoloop serve --port 9000", "nanoloop serve --host 0.0.0.0"),
         flags=tuple(FLAGS),
     ),
     "status": CommandHelp(
-        "show whether the daemon runs, the state of its channels, and the last failures",
+        "show whether the daemon is running, the state of its channels, and the latest failures",
         ("nanoloop status", "nanoloop status --json"),
     ),
     "doctor": CommandHelp(
-        "find what keeps `nanoloop run` from serving, and name the next step",
+        "find out what prevents `nanoloop run` from working, and suggest the next step",
         (
             "nanoloop doctor",
             "nanoloop doctor --json",
@@ -114,7 +114,7 @@ COMMANDS = {
         flags=("--config", "--data", "--model"),
     ),
     "connect": CommandHelp(
-        "connect a bot's account at a chat platform, and write it into the settings",
+        "connect a bot account on a chat platform, and save it in the settings",
         (
             "nanoloop connect telegram",
             "nanoloop connect telegram --token 12345678:AbC-dEf --operator 12345678",
@@ -122,7 +122,7 @@ COMMANDS = {
         ),
     ),
     "service": CommandHelp(
-        "run the daemon as a service, started at each login",
+        "run the daemon as a service that starts at each login",
         (
             "nanoloop service install",
             "nanoloop service status",
@@ -132,7 +132,7 @@ COMMANDS = {
         ),
     ),
     "pair": CommandHelp(
-        "give people access to the bot by a code, and revoke it",
+        "give people access to the bot with a code, or revoke their access",
         (
             "nanoloop pair list",
             "nanoloop pair approve 7KM2PQRS",
@@ -152,7 +152,7 @@ COMMANDS = {
         ),
     ),
     "store": CommandHelp(
-        "move all sessions to another store, check them, bring a database up to date",
+        "copy all sessions to another store, check them, or upgrade a database",
         (
             "nanoloop store copy jsonl: sqlite:",
             "nanoloop store copy sqlite: postgresql://bot@db.example/bot",
@@ -161,7 +161,7 @@ COMMANDS = {
         ),
     ),
     "memory": CommandHelp(
-        "show what lies where in a conversation, correct its summary, list those that wait for one",
+        "show what a conversation's memory holds, correct its summary, or list pending summaries",
         (
             "nanoloop memory show work",
             "nanoloop memory edit work",
@@ -170,7 +170,7 @@ COMMANDS = {
         ),
     ),
     "model": CommandHelp(
-        "list models, fetch and remove model files for this machine",
+        "list, download or remove models for this machine",
         (
             "nanoloop model list",
             "nanoloop model get qwen2.5-coder-1.5b",
@@ -186,7 +186,7 @@ COMMANDS = {
         flags=("--data",),
     ),
     "debug-report": CommandHelp(
-        "write all that is stored about a conversation to one file, without keys",
+        "write everything stored about a conversation to one file, without secrets",
         ("nanoloop debug-report telegram:42", "nanoloop debug-report work --output work.json"),
     ),
     "docs": CommandHelp(
@@ -205,7 +205,7 @@ COMMANDS = {
         flags=tuple(FLAGS),
     ),
     "completion": CommandHelp(
-        "write the script that completes commands and options in your shell",
+        "print a script that completes commands and options in your shell",
         (
             "nanoloop completion bash > ~/.local/share/bash-completion/completions/nanoloop",
             'nanoloop completion zsh > "${fpath[1]}/_nanoloop"',
@@ -214,7 +214,7 @@ COMMANDS = {
         flags=(),
     ),
     "version": CommandHelp(
-        "show the version of nanoloop, and of Python",
+        "show the versions of nanoloop and Python",
         ("nanoloop version",),
         flags=(),
     ),
@@ -241,10 +241,10 @@ DEBUG = "--debug"
 _EXIT_CODES = """\
 exit codes:
   0    done
-  1    failed; standard error says why in a sentence
+  1    failed; standard error says why
   2    wrong usage or settings
   3    not configured: no model to ask, or nothing to serve
-  4    not found, a session for example
+  4    not found, for example a session
   5    the data folder is in use by an earlier version
   130  interrupted"""
 
@@ -279,7 +279,7 @@ def namesake() -> str:
 
 
 NAMESAKE = (
-    'nanoloop: the package "nanoloop", which is another project\'s, is installed here too, and its '
+    'nanoloop: the package "nanoloop" of another project is installed here too, and its '
     f"files are mixed with ours: `{sys.executable} -m pip uninstall nanoloop`, then install "
     f"{DISTRIBUTION} again (pip's --force-reinstall)"
 )
@@ -331,7 +331,7 @@ def add_actions(
         common.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
     def add(name: str, promise: str, act: Act) -> argparse.ArgumentParser:
-        about = f"{promise[0].upper()}{promise[1:]}. Settings as in `{parser.prog} --help`."
+        about = f"{promise[0].upper()}{promise[1:]}. For common options see `{parser.prog} --help`."
         action = actions.add_parser(
             name, help=promise, description=about, parents=[common], allow_abbrev=False
         )
@@ -364,7 +364,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(Exit.USAGE, f"nanoloop: {message}: `{self.prog} --help` shows what there is\n")
+        self.exit(Exit.USAGE, f"nanoloop: {message}: see `{self.prog} --help`\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         say(message, end="", err=file is sys.stderr)
@@ -377,7 +377,7 @@ def _run(argv: Sequence[str]) -> int:
     typed = next((word for word in argv if not word.startswith("-")), None)
     name = None if typed is None else OTHER_NAMES.get(typed, typed)
     if name is not None and name not in COMMANDS:
-        advice = "the command comes first" if argv[0].startswith("-") else _nearest(name)
+        advice = "put the command first" if argv[0].startswith("-") else _nearest(name)
         return _say(f"there is no command {name!r}: {advice}", Exit.USAGE)
     parser, parsers = _parsers()
     if name is not None:
@@ -440,12 +440,12 @@ def _mistyped(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | Non
             if name == word and options[name].nargs is None:
                 next(words, None)  # its value
         elif _is_option(word) and word[:2] not in options:
-            otherwise = f"`{parser.prog} --help` lists what it takes"
+            otherwise = f"`{parser.prog} --help` lists its options"
             near = did_you_mean(name, options.keys() - {"-h", "--help"}, otherwise, shown=str)
-            return f"{parser.prog} takes no {name}: {near}"
+            return f"{parser.prog} has no option {name}: {near}"
         elif inner and not _is_option(word):
             if word not in inner:
-                advice = did_you_mean(word, inner, f"there are {', '.join(inner)}")
+                advice = did_you_mean(word, inner, f"choose from {', '.join(inner)}")
                 return f"{parser.prog} has no {word!r}: {advice}"
             parser = inner[word]
     return None
@@ -473,10 +473,8 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="store_true", help="show the version and leave")
-    parser.add_argument(
-        DEBUG, action="store_true", help="show the traceback of whatever ends the command"
-    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    parser.add_argument(DEBUG, action="store_true", help="show the traceback if the command fails")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     return parser, {name: _subparser(commands, name) for name in COMMANDS}
 
@@ -492,7 +490,7 @@ def _subparser(commands: argparse._SubParsersAction[_Parser], name: str) -> _Par
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    group = parser.add_argument_group("settings, stronger than file and environment")
+    group = parser.add_argument_group("settings that override the file and the environment")
     for flag in flags:
         metavar, about = FLAGS[flag]
         group.add_argument(flag, metavar=metavar, help=about)
@@ -528,7 +526,9 @@ def _bug(error: BaseException) -> str:
     about = f"{type(error).__name__} at {place_of(error)}"
     incident = sha256(about.encode()).hexdigest()[:6]
     first = about.partition(" < ")[0]
-    return f"a bug ended it (incident {incident}, {first}): run it with {DEBUG} and report it"
+    return (
+        f"a bug ended the command (incident {incident}, {first}): run it with {DEBUG} and report it"
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

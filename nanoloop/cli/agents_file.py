@@ -19,8 +19,8 @@ _TEXT = """\
 
 {mark}
 
-For people and agents who help with this bot. It is a chat bot that keeps every conversation. What
-it knows is in the data folder and in the place of its conversations below, and nowhere else.
+For people and agents who help with this bot. It is a chat bot that keeps every conversation.
+Everything it knows is in the data folder and the conversation store listed below.
 
 ## What lives where
 
@@ -31,8 +31,8 @@ it knows is in the data folder and in the place of its conversations below, and 
 | data folder | `{data}` |
 | conversations | `{store}` |
 | files that people sent | `{attachments}` |
-| who got access by a code | `{data}/pairing.sqlite` |
-| how far each chat platform was read | `{data}/channels/` |
+| people who got access with a code | `{data}/pairing.sqlite` |
+| how far each chat platform has been read | `{data}/channels/` |
 | search index, built again if it is missing | `{recall}` |
 | models, downloaded again if they are missing | `{models}` |
 | log, one JSON object a line | `nanoloop service logs`, or standard error of `nanoloop run` |
@@ -40,13 +40,13 @@ it knows is in the data folder and in the place of its conversations below, and 
 ## Diagnose in six commands
 
 ```bash
-# Does it run, are its channels connected, and what failed last?
+# Is it running, are its channels connected, and what failed last?
 nanoloop status{flags}
-# Are settings, model, store and channels right? Each is tried, and gets a next step.
+# Do the settings, model, store and channels work? Each is tested, and gets a next step.
 nanoloop doctor{flags}
-# Each setting, and where its value comes from; keys are masked.
+# Each setting, and where its value came from; keys are masked.
 nanoloop config{flags}
-# What the service logged last.
+# The latest log lines of the service.
 nanoloop service logs -n 100
 # The conversations.
 nanoloop sessions list{flags}
@@ -56,8 +56,8 @@ nanoloop debug-report{flags} CHAT
 
 `nanoloop docs` lists the documentation of the installed version; `nanoloop docs --search WORDS`
 searches it. A changed settings file is applied within seconds; the log line `settings_reloaded`
-says what waits for a restart. If the bot refuses to start because its conversations are in another
-store, or gone, find out why before you run `nanoloop store adopt`.
+says what needs a restart. If the bot refuses to start because its conversations are in another
+store, or are gone, find out why before you run `nanoloop store adopt`.
 
 ## Never delete
 
@@ -66,7 +66,7 @@ store, or gone, find out why before you run `nanoloop store adopt`.
 - The setting `store.encryption_key`, if there is one: nothing sealed can be read without it.
 
 Before you repair anything, stop the bot and copy the whole data folder. To remove a conversation,
-use `nanoloop sessions`, and neither the file system nor SQL.
+use `nanoloop sessions`, not the file system or SQL.
 """
 
 

@@ -35,8 +35,8 @@ def whole(text: str, *, least: int = 0, most: float = inf) -> int:
     """Parse a whole number within these bounds; raises an error that argparse shows the user."""
     number = int(text) if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text) else None
     if number is None or not least <= number <= most:
-        bounds = f"from {least} up" if most == inf else f"from {least} to {most}"
-        raise ArgumentTypeError(f"{text!r} is no whole number {bounds}")
+        bounds = f"of at least {least}" if most == inf else f"from {least} to {most}"
+        raise ArgumentTypeError(f"{text!r} is not a whole number {bounds}")
     return number
 
 

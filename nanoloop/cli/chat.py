@@ -39,14 +39,18 @@ _LEAVING_SECONDS = 3.0
 
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop chat` takes."""
-    parser.add_argument("-m", "--message", metavar="TEXT", help="ask this, print the answer, leave")
+    parser.add_argument(
+        "-m", "--message", metavar="TEXT", help="send this message, print the answer and exit"
+    )
     parser.add_argument(
         "--session",
         metavar="NAME",
         default="default",
         help="the conversation to continue or start (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, for scripts"
+    )
     add_local(parser)
 
 
@@ -54,7 +58,7 @@ def run(args: Namespace) -> int:
     """Talk until the person leaves, the text ends, or the one message is answered."""
     for flag in ("session", "message"):
         if getattr(args, flag) is not None and not getattr(args, flag).strip():
-            raise SettingsError(f"--{flag} is empty: give it some text, or leave it out")
+            raise SettingsError(f"--{flag} is empty: give it a value, or remove it")
     is_for_a_person = _is_for_a_person(args)
     settings = settings_with_model(args, can_ask=is_for_a_person)
     if settings is None:

@@ -28,7 +28,7 @@ class Completed(NamedTuple):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop completion`."""
-    parser.add_argument("shell", choices=tuple(SHELLS), help="the shell to write the script for")
+    parser.add_argument("shell", choices=tuple(SHELLS), help="the shell to print the script for")
 
 
 def run(args: Namespace) -> int:

@@ -34,10 +34,14 @@ _HEAD = """\
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop config`."""
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="one JSON object, for scripts")
-    how.add_argument("--example", action="store_true", help="a settings file with all defaults")
+    how.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     how.add_argument(
-        "--schema", action="store_true", help="the JSON Schema of a settings file, for editors"
+        "--example", action="store_true", help="print a settings file with all defaults"
+    )
+    how.add_argument(
+        "--schema",
+        action="store_true",
+        help="print the JSON Schema of a settings file, for editors",
     )
 
 

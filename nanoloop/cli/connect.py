@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     for plugin in _plugins():
         made = action(
             plugin.name,
-            f"connect an account on {plugin.name.title()}; what is left out is asked for",
+            f"connect an account on {plugin.name.title()}; asks for what is missing",
             partial(_connect, plugin),
         )
         for question in plugin.asks:
@@ -96,11 +96,15 @@ def _connect(plugin: Plugin, args: Namespace, settings: Settings) -> int:
     written = write_connected(name, told, done, settings, path)
     for sentence in done.says:
         say(sentence)
-    say(f"Written to {path}: {', '.join(written)}" if written else "The settings have all of it")
+    say(
+        f"Written to {path}: {', '.join(written)}"
+        if written
+        else "The settings already contain all of it"
+    )
     _see_that_it_counts(args, written, name, done)
     write_agents_file(load_settings(args))
     is_served = bool(running(settings.data))
-    say("Next: restart the daemon that runs" if is_served else "Next: nanoloop run")
+    say("Next: restart the running daemon" if is_served else "Next: nanoloop run")
     return Exit.DONE
 
 
@@ -149,7 +153,7 @@ def _see_that_it_counts(args: Namespace, written: list[str], name: str, done: Co
         setting = key.rpartition(".")[2]
         if setting in done.settings and _plain(getattr(own, setting)) != done.settings[setting]:
             origin = settings.origin(key)
-            raise SettingsError(f"{origin} is stronger than what was written: take it away")
+            raise SettingsError(f"{origin} overrides what was written: remove it")
 
 
 def _plain(value: Any) -> Any:

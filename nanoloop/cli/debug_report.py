@@ -36,12 +36,12 @@ from nanoloop.stores.copying import problems_of, taken
 
 _ABOUT = f"""\
 Everything that is stored about one conversation, written by `nanoloop debug-report`.
-It holds what was said, in full, with the ids of chats and people: read it before you pass it on.
-Keys, tokens and passwords of the settings, and what looks like one, are {MASK} here.
-Files that were sent are named, and not included.
+It contains every message in full, with the ids of chats and people: read it before you share it.
+Keys, tokens and passwords of the settings, and anything that looks like one, are {MASK} here.
+Files that were sent are listed but not included.
 nanoloop: versions, and the machine.
-settings: each setting with its value, and where that comes from.
-daemon: the process that serves this data folder, its channels, and what failed last.
+settings: each setting with its value, and where the value came from.
+daemon: the process that serves this data folder, its channels, and the latest failures.
 conversation: its keys, where it stands (head), its summary, memory, state and queue (sections),
 every entry of its log, and what is wrong with it (problems).
 """
@@ -64,9 +64,11 @@ _LEAST = 6
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop debug-report`."""
     parser.add_argument(
-        "chat", metavar="CHAT", help="its id, key (like telegram:42) or chat --session name"
+        "chat",
+        metavar="CHAT",
+        help="its id, its key (such as telegram:42), or its name in `chat --session`",
     )
-    parser.add_argument("--output", metavar="FILE", help="the file to write, which must be new")
+    parser.add_argument("--output", metavar="FILE", help="the file to write; it must not exist yet")
 
 
 def run(args: Namespace) -> int:
@@ -77,12 +79,11 @@ def run(args: Namespace) -> int:
     file = Path(args.output) if args.output else _usual_file(report["conversation"]["id"])
     _write(file, text)
     entries = len(report["conversation"]["entries"])
-    say(f"Written: {file} ({size(len(text))}, for you only)")
+    say(f"Wrote {file} ({size(len(text))}, readable only by you)")
     say(
-        f"It holds all {entries} entries of this conversation as they were said, its summary, "
-        f"memory and queue, the settings without keys, versions, and how the channels stand. "
-        f"{secrets} values that are or look like secrets were masked. Read it before you pass it "
-        "on."
+        f"It contains all {entries} entries of this conversation in full, its summary, memory and "
+        f"queue, the settings without secrets, versions, and the state of the channels. {secrets} "
+        "values that are or look like secrets were masked. Read it before you share it."
     )
     return Exit.DONE
 
@@ -201,7 +202,7 @@ def _write(file: Path, text: str) -> None:
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise ReportExists(f"{file} is there already: name another with --output") from None
+        raise ReportExists(f"{file} already exists: choose another name with --output") from None
     with os.fdopen(fd, "w", encoding="utf-8") as out:
         out.write(text)
 

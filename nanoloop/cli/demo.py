@@ -76,7 +76,7 @@ _THINKING_SECONDS = 0.02
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop demo`."""
-    parser.add_argument("--fast", action="store_true", help="without pauses")
+    parser.add_argument("--fast", action="store_true", help="play without pauses")
 
 
 def run(args: Namespace) -> int:

@@ -22,8 +22,10 @@ _WIDE = 100
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop docs`."""
-    parser.add_argument("page", metavar="PAGE", nargs="?", help="left out, all are listed")
-    parser.add_argument("--search", metavar="WORDS", help="list the lines that contain these words")
+    parser.add_argument(
+        "page", metavar="PAGE", nargs="?", help="the page to show; without it, all pages are listed"
+    )
+    parser.add_argument("--search", metavar="WORDS", help="list all lines that contain these words")
 
 
 def run(args: Namespace) -> int:
@@ -84,7 +86,7 @@ def _search(there: Mapping[str, Path], words: str) -> int:
     ]
     if not found:
         where = "the documentation" if len(there) > 1 else "that page"
-        say(f"nanoloop: no line of {where} has {words!r}", err=True)
+        say(f"nanoloop: no line of {where} contains {words!r}", err=True)
         return Exit.NOT_FOUND
     say("\n".join(map(printable, found)))
     return Exit.DONE

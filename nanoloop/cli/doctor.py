@@ -60,7 +60,7 @@ _SHOWN = 40
 """How many characters of an answer are shown."""
 _HOW = """
 It builds what `nanoloop run` builds, asks each model for a short answer, connects to each chat
-platform, and looks at store, ports, disk and memory. If a daemon is running, it reports the
+platform, and checks the store, ports, disk and memory. If a daemon is running, it reports the
 state of its channels. Nothing is changed."""
 
 
@@ -77,7 +77,7 @@ class Check(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop doctor` takes: little more than settings."""
     parser.description = f"{parser.description}\n{_HOW}"
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
 
 
 def run(args: Namespace) -> int:
@@ -107,8 +107,8 @@ def _next_step(wrong: Sequence[Check], checks: Sequence[Check]) -> str:
         count = f"{len(wrong)} of {len(checks)} checks failed"
         return f"{count}; see to {wrong[0].what!r} first, then run `nanoloop doctor` again"
     if any(check.what == "daemon" for check in checks):
-        return "nothing; a daemon runs, and `nanoloop status` shows how it stands"
-    return "`nanoloop run` serves now; `nanoloop service install` serves from each login on"
+        return "nothing; a daemon is running, and `nanoloop status` shows its state"
+    return "`nanoloop run` serves now; `nanoloop service install` also serves after each login"
 
 
 async def look(args: Namespace) -> AsyncIterator[Check]:
@@ -118,7 +118,7 @@ async def look(args: Namespace) -> AsyncIterator[Check]:
     except NanoloopError as error:
         yield _wrong("settings", error)
         return
-    file = settings.file or "no file: the defaults, the environment and flags"
+    file = settings.file or "no file; the defaults, the environment and flags are used"
     yield Check("settings", is_well=True, says=str(file))
     processes = running(settings.data)
     daemons = [process for process in processes if process.is_daemon]
@@ -238,7 +238,9 @@ async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> C
             return Check("", is_well=False, says=lacks)
         if asked.is_served:
             path = file_of(model, settings.models)
-            return Check("", is_well=True, says=f"{path}; the daemon runs it, so it is not asked")
+            return Check(
+                "", is_well=True, says=f"{path}; the daemon is using it, so it was not tested"
+            )
     seconds = ANSWER_SECONDS if is_local(model) else CONNECT_SECONDS
     try:
         with anyio.fail_after(seconds):
@@ -262,7 +264,7 @@ def _lacks_here(model: str, settings: Settings) -> str | None:
     if not model.startswith(PREFIX):
         return f"there is no model file {path}: check the path"
     try:
-        return f"{path} is not here yet: `nanoloop model get {find(path.stem).name}` fetches it"
+        return f"{path} is missing: `nanoloop model get {find(path.stem).name}` downloads it"
     except NoSuchModel as error:
         return str(error)
 
@@ -280,7 +282,7 @@ async def _answer(asked: ModelToAsk, provider: Provider) -> str:
     )
     seconds = time.monotonic() - begin
     said = json.dumps(" ".join(reply.text.split())[:_SHOWN], ensure_ascii=False)
-    said = said if reply.text.strip() or not reply.tool_calls else "with a call of a tool"
+    said = said if reply.text.strip() or not reply.tool_calls else "with a tool call"
     return f"{asked.name} answers {said} in {seconds:.1f} s"
 
 
@@ -331,7 +333,7 @@ def _try_to_write(path: Path) -> None:
 
 
 def _pictures() -> Check:
-    says = "each is read to its end, and loses what its camera wrote into it"
+    says = "each is read completely, and the camera's metadata is removed"
     if not is_pillow_here():
         says = (
             "only the beginning of each is looked at, and the place that its camera wrote into it "
@@ -345,17 +347,17 @@ def _disk(settings: Settings) -> Check:
     free = shutil.disk_usage(folder).free
     says = f"{size(free)} free for {settings.data}"
     if free < LEAST_BYTES:
-        says = f"only {says}: make room there, or choose another folder with --data"
+        says = f"only {says}: free some space there, or choose another folder with --data"
     return Check("disk", is_well=free >= LEAST_BYTES, says=says)
 
 
 def _memory() -> Check:
     free = free_bytes()
     if not free:
-        return Check("memory", is_well=True, says="the system does not tell how much is free")
+        return Check("memory", is_well=True, says="the system does not report how much is free")
     says = f"{size(free)} free"
     if free < LEAST_BYTES:
-        says = f"only {says}: stop something else, or give this machine more"
+        says = f"only {says}: stop other programs, or add memory"
     return Check("memory", is_well=free >= LEAST_BYTES, says=says)
 
 
@@ -363,7 +365,10 @@ def _connections() -> Check:
     files = raise_open_files()
     says = f"{files:,}, enough for {connection_limit():,} connections"
     if files < LEAST_FILES:
-        says = f"only {says}: allow {LEAST_FILES:,} with `ulimit -n`, or LimitNOFILE in the unit"
+        says = (
+            f"only {says}: raise the limit to {LEAST_FILES:,} with `ulimit -n`, or LimitNOFILE "
+            f"in the unit"
+        )
     return Check("open files", is_well=files >= LEAST_FILES, says=says)
 
 
@@ -375,7 +380,7 @@ async def _channels(
 ) -> AsyncIterator[Check]:
     for name, own in settings.channels.of_plugins.items():
         if isinstance(own, PlatformSettings) and own.enabled and own.lacks:
-            says = f"it has no {' and no '.join(own.lacks)}: set it in [channels.{name}]"
+            says = f"not set: {', '.join(own.lacks)}; set it in [channels.{name}]"
             yield Check(name, is_well=False, says=says)
     made = {channel.name: channel for channel in whole.channels}
     for name, _ in wanted(settings):
@@ -409,7 +414,7 @@ async def _connected(channel: Channel) -> Check:
     if isinstance(channel, PlatformChannel):
         return await _tried(channel)
     if not (hasattr(channel, "bind") and hasattr(channel, "unbind")):
-        return Check(channel.name, is_well=True, says="it is there; it can't be tried out")
+        return Check(channel.name, is_well=True, says="found; it can't be tested")
     try:
         address = channel.bind()
     except (NanoloopError, OSError) as error:
@@ -430,7 +435,7 @@ async def _tried(channel: PlatformChannel) -> Check:
     except* Refused as refused:
         says = str(refused.exceptions[0])
     except* Exception as failed:  # noqa: BLE001 - whatever a library raises is said
-        says = f"it does not connect: {type(failed.exceptions[0]).__name__}"
+        says = f"it can't connect: {type(failed.exceptions[0]).__name__}"
     if not is_up.is_set():
         return Check(channel.name, is_well=False, says=says)
     return _open_or_closed(channel)
@@ -444,4 +449,6 @@ def _open_or_closed(channel: PlatformChannel) -> Check:
     advice = channel.access.closed
     if advice is None:
         return Check(channel.name, is_well=True, says="it connects")
-    return Check(channel.name, is_well=False, says=f"it connects, but nobody may talk: {advice}")
+    return Check(
+        channel.name, is_well=False, says=f"it connects, but nobody may talk to the bot: {advice}"
+    )

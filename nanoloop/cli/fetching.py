@@ -21,7 +21,7 @@ from nanoloop.settings import Settings
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_WAITING = "another process fetches it; waiting"
+_WAITING = "another process is downloading it; waiting"
 _MEASURED_SECONDS = 1.0
 _MEGABYTE = 1e6
 _MINUTE = 60
@@ -44,7 +44,7 @@ def resumable(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say(f"stopped; what came is kept: `{command}` resumes it")
+        _say(f"stopped; the partial download is kept: `{command}` resumes it")
         raise
 
 
@@ -76,17 +76,17 @@ def said_first(model: Model, settings: Settings, rate: float | None) -> list[str
     here = part.stat().st_size if part.exists() else 0
     facts = [size(whole)]
     if here * 100 >= whole:
-        facts.append(f"{here * 100 // whole} % of it here already")
+        facts.append(f"{here * 100 // whole} % of it already downloaded")
     if rate:
         how_long = duration((whole - here) / rate)
         facts.append(f"about {how_long} at {rate / _MEGABYTE:.1f} MB/s")
     return [
-        f"So a model for this machine is fetched: {model.name}, {', '.join(facts)}.",
-        f"  It is kept in {settings.models}",
+        f"Downloading a model for this machine: {model.name}, {', '.join(facts)}.",
+        f"  It is stored in {settings.models}",
         f"  To remove it: nanoloop model remove {model.name}",
-        "  To stop: Ctrl-C, which keeps what came. With a key or a server instead: nanoloop setup",
+        "  To stop: Ctrl-C; `nanoloop` resumes it. For a key or a server instead: nanoloop setup",
         "",
-        "Meanwhile, this is what nanoloop does:",
+        "Meanwhile, here is what nanoloop does:",
         "",
     ]
 

@@ -62,11 +62,11 @@ from nanoloop.settings.vendors import (
 )
 
 _HOW = """\
-{}. To set one up: nanoloop setup. On this machine, without a key: nanoloop chat --local
-With a key for a hosted one: export OPENAI_API_KEY=... With a server, say your own:
-export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To look first: nanoloop demo"""
+{}. To choose one: nanoloop setup. To run one on this machine: nanoloop chat --local
+To use a hosted one: export OPENAI_API_KEY=... To use your own server:
+export OPENAI_BASE_URL=http://localhost:11434/v1 NANOLOOP_MODEL=... To see a demo: nanoloop demo"""
 _WAYS = """
-Two ways to a model, each followed by `nanoloop`:
+Two ways to get a model; run `nanoloop` afterwards:
   a server on this machine, such as Ollama:  ollama pull qwen3:4b
   a hosted model, with a key:                nanoloop setup"""
 
@@ -78,7 +78,7 @@ def add_local(parser: ArgumentParser) -> None:
         metavar="NAME",
         nargs="?",
         const="",
-        help="a model on this machine, fetched if it is missing; without NAME, the best one for it",
+        help="use a model on this machine and download it if needed; without NAME, the best one",
     )
 
 
@@ -105,7 +105,7 @@ def settings_with_model(args: Namespace, *, can_ask: bool) -> Settings | None:
 def _best_local(args: Namespace) -> str:
     models, why_not = worthwhile(load_settings(args))
     if not models:
-        raise SettingsError(f"{why_not} A tiny one, to see it work: --local {SMALLEST.name}")
+        raise SettingsError(f"{why_not} To try a tiny one: --local {SMALLEST.name}")
     return models[0].name
 
 
@@ -113,7 +113,11 @@ def no_model(settings: Settings) -> str:
     """What these settings lack for a usable model, and how to get one."""
     if settings.origin("model").kind == "default":
         keyed = keyed_vendors(settings)
-        so = f" (but a key for {keyed[0]}: export NANOLOOP_MODEL={keyed[0]}:...)" if keyed else ""
+        so = (
+            f" (but there is a key for {keyed[0]}: export NANOLOOP_MODEL={keyed[0]}:...)"
+            if keyed
+            else ""
+        )
         return _HOW.format(f"no model is set{so}")
     if split(settings.model)[0]:
         [problem] = [each for each in unaskable(settings) if each.keys == ("model",)]
@@ -162,7 +166,7 @@ def _loaded(args: Namespace, said: Mapping[str, str]) -> Settings:
     for key, value in said.items():
         if _plain(found.get(key)) != value:
             origin = settings.origin(key)
-            raise SettingsError(f"{origin} is stronger than what you chose: take it away")
+            raise SettingsError(f"{origin} overrides your choice: remove it")
     return settings
 
 
@@ -330,11 +334,11 @@ def _from_menu(
 
 
 def _taken(choices: Sequence[_Choice], best: int | None) -> Chosen:
-    enter = f"Enter is {best}, " if best else ""
+    enter = f"Enter for {best}, " if best else ""
     while True:
-        said = ask(f"1 to {len(choices)} ({enter}Ctrl-D leaves): ").strip() or str(best or "")
+        said = ask(f"1 to {len(choices)} ({enter}Ctrl-D to quit): ").strip() or str(best or "")
         if said not in map(str, range(1, len(choices) + 1)):
-            say(f"{said!r} is none of them." if said else "Type one of the numbers.")
+            say(f"{said!r} is not one of them." if said else "Type one of the numbers.")
         elif chosen := choices[int(said) - 1].follow():
             return chosen
 
@@ -345,7 +349,7 @@ _MODELS_SHOWN = 4
 def _server(settings: Settings, server: RunningServer, verified: Chosen | None) -> _Choice:
     names = [split(model)[1] for model in server.models]
     more = ", …" if len(names) > _MODELS_SHOWN else ""
-    line = f"{server.name}, which runs here: {', '.join(names[:_MODELS_SHOWN])}{more}"
+    line = f"{server.name}, running on this machine: {', '.join(names[:_MODELS_SHOWN])}{more}"
 
     def follow() -> Chosen | None:
         usual = split((verified or {}).get("model", server.models[0]))[1]
@@ -358,7 +362,9 @@ def _server(settings: Settings, server: RunningServer, verified: Chosen | None) 
 
 
 def _keyed(settings: Settings, server: Configured) -> _Choice:
-    line = f"{server.vendor.title}, with the key in {server.key_name} (not sent before you choose)"
+    line = (
+        f"{server.vendor.title}, with the key in {server.key_name} (not sent until you choose it)"
+    )
     return _Choice(line, partial(_with_vendors_key, settings, server))
 
 
@@ -366,7 +372,7 @@ def _local_choices(settings: Settings) -> Iterator[_Choice]:
     models, why_not = worthwhile(settings)
     for model in models[:1]:
         is_here = (settings.models / model.file).exists()
-        effort = "here already" if is_here else f"{size(model.size_bytes or 0)} to fetch"
+        effort = "already here" if is_here else f"{size(model.size_bytes or 0)} to download"
         line = f"{model.name} on this machine ({effort}): {model.about}"
         # Here they know what they choose, and a demo would be in the way.
         yield _Choice(line, partial(_fetched, model, settings), is_verified=is_here)
@@ -411,22 +417,22 @@ def _with_key(settings: Settings) -> Chosen | None:
 def what_is_wrong_with_key(key: str) -> str | None:
     """Why this can't be a key; None if it may be one."""
     if not key:
-        return "No key was typed."
+        return "No key was entered."
     if _ADDRESS.match(key):
-        return "That is an address and no key: choose `a server, by its address`."
+        return "That is an address, not a key: choose `a server, by its address`."
     if not key.isascii() or len(key.split()) > 1 or len(key) < _LEAST_KEY:
-        return "That is no key: copy it whole from your vendor's page."
+        return "That is not a key: copy the whole key from your vendor's page."
     return None
 
 
 def _with_key_for(settings: Settings, key: str, model: str) -> Chosen | None:
     word, name = split(model)
     if word == "local":
-        return _told("A model on this machine takes no key.")
+        return _told("A model on this machine needs no key.")
     if not word:
         return _told(f"Whose key is it? Write the vendor before the model: {', '.join(_hosted())}.")
     if word not in VENDORS:
-        return _told(f"What {word} takes is its package's to say: write [providers.{word}].")
+        return _told(f"{word} has its own settings: write them in [providers.{word}].")
     said = {f"providers.{word}.api_key": key, "model": model}
     if lacks := lacking(with_said(settings, said), model):
         return _told(f"{model}: {lacks}.")
@@ -439,10 +445,10 @@ def _hosted() -> list[str]:
 
 def _with_address(settings: Settings) -> Chosen | None:
     url = _address()
-    key = getpass("Key (not shown; Enter if it wants none): ").strip()
+    key = getpass("Key (not shown; Enter if it needs none): ").strip()
     models = models_at(url, key or None)
     if not models:
-        say(f"Nothing at {url} lists its models; check the address, or go on.")
+        say(f"{url} does not list its models: check the address, or continue.")
     model = _one_of(models, models[0] if models else settings.model)
     said = {"base_url": url, "model": model} | ({"api_key": key} if key else {})
     return _verified(settings, said, on=url)
@@ -462,8 +468,8 @@ def _one_of(models: Sequence[str], usual: str) -> str:
     if len(models) == 1:
         return models[0]
     if models:
-        say(f"It has: {', '.join(models[:MOST_SHOWN])}")
-    return ask(f"Model (Enter is {usual}): ").strip() or usual
+        say(f"Its models: {', '.join(models[:MOST_SHOWN])}")
+    return ask(f"Model (Enter for {usual}): ").strip() or usual
 
 
 # A model on this machine
@@ -491,7 +497,7 @@ def worthwhile(settings: Settings) -> tuple[list[Model], str]:
     if memory < least.running_bytes:
         return [], (
             f"The smallest model worth talking to needs {size(least.running_bytes)} of memory, "
-            f"and {size(memory)} are free here."
+            f"and only {size(memory)} is free."
         )
     if here:
         return here, ""
@@ -500,8 +506,8 @@ def worthwhile(settings: Settings) -> tuple[list[Model], str]:
     needed = (least.size_bytes or 0) + _DISK_BESIDE
     if not begun and room < needed:
         return [], (
-            f"The smallest model worth talking to needs {size(needed)} on the disk, "
-            f"and {size(room)} are free in {settings.models}."
+            f"The smallest model worth talking to needs {size(needed)} on the disk, and only "
+            f"{size(room)} is free in {settings.models}."
         )
     return begun or _by_hub(settings), ""
 
@@ -531,11 +537,11 @@ def _own_model(settings: Settings) -> Chosen:
     say("No model server runs on this machine, and no key for a hosted model is set.")
     models, why_not = worthwhile(settings)
     if not models:
-        say(f"{why_not}\nSo this is only what nanoloop does, played:\n")
+        say(f"{why_not}\nHere is a demo of what nanoloop does instead:\n")
         play_alone()
         raise NoModel(f"no model is set. {why_not}{_WAYS}")
     if (settings.models / models[0].file).exists():
-        say(f"{models[0].name} is on this machine already, and answers.")
+        say(f"{models[0].name} is already on this machine and will be used.")
         return {"model": f"{PREFIX}{models[0].name}"}
     try:
         model = fetch_first_model(models, settings)

@@ -31,18 +31,20 @@ from nanoloop.writing import SessionWriter
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop memory`."""
     action = add_actions(parser)
-    shown = action("show", "draw what lies where", show)
+    shown = action("show", "draw where each part of a conversation is kept", show)
     edited = action(
-        "edit", "correct the summary: in $EDITOR, by --text, or from standard input", edit
+        "edit", "correct the summary in $EDITOR, with --text, or from standard input", edit
     )
     waiting = action("status", "list conversations waiting for a summary", status)
     for each in (shown, edited):
         each.add_argument(
-            "name", metavar="SESSION", help="its id, key (like telegram:42) or chat --session name"
+            "name",
+            metavar="SESSION",
+            help="its id, its key (such as telegram:42), or its name in `chat --session`",
         )
     edited.add_argument("--text", metavar="TEXT", help="the new summary")
     for each in (shown, waiting):
-        each.add_argument("--json", action="store_true", help="as JSON, for scripts")
+        each.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 async def show(args: Namespace, settings: Settings) -> None:
@@ -66,7 +68,7 @@ async def status(args: Namespace, settings: Settings) -> None:
         rows = [{"id": i.id, "pending": i.pending, "entries": i.entries} for i in infos]
         say_json(rows)
     elif not infos:
-        say("nothing waits for a summary", err=True)
+        say("no conversation is waiting for a summary", err=True)
     else:
         say(f"{'PENDING':>7}  {'ENTRIES':>7}  ID")
         say("\n".join(f"{info.pending:7}  {info.entries:7}  {info.id}" for info in infos))
@@ -84,11 +86,11 @@ def edit(args: Namespace, settings: Settings) -> int:
         did_change = anyio.run(_save, session_id, before, text.strip(), settings)
     except BaseException:
         if draft is not None:
-            say(f"what you wrote is in {draft}", err=True)
+            say(f"your text is saved in {draft}", err=True)
         raise
     if draft is not None:
         draft.unlink()
-    say(f"{'changed' if did_change else 'left'} the summary of {session_id}", err=True)
+    say(f"{'changed' if did_change else 'did not change'} the summary of {session_id}", err=True)
     return Exit.DONE
 
 
@@ -96,9 +98,7 @@ def _given(args: Namespace) -> str:
     try:
         return str(args.text) if args.text is not None else sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise SessionError(
-            "what came from standard input is not UTF-8 text: write it so"
-        ) from error
+        raise SessionError("standard input is not UTF-8 text: convert it first") from error
 
 
 async def _summary(name: str, settings: Settings) -> tuple[str, str]:
@@ -117,7 +117,7 @@ def _drafted(before: str) -> Path:
         subprocess.run([*shlex.split(editor), name], check=True)  # noqa: S603 - the user's own
     except (OSError, subprocess.CalledProcessError) as error:
         Path(name).unlink()
-        raise SessionError(f"{editor} failed ({error}): the summary is as it was") from error
+        raise SessionError(f"{editor} failed ({error}): the summary is unchanged") from error
     return Path(name)
 
 

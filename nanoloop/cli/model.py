@@ -23,18 +23,25 @@ from nanoloop.words import did_you_mean
 def add_arguments(parser: ArgumentParser) -> None:
     """What `nanoloop model` takes."""
     action = add_actions(parser)
-    listed = action("list", "list what is here, what is available, and what is served", show_list)
-    listed.add_argument("--json", action="store_true", help="one JSON array, for scripts")
-    got = action("get", "fetch a model, or resume one that was stopped", get)
-    got.add_argument("name", metavar="NAME", help="its name, or the address of a .gguf file")
-    got.add_argument(
-        "--sha256", metavar="SUM", type=_sum, help="the sum that a file from an address must have"
+    listed = action(
+        "list", "list the models on this machine, in the catalogue and on your servers", show_list
     )
-    where = action("path", "print where its file is", show_path)
-    removed = action("remove", "remove its file", remove)
-    removed.add_argument("--yes", action="store_true", help="remove without asking")
+    listed.add_argument("--json", action="store_true", help="print one JSON array, for scripts")
+    got = action("get", "download a model, or resume a download", get)
+    got.add_argument(
+        "name", metavar="NAME", help="the model's name, or the address of a .gguf file"
+    )
+    got.add_argument(
+        "--sha256",
+        metavar="SUM",
+        type=_sum,
+        help="the expected SHA-256 sum, for a file from an address",
+    )
+    where = action("path", "print the path of a model's file", show_path)
+    removed = action("remove", "delete a model's file", remove)
+    removed.add_argument("--yes", action="store_true", help="delete without asking")
     for each in (where, removed):
-        each.add_argument("name", metavar="NAME", help="its name, as `list` has it")
+        each.add_argument("name", metavar="NAME", help="the model's name, as shown by `list`")
 
 
 def show_list(args: Namespace, settings: Settings) -> int:
@@ -47,12 +54,15 @@ def show_list(args: Namespace, settings: Settings) -> int:
         say_json([*rows, *_served(served)])
     else:
         say("\n".join(_table(rows)))
-        say(f"\n{settings.models} is where they are kept; chat --local NAME talks", err=True)
+        say(
+            f"\nThey are stored in {settings.models}. To talk with one: nanoloop chat --local NAME",
+            err=True,
+        )
         for each in served:
             say("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
     for each in served:
         if not each.models:
-            told = f"nothing at {each.where} lists models: check the address and the key"
+            told = f"{each.where} does not list its models: check the address and the key"
             say(f"{each.name}: {told}", err=True)
     return Exit.DONE
 
@@ -61,7 +71,9 @@ def get(args: Namespace, settings: Settings) -> int:
     """Fetch a model's file, and say how to talk with it."""
     model = at(args.name, args.sha256) if "://" in args.name else find(args.name)
     if args.sha256 and model in CATALOGUE:
-        raise SettingsError(f"--sha256 is for an address: the catalogue has the sum of {args.name}")
+        raise SettingsError(
+            f"--sha256 is only for an address: the catalogue knows the sum of {args.name}"
+        )
     path = fetch_model(model, settings)
     say(f"{path}\ntalk with it: nanoloop chat --local {model.name}", err=True)
     return Exit.DONE
@@ -80,7 +92,7 @@ def remove(args: Namespace, settings: Settings) -> int:
     """Remove a model's file, or a partial download, once someone has agreed."""
     name, files = _files_of(args.name, settings.models)
     what = f"{name}, {size(_bytes_of(files))} in {settings.models}"
-    nobody = ModelError("say --yes to remove a model where nobody can be asked")
+    nobody = ModelError("not a terminal, so nothing can be asked: add --yes to remove the model")
     if not (args.yes or is_agreed(f"{what}\nRemove it?", nobody_there=nobody)):
         say("nothing was removed", err=True)
         return Exit.FAILED
@@ -152,5 +164,5 @@ def _row(row: dict[str, Any], wide: int) -> str:
 
 def _sum(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
-        raise ArgumentTypeError(f"{text!r} is no SHA-256 sum: those are 64 digits of 0-9 and a-f")
+        raise ArgumentTypeError(f"{text!r} is not a SHA-256 sum: it has 64 digits, 0-9 and a-f")
     return text.lower()

@@ -16,8 +16,8 @@ from nanoloop.session.entry import rfc3339
 from nanoloop.settings import Settings
 
 _HOW = """
-Whoever writes to the bot in a private chat and is on no allow-list is given a code, good for an
-hour. Access can only be given by someone who has seen the code. It needs no running daemon."""
+Anyone who writes to the bot in a private chat and is not on an allow-list is given a code, which is
+valid for an hour. Approving the code gives them access. The daemon does not have to be running."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -25,9 +25,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.description = f"{parser.description}\n{_HOW}"
     action = add_actions(parser)
     listed = action("list", "list who has access and who is waiting for it", show)
-    listed.add_argument("--json", action="store_true", help="as JSON, for scripts")
-    approved = action("approve", "give access to the holder of a code", approve)
-    approved.add_argument("code", metavar="CODE", help="what the bot has told them")
+    listed.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    approved = action("approve", "give access to the person who was given this code", approve)
+    approved.add_argument("code", metavar="CODE", help="the code that the bot gave them")
     revoked = action("revoke", "revoke someone's access", revoke)
     revoked.add_argument("channel", metavar="CHANNEL", help="the platform, such as telegram")
     revoked.add_argument("person", metavar="ID", help="their id there, as `pair list` shows it")
@@ -42,7 +42,7 @@ def show(args: Namespace, settings: Settings) -> int:
         say_json(people_of, indent=None)
     else:
         lines = [*_lines(people, "in since"), *_lines(waiting, "asked at")]
-        say("\n".join(lines) or "nobody has access by a code, and nobody waits")
+        say("\n".join(lines) or "nobody has access by code, and nobody is waiting")
     return Exit.DONE
 
 
@@ -62,9 +62,13 @@ def revoke(args: Namespace, settings: Settings) -> int:
     with closing(Pairing(settings.data)) as pairing:
         had_access = pairing.revoke(args.channel, args.person)
     if not had_access:
-        say("nanoloop: nobody has access by that id: see `nanoloop pair list`", err=True)
+        say("nanoloop: nobody with that id has access: see `nanoloop pair list`", err=True)
         return Exit.NOT_FOUND
-    say(printable(f"{args.person} has no access on {args.channel} now, unless by an allow-list"))
+    say(
+        printable(
+            f"{args.person} no longer has access on {args.channel}, unless an allow-list names them"
+        )
+    )
     return Exit.DONE
 
 

@@ -110,7 +110,7 @@ class Reload:
         try:
             check_models(fresh.model_copy(update=old))
         except SettingsError as error:
-            raise SettingsError(f"{error}; what is set for that waits for a restart") from None
+            raise SettingsError(f"{error}; if you have just set it, restart to apply it") from None
 
     def _tell(self, fresh: dict[str, Any]) -> None:
         known = self._values

@@ -31,17 +31,16 @@ CHAT = "default"
 """The conversation of standard input; plain `nanoloop chat` uses the same one."""
 
 _HOW = """
-Standard input is a chat too, unless channels.terminal.enabled is false: a prompt in a terminal,
-where leaving it stops the daemon, and a message a line from a pipe or a file, whose end stops
-nothing. In the background and as a service (/dev/null) only the other channels are served; if there
-are none, it says so and exits.
+Standard input is a chat too, unless channels.terminal.enabled is false. In a terminal it is a
+prompt, and leaving the prompt stops the daemon. From a pipe or a file, each line is a message, and
+the end of the input stops nothing. In the background and as a service (/dev/null), only the other
+channels are served; if there are none, the command says so and exits.
 SIGTERM and SIGINT let running turns finish; a second signal ends the process at once. Nothing is
-lost either way: a line is read from a pipe only after the previous one is answered, and the rest
-stays there.
+lost either way: each line of a pipe is read only after the previous one has been answered.
 
-A changed settings file, or an agent's, is read again within seconds, or on SIGHUP if there is no
-terminal: prompts and agents, who may talk and how much, and the log's level change at once. The log
-says what was applied and what waits for a restart."""
+A changed settings file or agent file is reloaded within seconds, or on SIGHUP if there is no
+terminal. Prompts, agents, permissions, rate limits and the log level change at once. The log says
+what was applied and what needs a restart."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -24,15 +24,15 @@ from nanoloop.telemetry import Telemetry
 
 _port = partial(whole, most=65535)
 _HOW = """
-It is served on this machine only, unless there is a token: add [channels.web.tokens.NAME] to the
-settings, then --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second one ends at
-once."""
+Without a token, only this machine can connect. To serve others, add [channels.web.tokens.NAME] to
+the settings and use --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second signal
+ends the process at once."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop serve`."""
     parser.description = f"{parser.description}\n{_HOW}"
-    parser.add_argument("--host", metavar="ADDRESS", help="where to listen (127.0.0.1)")
+    parser.add_argument("--host", metavar="ADDRESS", help="the address to listen on (127.0.0.1)")
     parser.add_argument("--port", metavar="NUMBER", type=_port, help="the port to listen on (8765)")
     add_local(parser)
 

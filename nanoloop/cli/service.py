@@ -45,25 +45,31 @@ _LINES = 50
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop service`."""
     action = add_actions(parser)
-    made = action("install", "write the service, start it now and at each login", _install)
-    made.add_argument("--print", action="store_true", help="print it instead, and change nothing")
+    made = action("install", "install the service and start it, now and at each login", _install)
+    made.add_argument(
+        "--print", action="store_true", help="print the service file and change nothing"
+    )
     for name, promise, act in (
-        ("status", "show whether it runs", _status),
-        ("restart", "restart it, after an update for example", _restart),
-        ("logs", "show what it logged last", _logs),
-        ("uninstall", "stop and remove it; settings and conversations stay", _uninstall),
+        ("status", "show whether the service is running", _status),
+        ("restart", "restart the service, for example after an update", _restart),
+        ("logs", "show the latest log lines of the service", _logs),
+        (
+            "uninstall",
+            "stop and remove the service; settings and conversations are kept",
+            _uninstall,
+        ),
     ):
         made = action(name, promise, _without_settings)
         made.set_defaults(run=act)  # wrong settings may be the very reason to look
         if name == "logs":
-            made.add_argument("-f", "--follow", action="store_true", help="go on as lines come in")
+            made.add_argument("-f", "--follow", action="store_true", help="keep showing new lines")
             made.add_argument(
                 "-n",
                 "--lines",
                 metavar="COUNT",
                 type=whole,
                 default=_LINES,
-                help="how many (%(default)s)",
+                help="how many lines to show (%(default)s)",
             )
 
 
@@ -131,8 +137,8 @@ def install(settings: Settings) -> None:
     said = [*manager.keep(service)]
     say("\n".join((f"Written: {manager.file}", *said)))
     if agents := write_agents_file(settings):
-        say(f"Written: {agents}, for anyone who helps you with it")
-    say("\n".join((*manager.start(), "It was restarted." if there else "It runs now.")))
+        say(f"Wrote {agents}, for anyone who helps you with the bot")
+    say("\n".join((*manager.start(), "It was restarted." if there else "It is running now.")))
     say("Next: nanoloop service status, logs, restart, uninstall")
 
 
@@ -182,7 +188,7 @@ def _logs(args: Namespace) -> int:
 def _uninstall(_: Namespace) -> int:
     manager = _installed()
     manager.remove()
-    say(f"Stopped, and removed: {manager.file}\nSettings, keys and conversations are left.")
+    say(f"Stopped, and removed: {manager.file}\nSettings, keys and conversations are kept.")
     return Exit.DONE
 
 
@@ -199,13 +205,13 @@ def _manager(*, is_used: bool = True) -> Manager:
         return Launchd()
     if shutil.which("systemctl") is None:
         raise NoService(
-            "there is neither systemd nor launchd here: let what starts programs on this machine "
-            "run `nanoloop run`"
+            "this machine has neither systemd nor launchd: start `nanoloop run` in the way that it "
+            "starts other programs"
         )
     if is_used and _call("systemctl", "--user", "show-environment").returncode:
         raise NoService(
-            f"systemd runs no services of {getpass.getuser()} here: log in directly (not by `su`), "
-            "or let what starts programs on this machine run `nanoloop run`"
+            f"systemd runs no services for {getpass.getuser()} here: log in directly (not with "
+            "`su`), or start `nanoloop run` in another way"
         )
     return Systemd()
 
@@ -241,7 +247,7 @@ class Systemd:
         if now := before | dict(service.variables):
             text = "".join(f"{name}={_escaped(value)}\n" for name, value in now.items())
             _put(self._variables, text)
-            yield f"Variables, for you only: {self._variables} ({', '.join(now)})"
+            yield f"Variables, readable only by you: {self._variables} ({', '.join(now)})"
         _put(self.file, self.written(service))
 
     def start(self) -> Iterator[str]:
@@ -252,8 +258,8 @@ class Systemd:
         user = getpass.getuser()
         if _call("loginctl", "enable-linger", user).returncode:
             yield (
-                f"It ends when you log out: `sudo loginctl enable-linger {user}` lets it go on, "
-                "and starts it at boot."
+                f"It stops when you log out: `sudo loginctl enable-linger {user}` keeps it "
+                "running, and starts it at boot."
             )
 
     def restart(self) -> None:
@@ -280,7 +286,7 @@ class Systemd:
         done = _call("systemctl", "--user", *words)
         if done.returncode:
             raise NoService(
-                f"systemd does not {words[0]} it: {_last_line(done)}; `nanoloop service logs` "
+                f"systemd could not {words[0]} it: {_last_line(done)}; `nanoloop service logs` "
                 "shows why"
             )
 
@@ -324,21 +330,21 @@ class Launchd:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         _put(self.file, text)
         if service.variables:
-            yield f"Variables in it, for you only: {', '.join(service.variables)}"
+            yield f"Variables in it, readable only by you: {', '.join(service.variables)}"
 
     def start(self) -> Iterator[str]:
         """Start it now and at each login."""
         _call("launchctl", "bootout", self._place)
         done = _call("launchctl", "bootstrap", self._domain, str(self.file))
         if done.returncode:
-            raise NoService(f"launchd does not start it: {_last_line(done)}")
+            raise NoService(f"launchd could not start it: {_last_line(done)}")
         yield f"It logs to {self._log}."
 
     def restart(self) -> None:
         """Restart it."""
         done = _call("launchctl", "kickstart", "-k", self._place)
         if done.returncode:
-            raise NoService(f"launchd does not restart it: {_last_line(done)}")
+            raise NoService(f"launchd could not restart it: {_last_line(done)}")
 
     def remove(self) -> None:
         """Stop it and remove its file."""
@@ -415,7 +421,7 @@ def _call(*words: str) -> subprocess.CompletedProcess[str]:
     except FileNotFoundError:
         return subprocess.CompletedProcess(words, 127, "", f"there is no {words[0]}")
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 124, "", f"it takes over {_CALL_SECONDS} s")
+        return subprocess.CompletedProcess(words, 124, "", f"it took more than {_CALL_SECONDS} s")
 
 
 def _show(*words: str) -> int:
@@ -424,7 +430,7 @@ def _show(*words: str) -> int:
     try:
         return subprocess.run(words, check=False).returncode  # noqa: S603 - the words are ours
     except FileNotFoundError:
-        raise NoService(f"there is no {words[0]} here: install it") from None
+        raise NoService(f"{words[0]} is not installed: install it") from None
 
 
 def _last_line(done: subprocess.CompletedProcess[Any]) -> str:

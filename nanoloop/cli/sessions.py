@@ -50,63 +50,93 @@ def add_arguments(parser: ArgumentParser) -> None:
     def named(name: str, promise: str, act: Act) -> ArgumentParser:
         one = action(name, promise, act)
         one.add_argument(
-            "name", metavar="NAME", help="its id, key (like telegram:42) or chat --session name"
+            "name",
+            metavar="NAME",
+            help="its id, its key (such as telegram:42), or its name in `chat --session`",
         )
         return one
 
-    _add_list(action("list", "list them, the last active first", show_list))
+    _add_list(action("list", "list conversations, the most recently active first", show_list))
     _add_usage(action("usage", "add up the size and token use of all conversations", usage))
     _add_reading(named)
     _add_changing(named)
-    _add_import(action("import", "take in a file: an export, Magent's JSON, nanobot's JSONL", load))
+    _add_import(
+        action("import", "import a file: an export, Magent's JSON or nanobot's JSONL", load)
+    )
     _add_prune(action("prune", "archive old conversations, or delete archived ones", prune))
 
 
 def _add_list(parser: ArgumentParser) -> None:
-    parser.add_argument("--search", metavar="TEXT", help="with this in id, key or title")
-    parser.add_argument("--text", metavar="WORDS", help="with a message that has these words")
-    parser.add_argument("--agent", metavar="NAME", help="answered by this agent")
-    parser.add_argument("--older-than", type=duration, metavar="AGE", help="unused for 30d, 12h")
-    parser.add_argument("--larger-than", type=size_in, metavar="SIZE", help="over 20kB, 1.5MB")
+    parser.add_argument(
+        "--search", metavar="TEXT", help="list only those with this text in their id, key or title"
+    )
+    parser.add_argument(
+        "--text", metavar="WORDS", help="list only those with a message that contains these words"
+    )
+    parser.add_argument("--agent", metavar="NAME", help="list only those answered by this agent")
+    parser.add_argument(
+        "--older-than",
+        type=duration,
+        metavar="AGE",
+        help="list only those unused for this long, such as 30d or 12h",
+    )
+    parser.add_argument(
+        "--larger-than",
+        type=size_in,
+        metavar="SIZE",
+        help="list only those larger than this, such as 20kB or 1.5MB",
+    )
     limit = partial(whole, least=1)
-    parser.add_argument("--limit", type=limit, metavar="N", help="at most this many")
-    parser.add_argument("--archived", action="store_true", help="archived ones, no others")
-    parser.add_argument("--json", action="store_true", help="one JSON array, for scripts")
+    parser.add_argument("--limit", type=limit, metavar="N", help="list at most this many")
+    parser.add_argument(
+        "--archived", action="store_true", help="list the archived conversations instead"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON array, for scripts")
     parser.add_argument("--where", type=_refuse_condition, help=SUPPRESS)
 
 
 def _add_usage(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--by", choices=tuple(GROUPS), default="agent", help="a row for each (%(default)s)"
+        "--by",
+        choices=tuple(GROUPS),
+        default="agent",
+        help="print one row for each of these (%(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     parser.add_argument("--where", type=_refuse_condition, help=SUPPRESS)
 
 
 def _refuse_condition(condition: str) -> NoReturn:
     raise ArgumentTypeError(
-        f"there are no conditions such as {condition!r} any more: take `sessions list` with "
-        "--agent, --search, --older-than or --larger-than, or filter what its --json prints"
+        f"conditions such as {condition!r} are no longer supported: use `sessions list` with "
+        "--agent, --search, --older-than or --larger-than, or filter its --json output"
     )
 
 
 def _add_reading(named: Callable[[str, str, Act], ArgumentParser]) -> None:
     named("show", "show a conversation", show).add_argument(
-        "--last", type=whole, default=20, metavar="N", help="messages; 0 is all (%(default)s)"
+        "--last",
+        type=whole,
+        default=20,
+        metavar="N",
+        help="how many messages to show; 0 shows all (%(default)s)",
     )
-    named("stats", "count what a conversation is made of", stats).add_argument(
-        "--json", action="store_true", help="one JSON object, for scripts"
+    named("stats", "show statistics about a conversation", stats).add_argument(
+        "--json", action="store_true", help="print one JSON object, for scripts"
     )
     named("export", "write a whole conversation to standard output", export).add_argument(
-        "--format", choices=("json", "yaml", "md"), default="json", help="of the file (%(default)s)"
+        "--format",
+        choices=("json", "yaml", "md"),
+        default="json",
+        help="the format of the file (%(default)s)",
     )
 
 
 def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
-    named("rename", "give a conversation another title", rename).add_argument(
-        "title", metavar="TITLE", help="what it is called from now on"
+    named("rename", "give a conversation a new title", rename).add_argument(
+        "title", metavar="TITLE", help="the new title"
     )
-    forked = named("fork", "copy a conversation, whole or up to a message", fork)
+    forked = named("fork", "copy a conversation, all of it or up to a message", fork)
     forked.add_argument(
         "--from", dest="upto", metavar="SEQ", help="the last entry of the copy: its number or id"
     )
@@ -115,30 +145,43 @@ def _add_changing(named: Callable[[str, str, Act], ArgumentParser]) -> None:
     named("archive", "archive a conversation: keep it, but list it only with --archived", archive)
     named("unarchive", "bring an archived conversation back", archive)
     deleted = named("delete", "delete a conversation for good", delete)
-    erased = named("forget", "erase messages of a conversation for good, and its summary", forget)
-    erased.add_argument("seqs", metavar="SEQ", help="their numbers as `show` has them: 12, 12-15")
+    erased = named(
+        "forget", "erase messages of a conversation for good, along with its summary", forget
+    )
+    erased.add_argument(
+        "seqs", metavar="SEQ", help="the message numbers, as shown by `show`: 12 or 12-15"
+    )
     for parser in (deleted, erased):
         _add_yes(parser)
 
 
 def _add_import(parser: ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="the file; - is standard input")
+    parser.add_argument("file", metavar="FILE", help="the file to import; - is standard input")
     _add_new_name(parser)
 
 
 def _add_new_name(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--as", dest="new_name", metavar="NAME", help="its name, for `chat --session NAME` too"
+        "--as",
+        dest="new_name",
+        metavar="NAME",
+        help="the name of the new conversation, as in `chat --session NAME`",
     )
 
 
 def _add_prune(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--older-than", type=duration, required=True, metavar="AGE", help="unused for 30d, 12h"
+        "--older-than",
+        type=duration,
+        required=True,
+        metavar="AGE",
+        help="only those unused for this long, such as 30d or 12h",
     )
-    parser.add_argument("--keep", type=whole, default=0, metavar="N", help="spare the newest N")
-    parser.add_argument("--archived", action="store_true", help="delete archived ones for good")
-    parser.add_argument("--dry-run", action="store_true", help="only say which ones")
+    parser.add_argument("--keep", type=whole, default=0, metavar="N", help="keep the newest N")
+    parser.add_argument(
+        "--archived", action="store_true", help="delete archived conversations for good"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be done")
     _add_yes(parser)
 
 
@@ -244,7 +287,7 @@ async def rename(args: Namespace, settings: Settings) -> None:
     async with opened(settings, read_only=False) as store:
         session = await find(store, args.name)
         await Sessions(store).rename(session, args.title)
-    _tell(f"{session.id} is called {session.title!r} now")
+    _tell(f"{session.id} is now called {session.title!r}")
 
 
 async def fork(args: Namespace, settings: Settings) -> None:
@@ -284,9 +327,9 @@ async def load(args: Namespace, settings: Settings) -> None:
         with hearing(told.append):
             session = _session_in(_text_of(args.file))
     except (ValueError, TypeError) as error:
-        raise SessionError(f"{args.file} is no session to import: {error}") from error
+        raise SessionError(f"{args.file} can't be imported: {error}") from error
     if not session.entry_count:
-        raise SessionError(f"{args.file} has no messages to import: name an export of a session")
+        raise SessionError(f"{args.file} has no messages to import: choose an exported session")
     async with opened(settings, read_only=False) as store:
         key = await _free_key(store, args.new_name)
         if key is not None:
@@ -297,7 +340,7 @@ async def load(args: Namespace, settings: Settings) -> None:
     _tell(f"imported {session.id}, with {session.entry_count} entries")
     for event in told:
         if isinstance(event, NumberMended):
-            _tell(f"{event.number} made no sense there and was mended")
+            _tell(f"{event.number} was invalid in the file and was corrected")
 
 
 def _text_of(file: str) -> str:
@@ -311,7 +354,7 @@ def _session_in(text: str) -> Session:
         return from_magent(data)
     if first and (not data or first.get("_type") == "metadata"):  # lines of JSON
         if "format" in first:
-            raise ValueError("it is a file of a data folder: copy it into sessions/ there")
+            raise ValueError("it belongs to a data folder: copy it into sessions/ there")
         return from_nanobot(text)
     return Session.load(text)
 
@@ -358,7 +401,7 @@ def forget(args: Namespace, settings: Settings) -> int:
     """Erase some messages of one conversation for good."""
     seqs = numbers(args.seqs)
     if not seqs:
-        raise SettingsError(f"{args.seqs!r} is not a number: write 12 or 12-15, as `show` has them")
+        raise SettingsError(f"{args.seqs!r} is not a number: write 12 or 12-15, as shown by `show`")
     session = anyio.run(_found, args.name, settings)
     if seqs[-1] > session.last_seq:
         raise SessionError(f"session {session.id!r} has no message #{seqs[-1]}")
@@ -373,7 +416,7 @@ def prune(args: Namespace, settings: Settings) -> int:
     """Archive what has not been used for long; with --archived, delete what was archived."""
     infos = anyio.run(_unused, args, settings)
     if not infos:
-        _tell("nothing is that old")
+        _tell("no conversation is that old")
         return Exit.DONE
     say(_table(infos))
     if args.dry_run:
@@ -399,7 +442,7 @@ async def _unused(args: Namespace, settings: Settings) -> list[SessionInfo]:
 
 def _may_delete(args: Namespace, what: str) -> bool:
     """Whether the user agreed; says so if not, and raises `SettingsError` if it can't ask."""
-    nobody = SettingsError("deleting is for good: say --yes where nobody can be asked")
+    nobody = SettingsError("not a terminal, so nothing can be asked: add --yes to delete for good")
     if args.yes or is_agreed(f"{what}\nDelete for good?", nobody_there=nobody):
         return True
     _tell("nothing was deleted")

@@ -33,9 +33,9 @@ from nanoloop.settings import Settings
 from nanoloop.settings.problems import http_address
 
 _HOW = """
-Without flags it looks for models, asks, and proposes the best answer each time. With any flag it
-asks nothing, and sets only what the flags say. A model has to answer one request before anything is
-written, and a key or a token that can't be right is refused."""
+Without flags, it looks for models, asks questions, and proposes the best answer to each. With any
+flag, it asks nothing and sets only what the flags say. Nothing is saved until the model has
+answered a test request. A key or token that can't be valid is refused."""
 _TOKENS = ("telegram", "discord")
 """The platforms whose bots need nothing but a token; `nanoloop connect` connects the others."""
 
@@ -43,15 +43,21 @@ _TOKENS = ("telegram", "discord")
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop setup`: a flag for each answer."""
     parser.description = f"{parser.description}\n{_HOW}"
-    parser.add_argument("--base-url", metavar="URL", help="where the model's server is")
-    parser.add_argument("--api-key", metavar="KEY", help="its key; - reads it from standard input")
+    parser.add_argument("--base-url", metavar="URL", help="the address of the model's server")
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="the key for the model's server; - reads it from standard input",
+    )
     for name in _TOKENS:
         parser.add_argument(
-            f"--{name}-token", metavar="TOKEN", help=f"the token of your bot on {name.title()}"
+            f"--{name}-token", metavar="TOKEN", help=f"your {name.title()} bot's token"
         )
-    parser.add_argument("--service", action="store_true", help="run it as a service from now on")
+    parser.add_argument("--service", action="store_true", help="install and start it as a service")
     parser.add_argument(
-        "--unverified", action="store_true", help="write it down without asking the model first"
+        "--unverified",
+        action="store_true",
+        help="save the settings without testing the model first",
     )
 
 
@@ -133,7 +139,7 @@ def _ended(args: Namespace, settings: Settings, *, is_asked: bool) -> int:
     is_wanted = args.service or (
         is_asked
         and is_agreed(
-            "Run it as a service of yours, now and at each login?",
+            "Run it as a service, now and at each login?",
             nobody_there=SettingsError("not a terminal, so nothing can be asked: use --service"),
         )
     )
@@ -141,6 +147,6 @@ def _ended(args: Namespace, settings: Settings, *, is_asked: bool) -> int:
         service.install(settings)
     else:
         if agents := write_agents_file(settings):
-            say(f"Written: {agents}, for anyone who helps you with it")
+            say(f"Wrote {agents}, for anyone who helps you with the bot")
         say("Next: nanoloop (to talk), nanoloop run (to serve all channels), nanoloop doctor")
     return Exit.DONE

@@ -23,7 +23,7 @@ WELL = ("running", "connected")
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop status`."""
-    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
 
 
 def run(args: Namespace) -> int:
@@ -63,7 +63,7 @@ def as_text(found: Sequence[RunningProcess]) -> str:
     lines = [f"{name:{wide[0]}}  {state:{wide[1]}}  {since}" for name, state, since in rows]
     failures = sorted((f for process in found for f in process.failures), key=lambda f: f.time)
     if failures:
-        lines += ["", "the last failures:"]
+        lines += ["", "the latest failures:"]
     lines += [f"{f.time}  incident {f.incident}  {f.where}: {f.said}" for f in failures]
     return "\n".join(map(printable, lines))
 

@@ -35,17 +35,21 @@ def add_arguments(parser: ArgumentParser) -> None:
         _copy,
     )
     moved.add_argument("source", metavar="FROM", help=FORMS)
-    moved.add_argument("target", metavar="TO", help="the same; it may have sessions already")
     moved.add_argument(
-        "--replace", action="store_true", help="replace those of the target that differ"
+        "target", metavar="TO", help="the target, in the same form; it may already contain sessions"
+    )
+    moved.add_argument(
+        "--replace", action="store_true", help="overwrite sessions of the target that differ"
     )
     looked = action("check", "find broken sessions", _check)
     looked.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
-    looked.add_argument("--json", action="store_true", help="one JSON object per line, for scripts")
+    looked.add_argument(
+        "--json", action="store_true", help="print one JSON object per line, for scripts"
+    )
     action(
         "adopt", "use the configured store, even if it is empty or another installation's", _adopt
     )
-    raised = action("migrate", "make a database's tables, or bring them up to date", _migrate)
+    raised = action("migrate", "create or upgrade a database's tables", _migrate)
     raised.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
 
 
@@ -68,14 +72,14 @@ async def _copy(args: Namespace, settings: Settings) -> int:
         with _telling(total) as tell:
             done = await copy(source, target, replace=args.replace, tell=tell, warn=warn)
     say(
-        f"copied {done.copied} sessions; {done.same} were there already, and the same. All "
-        f"{done.entries} entries and {done.keys} keys are verified",
+        f"copied {done.copied} sessions; {done.same} were already there, unchanged. All "
+        f"{done.entries} entries and {done.keys} keys were verified",
         err=True,
     )
     if damaged:
         say(
-            f"{len(damaged)} sessions are damaged: {done.left_out} of them were left out, of the "
-            "others all was copied that can be read",
+            f"{len(damaged)} sessions are damaged: {done.left_out} of them were not copied; what "
+            "is readable of the others was copied",
             err=True,
         )
     return Exit.FAILED if damaged else Exit.DONE
@@ -116,7 +120,7 @@ def _is_missing(url: str | None, settings: Settings) -> bool:
         return False
     if path is None or path.exists():
         return False
-    say(f"nanoloop: {path} does not exist: name a store that is there", err=True)
+    say(f"nanoloop: {path} does not exist: choose an existing store", err=True)
     return True
 
 
@@ -132,7 +136,7 @@ async def _check(args: Namespace, settings: Settings) -> int:
                 say_json({"id": found.id, "problems": found.problems}, indent=None)
             for problem in () if args.json else found.problems:
                 say(f"{found.id}: {problem}")
-    say(f"{sessions} sessions were looked at, {broken} are broken", err=True)
+    say(f"{sessions} sessions were checked, {broken} are broken", err=True)
     return Exit.FAILED if broken else Exit.DONE
 
 

@@ -58,7 +58,7 @@ async def find(store: Store, name: str) -> Session:
         with suppress(SessionNotFound):
             return await store.load(session_id)
     names = [known async for info in store.list() for known in _names(info)]
-    advice = did_you_mean(name, names, "`nanoloop sessions list` shows what there is", most=3)
+    advice = did_you_mean(name, names, "`nanoloop sessions list` lists them", most=3)
     raise _NoSuchName(name, advice)
 
 

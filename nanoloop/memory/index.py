@@ -206,7 +206,7 @@ def _format(connection: sqlite3.Connection) -> str | None:
         return None
     has_format = "SELECT count(*) FROM sqlite_master WHERE name = 'format'"
     if not connection.execute(has_format).fetchone()[0]:
-        raise sqlite3.DatabaseError("the file is another program's")
+        raise sqlite3.DatabaseError("the file belongs to another program")
     row = connection.execute("SELECT version FROM format").fetchone()
     return str(row[0]) if row else None
 

@@ -254,7 +254,7 @@ class Recall:
         except sqlite3.DatabaseError as damage:
             await run_sync(self._index.start_anew, opened or 1)
             self._reach.clear()
-            raise IndexUnusable("the recall index was damaged and is made anew") from damage
+            raise IndexUnusable("the recall index was damaged and is being rebuilt") from damage
         finally:
             self._report_set_aside()
 

@@ -333,7 +333,7 @@ def accepted(reply: Reply) -> str:
         raise BadAnswer(f"the summary was cut off ({reply.finish_reason})")
     text = _THOUGHT.sub("", reply.text).strip()
     if not text:
-        raise EmptyAnswer("the summary model said nothing")
+        raise EmptyAnswer("the summary model returned no text")
     if sum(line in text for line in _INSTRUCTIONS) >= REPEATED_LINES:
         raise BadAnswer("the summary model repeated its instructions")
     return text

@@ -93,7 +93,7 @@ _BESIDE_BYTES = 700_000_000
 """Working memory, and a short context for two conversations."""
 SMALLEST = Model(
     name="smollm2-135m",
-    about="tiny: to see it work, not to talk to",
+    about="tiny: for tests, not for conversation",
     parameters="135M",
     licence="Apache-2.0",
     size_bytes=98_362_432,
@@ -115,7 +115,7 @@ SMALLEST = Model(
 )
 FROM_INDEX = Model(
     name="qwen2.5-coder-1.5b",
-    about="to talk to, from the package index",
+    about="for conversation, from the package index",
     parameters="1.5B",
     licence="Apache-2.0",
     size_bytes=1_117_320_768,
@@ -137,7 +137,7 @@ FROM_INDEX = Model(
 )
 FROM_HUB = Model(
     name="qwen2.5-1.5b",
-    about="to talk to, from a model hub",
+    about="for conversation, from a model hub",
     parameters="1.5B",
     licence="Apache-2.0",
     size_bytes=1_117_320_736,
@@ -172,7 +172,7 @@ def at(url: str, sha256: str | None = None) -> Model:
     """The model file at an address, under its name there; raises `ModelError`."""
     file = PurePosixPath(urlsplit(url).path).name
     if not file.endswith(SUFFIX) or file.startswith("."):
-        raise ModelError(f"{url!r} is no model file: its name has to end with {SUFFIX}")
+        raise ModelError(f"{url!r} is not a model file: its name must end with {SUFFIX}")
     source = Address(url)
     typed = f"{source} --sha256 {sha256}" if sha256 else str(source)
     return Model(name=file.removesuffix(SUFFIX), sha256=sha256, sources=(source,), typed=typed)

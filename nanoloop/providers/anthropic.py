@@ -62,7 +62,7 @@ class AnthropicProvider:
     ) -> None:
         """`options` go into each request unchanged (`thinking` …); None removes one."""
         if find_spec("anthropic") is None:
-            raise SettingsError(f"the SDK of Anthropic is missing: {how_to_install('anthropic')}")
+            raise SettingsError(f"Anthropic's SDK is missing: {how_to_install('anthropic')}")
         self._model = model
         self._key = clean_key(api_key)
         self._url = clean_url(base_url or DEFAULT_BASE_URL)

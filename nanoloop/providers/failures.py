@@ -172,7 +172,7 @@ def refusal(
     """The error for a server's message in place of an answer."""
     words = server_words(said)
     if FILTERED.search(words):
-        return AnswerRefused("a content filter stopped the answer: say it in other words")
+        return AnswerRefused("a content filter stopped the answer: rephrase the message")
     if status in (401, 403) and not NO_MODEL.search(words):
         return _wrong_key(asked, status)
     if TOO_LONG.search(words) and status != 429:  # noqa: PLR2004 - a status
@@ -195,7 +195,7 @@ def is_of_images(said: object) -> bool:
 
 def _wrong_key(asked: Asked, status: int | None) -> WrongKey:
     if not asked.has_key:
-        return WrongKey(f"{asked.where} wants a key: set {asked.key_name}")
+        return WrongKey(f"{asked.where} requires a key: set {asked.key_name}")
     return WrongKey(
         f"{asked.where} refused the key ({status}): check {asked.key_name}, and that the key "
         "belongs to this server and may use this model"
@@ -216,9 +216,9 @@ def _about_images(asked: Asked, said: object) -> ImagesRefused | BadImage | None
         return _too_many_images(asked, words)
     is_text_wanted = b'"image' in asked.body and ONLY_TEXT.search(words)
     if is_text_wanted or NO_IMAGES.search(words):
-        return ImagesRefused(f"{asked.model!r} takes no images: leave them out, or {OTHER_MODEL}")
+        return ImagesRefused(f"{asked.model!r} accepts no images: remove them, or {OTHER_MODEL}")
     if BAD_IMAGE.search(words):
-        return BadImage(f"{asked.model!r} can't read an image: send it in another form")
+        return BadImage(f"{asked.model!r} can't read an image: send it in another format")
     return None
 
 
@@ -235,7 +235,7 @@ def _too_many_images(asked: Asked, words: str) -> ImagesRefused:
     most = int(found[4]) if found else None
     count = "so many" if most is None else f"more than {most}"
     return ImagesRefused(
-        f"{asked.model!r} takes no {count} images at a time: leave some out, or {OTHER_MODEL}",
+        f"{asked.model!r} does not accept {count} images at a time: remove some, or {OTHER_MODEL}",
         most=most,
     )
 
@@ -246,7 +246,7 @@ def _over_quota(asked: Asked, *, no_credit: bool, retry_after: str | None) -> Ov
     when = "in a moment"
     if retry_after and re.fullmatch(r"\d{1,9}(\.\d+)?", retry_after):
         when = f"in {retry_after} seconds"
-    return OverQuota(f"{asked.where} takes no more requests for now (429): try again {when}")
+    return OverQuota(f"{asked.where} accepts no more requests for now (429): try again {when}")
 
 
 def _unknown_model(asked: Asked) -> UnknownModel:
@@ -260,7 +260,7 @@ def _by_status(asked: Asked, status: int | None, words: str) -> ProviderError:
         return _unknown_model(asked)
     if status in (404, 405) or (status is not None and 300 <= status < 400):  # noqa: PLR2004
         return NoConnection(
-            f"{asked.where} has no chat completions ({status}): check {ADDRESS}, "
+            f"{asked.where} has no chat completions API ({status}): check {ADDRESS}, "
             "which often ends in /v1"
         )
     facts = ": ".join(filter(None, (str(status or ""), _fit_to_show(asked, words))))
@@ -309,7 +309,8 @@ def no_connection(asked: Asked, cause: str) -> NoConnection:
     if "CERTIFICATE" in cause.upper():
         return NoConnection(
             f"the certificate of {asked.where} is not trusted: check the address, or set "
-            "SSL_CERT_FILE to your own authority"
+            "SSL_CERT_FILE to "
+            "your CA's certificate"
         )
     return NoConnection(
         f"nothing answers at {asked.where}: check that the server runs, and {ADDRESS}"
@@ -320,21 +321,21 @@ def through(proxy: str | None, failed: ProviderError) -> ProviderError:
     """The same error, which also names the proxy that may be its cause."""
     if proxy is None:
         return failed
-    return type(failed)(f"{failed}; it is asked through the proxy {proxy}: {CHECK_PROXY}")
+    return type(failed)(f"{failed}; it is called through the proxy {proxy}: {CHECK_PROXY}")
 
 
 def turned_away(asked: Asked, proxy: str) -> NoConnection:
     """The error for a proxy that won't connect us to the server."""
     return NoConnection(
-        f"the proxy {proxy} makes no connection to {asked.where}: {CHECK_PROXY}, also for the "
-        "proxy's name and password"
+        f"the proxy {proxy} can't connect to {asked.where}: {CHECK_PROXY}, including the proxy's "
+        "user name and password"
     )
 
 
 def redirected(asked: Asked, place: str | None) -> NoConnection:
     """The error for a server that redirects the request elsewhere, or in a loop."""
     if place is None:
-        return NoConnection(f"{asked.where} redirects without an end: check {ADDRESS}")
+        return NoConnection(f"{asked.where} redirects endlessly: check {ADDRESS}")
     return NoConnection(
         f"{asked.where} redirects to {shown_url(place)[:SHOWN]}: if that is the right server, "
         f"set {ADDRESS} to it"
@@ -343,13 +344,14 @@ def redirected(asked: Asked, place: str | None) -> NoConnection:
 
 def broken_off(asked: Asked) -> NoConnection:
     """The error for a connection that was lost before the answer was complete."""
-    return NoConnection(f"{asked.where} broke the connection before it had answered: {TRY_AGAIN}")
+    return NoConnection(f"{asked.where} closed the connection before it answered: {TRY_AGAIN}")
 
 
 def no_answer(asked: Asked, body: bytes) -> BadAnswer:
     """The error for a body that is not an answer."""
     if body.lstrip()[:1] == b"<":
         return BadAnswer(
-            f"{asked.where} sent a web page and no answer: check {ADDRESS}, which often ends in /v1"
+            f"{asked.where} sent a web page instead of an answer: check {ADDRESS}, which often "
+            "ends in /v1"
         )
-    return BadAnswer(f"{asked.where} sent something that is no answer: {TRY_AGAIN}")
+    return BadAnswer(f"{asked.where} sent something that is not an answer: {TRY_AGAIN}")

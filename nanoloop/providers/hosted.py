@@ -152,7 +152,7 @@ class HostedServer:
             if self._is_closed and not client.calls:
                 await client.sdk.client.close()
         raise ProviderTimeout(
-            f"{call.asked.where} said nothing for {patience.seconds:g} seconds: "
+            f"{call.asked.where} sent nothing for {patience.seconds:g} seconds: "
             "try again, or raise first_token_timeout_seconds"
         )
 
@@ -203,8 +203,8 @@ class HostedServer:
         except Exception as error:  # noqa: BLE001 - a library may say anything of what is set
             what = type(error).__name__
         raise ProviderError(
-            f"{failures.shown_url(self._url)} can't be asked ({what}): check that address, the "
-            "proxies in the environment, SSL_CERT_FILE, and that the SDK is whole"
+            f"{failures.shown_url(self._url)} can't be called ({what}): check that address, the "
+            "proxies in the environment, SSL_CERT_FILE, and the installed SDK"
         )
 
     async def close(self) -> None:
@@ -229,7 +229,7 @@ def headers_in(variable: str) -> list[str]:
 
 
 def _closed() -> ProviderError:
-    return ProviderError("this provider is closed: make a new one")
+    return ProviderError("this provider is closed: create a new one")
 
 
 def _pause(tried: int) -> float:
@@ -315,7 +315,7 @@ def clean_key(key: str | None) -> str:
     """A key that fits into a header; raises `SettingsError` if it doesn't."""
     key = (key or "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise SettingsError("the key holds characters that no key has: copy it again")
+        raise SettingsError("the key contains invalid characters: copy it again")
     return key
 
 
@@ -327,16 +327,18 @@ def clean_url(base_url: str) -> str:
         failures.shown_url(url)
         _ = parts.port  # which is below 65536
     except ValueError:
-        raise SettingsError("base_url is no URL: it looks like http://localhost:8080/v1") from None
+        raise SettingsError(
+            "base_url is not a URL: write one such as http://localhost:8080/v1"
+        ) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingsError("base_url has to begin with http:// or https:// and name a host")
+        raise SettingsError("base_url must begin with http:// or https:// and name a host")
     return url
 
 
 def clean_options(options: Mapping[str, Any] | None, own: Collection[str]) -> dict[str, Any]:
     """Options of a request; raises `SettingsError` for those that the provider sets itself."""
     if taken := sorted(set(own) & set(options or ())):
-        raise SettingsError(f"options may not set {', '.join(taken)}: leave it out")
+        raise SettingsError(f"options may not set {', '.join(taken)}: remove it")
     return dict(options or {})
 
 

@@ -78,7 +78,7 @@ def _json(value: Any) -> str:
 def _plain(value: object) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} can't be converted to JSON")
 
 
 def _fitting(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _output(form: Any, effort: Any) -> dict[str, Any]:
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             output["format"] = {"type": "json_schema", "schema": schema}
         case {"type": "json_object"}:
-            raise ProviderError("Claude answers in JSON by a schema only: ask with json_schema")
+            raise ProviderError("Claude answers in JSON only with a schema: use json_schema")
     return output
 
 

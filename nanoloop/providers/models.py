@@ -123,7 +123,7 @@ class _LocalModels:
     def get(self, key: str, make: Callable[[], Provider]) -> Provider:
         with self._guard:
             if self._is_closed:
-                raise ProviderError("this provider is closed: make a new one")
+                raise ProviderError("this provider is closed: create a new one")
             if key not in self._made:
                 self._made[key] = make()
             return self._made[key]

@@ -176,7 +176,7 @@ class OpenAIProvider:
 def _plain(value: object) -> dict[str, Any]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    raise TypeError(f"{type(value).__name__} can't be converted to JSON")
 
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode

@@ -49,7 +49,7 @@ def entries_of(message: Mapping[str, Any]) -> list[Entry]:
     """The entries that a chat message corresponds to; at least one."""
     if not isinstance(message, Mapping):
         raise TypeError(
-            f"a message is a mapping with role and content, not {type(message).__name__}"
+            f"a message must be a mapping with role and content, not {type(message).__name__}"
         )
     role = str(message.get("role") or "user")
     if role == "tool":

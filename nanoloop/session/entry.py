@@ -162,7 +162,7 @@ class Entry:
         `undated` is used for a time that can't be read.
         """
         if not isinstance(data, Mapping) or not isinstance(data.get("type"), str):
-            msg = f"an entry is an object with a type, not {type(data).__name__}"
+            msg = f"an entry must be an object with a type, not {type(data).__name__}"
             raise TypeError(msg)
         content = data.get("content")
         if not isinstance(content, Mapping):

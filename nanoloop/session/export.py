@@ -311,7 +311,7 @@ def _entries_of_all(messages: Sequence[Mapping[str, Any]]) -> list[Entry]:
 def _list_in(data: Mapping[str, Any], name: str) -> list[Any]:
     value = data.get(name)
     if value is not None and not isinstance(value, (list, tuple)):
-        raise TypeError(f"{name} is a list, not {type(value).__name__}")
+        raise TypeError(f"{name} must be a list, not {type(value).__name__}")
     return list(value or ())
 
 
@@ -321,7 +321,7 @@ def _messages_in(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]] 
     messages = _list_in(data, name)
     for message in messages:
         if not isinstance(message, Mapping):
-            raise TypeError(f"{name} has messages, not {type(message).__name__}")
+            raise TypeError(f"{name} must contain messages, not {type(message).__name__}")
     return messages
 
 
@@ -366,9 +366,9 @@ def _value_in(text: str | bytes, format: str | None) -> Any:  # noqa: A002 - as 
     if isinstance(text, bytes):
         text = text.decode()
     if not isinstance(text, str):
-        raise TypeError(f"a session is read from text or a mapping, not {_kind(text)}")
+        raise TypeError(f"a session can be read from text or a mapping, not {_kind(text)}")
     if not text.strip():
-        raise TypeError("a session must be an object with keys, not an empty text")
+        raise TypeError("a session must be an object with keys, not empty text")
     return (
         _json_value(text)
         if _checked_format(format or _guessed(text)) == "json"
@@ -382,7 +382,7 @@ def _guessed(text: str) -> Format:
 
 def _checked_format(format: str) -> str:  # noqa: A002 - as above
     if format.lower() not in ("json", "yaml"):
-        raise ValueError(f"{format!r} is no format of a session: use 'json' or 'yaml'")
+        raise ValueError(f"{format!r} is not a session format: use 'json' or 'yaml'")
     return format.lower()
 
 

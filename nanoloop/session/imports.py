@@ -42,7 +42,7 @@ def from_magent(
     )
     messages = data.get("messages") or []
     if not isinstance(messages, list):
-        raise TypeError(f"messages are a list, not {type(messages).__name__}")
+        raise TypeError(f"messages must be a list, not {type(messages).__name__}")
     for message in reversed(messages) if newest_first else messages:
         session.append_message(_checked(message))
     return session

@@ -82,7 +82,7 @@ class Options(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         if key.partition(".")[0] != "session":
-            raise KeyError(f"{key!r} is no setting of a session: they begin with 'session.'")
+            raise KeyError(f"{key!r} is not a session setting: those begin with 'session.'")
         tree = _tree_of({key: value})
         self._warn_of_legacy(tree)
         _cut_out(self._own, _path(key))
@@ -114,7 +114,7 @@ class Options(MutableMapping[str, Any]):
         """Set the most common options; limits of several calls add up."""
         if mode is not None:
             if mode not in (LITE, MEMO):
-                raise ValueError(f"{mode!r} is no session mode: use {LITE!r} or {MEMO!r}")
+                raise ValueError(f"{mode!r} is not a session mode: use {LITE!r} or {MEMO!r}")
             self["session.mode"] = mode
             self["session.memo.enabled"] = mode == MEMO
         for name, value in (limit or {}).items():

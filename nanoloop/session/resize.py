@@ -178,7 +178,8 @@ def _checked_decision(said: object) -> Decision | None:
     if isinstance(said, Mapping) and isinstance(said.get("type"), str):
         return dict(said)
     raise TypeError(
-        f"a policy returns None, a type, or a dict with a type, not {type(said).__name__}: {said!r}"
+        f"a policy must return None, a type, or a dict with a type, not {type(said).__name__}: "
+        f"{said!r}"
     )
 
 
@@ -390,7 +391,7 @@ def checked_type(name: object) -> str:
     """The given type of resize; raises ValueError if nothing could ask for it."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(
-            f"a resize handler is registered under {name!r}: give the type that a policy returns, "
+            f"a resize handler was registered under {name!r}: give the type that a policy returns, "
             f"such as {LITE!r} or {DEEP!r}"
         )
     return name
@@ -423,7 +424,7 @@ def _checked_result(said: Any) -> tuple[list[Any], list[Any], Any]:
         if _are_messages(full) and _are_messages(current):
             return list(full), list(current), memo
     raise TypeError(
-        f"a resize handler returns (full, current, memo), two lists of messages and the memo, "
+        f"a resize handler must return (full, current, memo), two lists of messages and the memo, "
         f"not {type(said).__name__}"
     )
 
@@ -554,8 +555,8 @@ def _json_schema_check(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
         )
     except ImportError:
         raise SettingsError(
-            "memo_schema is a JSON schema, and jsonschema, which checks those, is not installed: "
-            f"{installer()} jsonschema, or give a pydantic model or a function"
+            "memo_schema is a JSON schema, but the package jsonschema is not installed: "
+            f"{installer()} jsonschema, or use a pydantic model or a function"
         ) from None
     validator = validator_for(schema)
     validator.check_schema(schema)

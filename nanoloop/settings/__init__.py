@@ -41,8 +41,8 @@ from nanoloop.settings.vendors import VendorSettings, lacking, table_for, with_n
 from nanoloop.stores.place import store_url
 
 PROMPT = (
-    "You are a friendly and capable assistant in a chat. Answer briefly and plainly, in the "
-    "language you are spoken to. Use a tool where it helps, and say so when you do not know."
+    "You are a friendly and capable assistant in a chat. Answer briefly and plainly, in the user's "
+    "language. Use a tool if it helps, and say so if you do not know something."
 )
 Sentence = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -55,43 +55,43 @@ class StoreSettings(Section):
     )
     """`sqlite:FILE`, `jsonl:FOLDER` (plain files), `redis://…`, `postgresql://…`, `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
-    """What a stored message survives: `flush` a killed process, `fsync` a power cut too."""
+    """What a stored message survives: `flush` a killed process, `fsync` also a power cut."""
     timeout_seconds: Seconds = defaults.STORE_TIMEOUT_SECONDS
-    """How long a database that does not answer is retried before the chat is told."""
+    """How long to retry a database that does not answer before telling the chat."""
     encryption_key: SecretStr | None = Field(default=None, examples=["..."])
-    """Encrypts conversations. Of several keys, separated by commas, the first one encrypts."""
+    """The key that encrypts conversations; older keys may follow, separated by commas."""
 
 
 class LoopSettings(Section):
     """When messages are answered, and how the loop stops."""
 
     max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = defaults.MAX_CONCURRENT_TURNS
-    """How many turns run at the same time; 1 answers one message after the other."""
+    """How many turns may run at the same time; with 1, messages are answered one by one."""
     on_unanswered: Literal["answer", "report"] = "answer"
-    """Messages left unanswered by a stop: `answer` them at the next start, or `report` them."""
+    """What to do at startup with unanswered messages: `answer` or `report` them."""
     shutdown_turns_seconds: Seconds = defaults.SHUTDOWN_TURNS_SECONDS
-    """How long running turns may take to finish after a stop; summaries get half of that."""
+    """How long running turns may take to finish at shutdown; summaries get half of that."""
 
 
 class TurnSettings(Section):
-    """One answer, from the question to the last word."""
+    """How one answer is produced."""
 
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] = defaults.MAX_STEPS
     """How many times the model may be called in one turn."""
 
 
 class ToolTable(NoSettings):
-    """A tool from another package; agents without a list of tools may then call it too."""
+    """A tool from another package; agents without a list of tools may also call it."""
 
 
 class ToolSettings(PluginTables):
-    """Calls that the model makes."""
+    """Tool calls by the model."""
 
     kind = "tools"
     usual = ToolTable
 
     timeout_seconds: Seconds = defaults.TOOL_TIMEOUT_SECONDS
-    """How long one tool call may take; the model is then told that it took too long."""
+    """How long one tool call may take before it is stopped and the model is told."""
 
 
 class ProviderSettings(Section):
@@ -106,50 +106,50 @@ class ProviderSettings(Section):
 
 
 class LocalSettings(Section):
-    """A model in a process of this machine: model = "local:NAME" (`nanoloop model list`)."""
+    """Models that run on this machine: model = "local:NAME" (`nanoloop model list`)."""
 
     context_tokens: Annotated[int, Field(ge=256), Unit("tokens")] | None = Field(
         default=None, examples=[8192]
     )
-    """How much context one conversation may use; by default, what suits the model."""
+    """How much context one conversation may use; by default, it depends on the model."""
     answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = defaults.LOCAL_ANSWER_TOKENS
-    """How long an answer may get; a longer one is cut off, and the log says so."""
+    """How long an answer may be; a longer one is cut off, and the log says so."""
     threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
-    """How many threads to use; by default, as many as suit the machine."""
+    """How many threads to use; by default, it depends on the machine."""
     hub: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://hub.example"]
     )
-    """A model hub for files that the package index does not have; HF_ENDPOINT too."""
+    """A model hub for files that the package index does not have (also HF_ENDPOINT)."""
 
 
 class SummarySettings(Section):
-    """The summary of what left the window, made in the background."""
+    """The summary of messages that left the window, written in the background."""
 
     timeout_seconds: Seconds = defaults.SUMMARY_TIMEOUT_SECONDS
-    """How long one call may take; after that it is retried later."""
+    """How long one call may take before it is stopped and retried later."""
     fallback_model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
-    """The model to use if the first one fails; by default, none."""
+    """The model to use if the summary model fails; by default, none."""
     daily_tokens: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
         default=None, examples=[1_000_000]
     )
-    """The most tokens for one day's summaries; the rest wait for midnight. Default: no limit."""
+    """How many tokens summaries may use per day; the rest wait for midnight. Default: no limit."""
 
 
 class SessionSettings(Section):
-    """Resizing a chat's history after its answers. By default no chat is resized."""
+    """Rules that resize a chat's history after its answers. By default there are none."""
 
     mode: Literal["lite", "memo"] = "lite"
-    """Whether a resize also updates a memo of the conversation (`memo`), or only cuts."""
+    """What a resize does: `lite` only trims the window, `memo` also updates a memo of the chat."""
     messages: Messages | None = Field(default=None, examples=[40])
-    """With more messages the window is cut to this number, instead of the buffer's rule."""
+    """How many messages the window may have; replaces the rule of the message buffer."""
     chars: Annotated[int, Field(ge=1), Unit("characters")] | None = Field(
         default=None, examples=[12_000]
     )
-    """When the window has this many characters, it is cut, and the memo is updated."""
+    """How many characters the window may have before it is trimmed and the memo is updated."""
     every_n_turns: Annotated[int, Field(ge=1), Unit("answers")] | None = Field(
         default=None, examples=[8]
     )
-    """The memo is updated after this many answers."""
+    """After how many answers the memo is updated."""
 
     def rules(self) -> dict[str, Any]:
         """The values that were set, in the form of a session's own settings."""
@@ -164,46 +164,46 @@ class SessionSettings(Section):
 
 
 class RecallSettings(Section):
-    """Finding again what was said: /recall, and the tool of that name."""
+    """Search in earlier messages: the command /recall, and the tool of that name."""
 
     enabled: bool = True
-    """Whether messages are indexed: in the data folder, or in memory if they are encrypted."""
+    """Whether to index messages: in the data folder, or in memory if they are encrypted."""
 
 
 class LogSettings(Section):
-    """What is logged to standard error. Never message text, never keys."""
+    """What is logged to standard error; never message text or keys."""
 
     level: Level = "info"
     """The lowest level to log."""
     format: Literal["auto", "text", "json"] = "auto"
-    """`text` for people, `json` one object a line; `auto` is text on a terminal, else JSON."""
+    """`text` for people, `json` for programs; `auto` is text on a terminal, otherwise JSON."""
     stall_seconds: Seconds = defaults.STALL_SECONDS
-    """After how long a line says where the event loop of a daemon stands still."""
+    """How long a daemon's event loop may be blocked before the log says where."""
 
 
 class SentenceSettings(Section):
-    """What chats are told when something fails, to reword; in `language`."""
+    """The sentences that chats are told if something fails; reword them here, in `language`."""
 
     model_down: Sentence = ENGLISH["model_down"]
     """The model's server can't be reached, or it failed."""
     model_busy: Sentence = ENGLISH["model_busy"]
-    """It accepts no more requests, or your credit there is used up."""
+    """The model's server accepts no more requests, or your credit there is used up."""
     model_key: Sentence = ENGLISH["model_key"]
-    """It refused the key."""
+    """The model's server refused the key."""
     model_unknown: Sentence = ENGLISH["model_unknown"]
-    """It has no model of that name."""
+    """The model's server has no model of that name."""
     too_long: Sentence = ENGLISH["too_long"]
     """The request is longer than the model can read."""
     refused: Sentence = ENGLISH["refused"]
     """A content filter stopped the answer."""
     no_images: Sentence = ENGLISH["no_images"]
-    """It accepts no pictures, and a client's can't be left out."""
+    """The model accepts no pictures, and those of an API client can't be dropped."""
     bad_image: Sentence = ENGLISH["bad_image"]
-    """It can't read a picture of a client."""
+    """The model can't read a picture from an API client."""
     empty: Sentence = ENGLISH["empty"]
-    """The model said nothing."""
+    """The model's answer is empty."""
     timeout: Sentence = ENGLISH["timeout"]
-    """The model took longer than it may."""
+    """The model exceeded its time limit."""
     store_down: Sentence = ENGLISH["store_down"]
     """The store can't be reached, or it failed."""
     changed: Sentence = ENGLISH["changed"]
@@ -217,15 +217,15 @@ class SentenceSettings(Section):
     files_full: Sentence = ENGLISH["files_full"]
     """All uploaded files together have reached their limit."""
     full: Sentence = ENGLISH["full"]
-    """Too many messages of all chats are waiting: this one was not accepted."""
+    """Too many messages are waiting in all chats together; this one was not accepted."""
     busy: Sentence = ENGLISH["busy"]
-    """Too many messages of this chat are waiting: this one was not accepted."""
+    """Too many messages are waiting in this chat; this one was not accepted."""
     interrupted: Sentence = ENGLISH["interrupted"]
-    """A restart came before the answer, and on_unanswered is "report"."""
+    """nanoloop was restarted before it answered, and on_unanswered is "report"."""
     crashed: Sentence = ENGLISH["crashed"]
-    """Anything else."""
+    """Anything else fails."""
     kept: Sentence = ENGLISH["kept"]
-    """Follows the others if the message is stored."""
+    """Added to the others if the message is stored."""
     incident: Sentence = ENGLISH["incident"]
     """The word before the id that finds the failure in the log and in `nanoloop status`."""
 
@@ -234,46 +234,46 @@ class TerminalSettings(Section):
     """The chat in the terminal that `nanoloop run` offers."""
 
     enabled: bool = True
-    """Whether `nanoloop run` reads standard input too; `nanoloop chat` always does."""
+    """Whether `nanoloop run` also reads standard input; `nanoloop chat` always does."""
     agent: str | None = Field(default=None, examples=["cook"])
     """The agent for new conversations here; by default, the default agent."""
 
 
 class ChannelSettings(PluginTables):
-    """The channels, a table each; platforms are plugins with settings of their own."""
+    """The channels, one table each; platforms are plugins with their own settings."""
 
     kind = "channels"
     usual = PlatformSettings
     always = ("web",)
     gone: ClassVar = {
-        "others": "write [channels.NAME] for [channels.others.NAME], and what stood in its options "
-        "beside the rest"
+        "others": "write [channels.NAME] instead of [channels.others.NAME], and move its options "
+        "up into it"
     }
 
     transcribe: Annotated[str, AfterValidator(function_name)] | None = Field(
         default=None, examples=["speech:words_of"]
     )
-    """Your function that transcribes voice messages, as `package.module:function`."""
+    """A function of yours that transcribes voice messages, as `package.module:function`."""
     terminal: TerminalSettings = TerminalSettings()
 
 
 class AgentSettings(Section):
-    """A named agent; what it leaves out is as above. It can also be a file: agents/cook.md."""
+    """A named agent; anything not set here is as above. It can also be a file: agents/cook.md."""
 
     prompt: str | None = Field(default=None, examples=["You are a patient cook."])
     """Its system prompt."""
     model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The model it uses."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
-    """The tools it may call; left out, it may call all of them."""
+    """The tools that it may call; by default, all of them."""
     max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )
     """How many times its model may be called in one turn."""
     message_buffer_limit: Messages | None = Field(default=None, examples=[50])
-    """With more messages than this its window is cut."""
+    """How many messages its window may have before it is trimmed."""
     message_buffer_min: Messages | None = Field(default=None, examples=[10])
-    """How many of the newest messages stay in it after a cut."""
+    """How many of the newest messages are kept when its window is trimmed."""
     language: Language | None = Field(default=None, examples=["fr"])
     """The language of the bot's own messages in its chats, such as answers to commands."""
 
@@ -294,7 +294,7 @@ class Settings(BaseSettings):
         default_factory=lambda: user_folder("data", os.environ),
         examples=["~/.local/share/nanoloop"],
     )
-    """The folder for all stored data; a relative path is taken from where nanoloop is started."""
+    """The folder for all stored data; a relative path starts at the working folder."""
     models: Folder = Field(
         default_factory=lambda: user_folder("data", os.environ) / "models",
         examples=["~/.local/share/nanoloop/models"],
@@ -305,7 +305,7 @@ class Settings(BaseSettings):
     summary_model: str | None = Field(None, min_length=1, examples=["gpt-5.4-nano"])
     """The model that summarises; by default, the one that answers."""
     api_key: SecretStr | None = Field(None, examples=["..."])
-    """The key for the model's server; better kept in OPENAI_API_KEY than in a file."""
+    """The key for the model's server; OPENAI_API_KEY is a safer place than a file."""
     base_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         None, examples=["http://localhost:11434/v1"]
     )
@@ -313,23 +313,23 @@ class Settings(BaseSettings):
     prompt: str = PROMPT
     """The system prompt: who the assistant is and how it talks."""
     language: Language = "en"
-    """The language of what the bot itself tells chats; each agent and platform may have another."""
+    """The language of the bot's own messages; an agent or a platform may use another one."""
     include_time: bool = False
     """Whether the model is told the date and time of the newest message."""
     message_buffer_limit: Messages = defaults.MESSAGE_BUFFER_LIMIT
-    """With more messages than this the window is cut, and what leaves it is summarised."""
+    """How many messages the window may have; then it is trimmed, and the rest is summarised."""
     message_buffer_min: Messages = defaults.MESSAGE_BUFFER_MIN
-    """How many of the newest messages stay word for word after a cut."""
+    """How many of the newest messages are kept word for word when the window is trimmed."""
     context_tokens: Annotated[int, Field(ge=1000), Unit("tokens")] | None = Field(
         None, examples=[32_000]
     )
-    """With more tokens (estimated) old tool results are shortened and the window is cut."""
+    """How many tokens (estimated) a request may have before it is shortened."""
     context_limit: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
         None, examples=[128_000]
     )
-    """How much the model can read; a conversation that uses most of it is logged."""
+    """How many tokens the model can read; the log warns if a conversation uses most of them."""
     handover: bool = False
-    """Whether messages stay in the prompt until the summary that covers them is written."""
+    """Whether messages stay in the prompt until a summary covers them."""
 
     store: StoreSettings = StoreSettings()
     loop: LoopSettings = LoopSettings()

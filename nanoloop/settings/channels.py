@@ -15,40 +15,40 @@ class PlatformSettings(Section):
     """A chat platform by its NAME; config/NAME.example.toml shows its own settings."""
 
     needs: ClassVar[Sequence[str]] = ()
-    """What has to be set before it can connect."""
+    """What must be set before it can connect."""
 
     enabled: bool = True
-    """Whether to serve it, if it has what it needs to connect."""
+    """Whether to serve this platform once its required settings are set."""
     users: Names = Field(default=(), examples=[["12345678"]])
-    """Who may talk, by their ids on the platform; "*" is everyone."""
+    """The people who may talk to the bot, by their ids on the platform; "*" is everyone."""
     chats: Names = Field(default=(), examples=[["-1001234567"]])
-    """Chats in which everyone may talk, by their ids."""
+    """The chats in which everyone may talk to the bot, by their ids."""
     roles: Names = Field(default=(), examples=[["members"]])
-    """Roles whose members may talk, by their ids, if the platform has roles."""
+    """The roles whose members may talk to the bot, by their ids, if the platform has roles."""
     operators: Names = Field(default=(), examples=[["12345678"]])
-    """Who may talk, approve others with /pair, and use commands that change things in groups."""
+    """The people who may talk, approve others with /pair, and change a group's conversation."""
     pairing: bool = True
     """Whether a stranger in a private chat gets a code for `nanoloop pair approve`."""
     groups: Literal["mention", "always", "never"] = "mention"
     """When the bot answers in a group: if it is mentioned, always, or never."""
     overheard: Literal["keep", "ignore"] = "keep"
-    """Whether the model is told what a group said between the questions to it."""
+    """Whether the model sees what was said in a group between the questions to the bot."""
     threads: Literal["own", "shared"] = "own"
-    """Whether a thread is a conversation of its own, or part of its chat's."""
+    """Whether each thread is a conversation of its own, or part of the chat's conversation."""
     burst_seconds: Annotated[float, Field(ge=0, le=60), Unit("seconds")] = 0
-    """Messages within this time are answered together; each answer waits this long."""
+    """How long to wait for more messages, which are then answered together."""
     steers: bool = False
-    """Whether a message during an answer is added to it, instead of waiting its turn."""
+    """Whether a message sent during an answer is added to that turn instead of waiting."""
     per_minute: Messages = 20
-    """How many messages of one person are answered per minute; more wait."""
+    """How many messages of one person are answered per minute; any more wait."""
     per_day: Messages | None = Field(default=None, examples=[500])
-    """How many messages are answered in one chat per day; left out, there is no limit."""
+    """How many messages are answered in one chat per day; by default, there is no limit."""
     stream: bool = True
-    """Whether an answer is shown as it grows."""
+    """Whether an answer is shown while it is being written."""
     agent: str | None = Field(default=None, examples=["cook"])
     """The agent for new conversations here; by default, the default agent."""
     language: Language | None = Field(default=None, examples=["fr"])
-    """The language of what people are told here, unless their agent has one."""
+    """The language of the bot's own messages here, unless the agent sets one."""
 
     @property
     def lacks(self) -> list[str]:

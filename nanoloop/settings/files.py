@@ -67,9 +67,9 @@ def parse(text: str) -> SettingsFile:
 def _no_toml(reason: str, text: str) -> UnreadableFile:
     place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", reason)
     if place is None:
-        return UnreadableFile(f"not TOML: {reason}")
+        return UnreadableFile(f"not valid TOML: {reason}")
     line = int(place[1]) if place[1] else len(text.splitlines())
-    return UnreadableFile(f"not TOML: {reason[: place.start()]}", line)
+    return UnreadableFile(f"not valid TOML: {reason[: place.start()]}", line)
 
 
 def _lines(text: str) -> dict[str, int]:
@@ -145,11 +145,11 @@ def read_agents(folder: Path) -> Iterator[AgentFile]:
 
 def _said(path: Path) -> SettingsFile:
     if not _NAME.fullmatch(path.stem):
-        raise UnreadableFile(f"{path.stem!r} is no agent's name: use a-z, A-Z, 0-9, _ and -")
+        raise UnreadableFile(f"{path.stem!r} is not a valid agent name: use a-z, A-Z, 0-9, _ and -")
     text = text_of(path)
     said = parse(text) if path.suffix == ".toml" else _with_prompt(text)
     if not said.table:
-        raise UnreadableFile("it says nothing: write the agent's prompt into it")
+        raise UnreadableFile("it is empty: write the agent's prompt into it")
     return said
 
 
@@ -160,7 +160,7 @@ def _with_prompt(text: str) -> SettingsFile:
         return _prompted(SettingsFile(), lines, 0)
     end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() == fence), None)
     if end is None:
-        raise UnreadableFile(f"{fence} is opened and never closed", 1)
+        raise UnreadableFile(f"{fence} is opened but never closed", 1)
     # The empty line stands for the fence: every line keeps its number.
     top = "\n".join(["", *lines[1:end]])
     said = parse(top) if fence == _TOML else _yaml(top)
@@ -189,13 +189,13 @@ def _yaml(text: str) -> SettingsFile:
         root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else None
-        raise UnreadableFile(f"not YAML: {error.problem}", line) from None
+        raise UnreadableFile(f"not valid YAML: {error.problem}", line) from None
     except yaml.YAMLError:  # a character that no YAML may hold
         raise UnreadableFile("not YAML") from None
     if table is None:
         return SettingsFile()
     if not isinstance(table, dict):
-        raise UnreadableFile("not a table: write `model: NAME` and the like", 2)
+        raise UnreadableFile("not a table: write lines such as `model: NAME`", 2)
     keys = {key.value: key.start_mark.line + 1 for key, _ in root.value}
     return SettingsFile(table={str(key): value for key, value in table.items()}, lines=keys)
 
@@ -231,7 +231,7 @@ def with_settings(text: str, said: Mapping[str, Any]) -> str:
     except UnreadableFile:
         pass
     wanted = " and ".join(key for key in said)
-    raise SettingsError(f"the settings file is not understood: write {wanted} into it by hand")
+    raise SettingsError(f"the settings file can't be edited: add {wanted} to it by hand")
 
 
 def _put(lines: list[str], places: Mapping[str, int], key: str, value: Any) -> str:

@@ -88,9 +88,9 @@ class PluginTables(Section):
         if plugins.is_installed(cls.kind, name):
             return plugins.load(cls.kind, name).settings or NoSettings
         if name in cls.gone:
-            raise SettingsError(f"{cls.kind}.{name} is gone: {cls.gone[name]}")
+            raise SettingsError(f"{cls.kind}.{name} no longer exists: {cls.gone[name]}")
         known = plugins.names(cls.kind)
-        there = f"there are {', '.join(known) or 'none'}; or install the package that has it"
+        there = f"choose from {', '.join(known) or 'none'}, or install its package"
         mine = f"{cls.kind}.{{}}".format
         advice = did_you_mean(name, [*known, *cls.model_fields], there, shown=mine)
         what = cls.kind.removesuffix("s")

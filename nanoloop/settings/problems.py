@@ -34,22 +34,22 @@ GONE = {
     "channels.web.message_bytes": "a message may have 256,000 bytes",
     "channels.web.streams": "2,000 event streams may be open at once",
     "handover_limit": "200 messages may stay in the prompt",
-    "local.parallel": "two answers are written side by side",
+    "local.parallel": "two answers are written at the same time",
     "loop.lane_limit": "1,000 messages of one chat may wait for their turn",
     "loop.open_sessions": "1,000 sessions are kept in memory",
     "loop.shutdown_summaries_seconds": "set loop.shutdown_turns_seconds: summaries get half of it",
-    "provider.connect_timeout_seconds": "reaching the server may take 10 seconds",
+    "provider.connect_timeout_seconds": "connecting may take 10 seconds",
     "provider.max_retries": "a call is retried twice",
     "store.cached_sessions": "the loop keeps 1,000 sessions in memory itself",
     "summary.batch_chars": "a call takes 24,000 characters, fewer if the model can't read as many",
-    "summary.breaker_seconds": "a model that failed three times is left alone for 60 seconds",
-    "summary.idle_seconds": "a little talk waits until nobody has spoken for 600 seconds",
+    "summary.breaker_seconds": "a model that failed three times is paused for 60 seconds",
+    "summary.idle_seconds": "a few messages wait until the chat has been idle for 600 seconds",
     "summary.ledger_chars": "the ledger has at most 3,000 characters",
     "summary.ledger_items": "the ledger has at most 60 items",
     "summary.max_words": "a summary has at most 200 words",
     "summary.retry_limit_seconds": "a failed call is retried after at most 600 seconds",
     "summary.retry_seconds": "a failed call is retried after 5 seconds, then after twice as long",
-    "summary.reuse_prefix": "a summary is asked for in a request of its own",
+    "summary.reuse_prefix": "each summary is a separate request",
     "tools.result_chars": "the model sees 16,000 characters of a result",
 }
 """Former settings, each with what applies now or what to set instead."""
@@ -67,7 +67,7 @@ _WRONG = {
     "int": "not a whole number",
     "model": "not a table",
     "path": "not a path",
-    "string": "not a text",
+    "string": "not a string",
     "tuple": "not a list",
 }
 _OUT_OF_BOUNDS = {
@@ -176,7 +176,7 @@ def gone(key: str, origin: Origin | None = None) -> Problem | None:
     named = re.sub(r"^agents\.[^.]+\.", "agents.NAME.", key)
     if named not in GONE:
         return None
-    text = f"{key} is no setting any more: {instead(named)}"
+    text = f"{key} is no longer a setting: {instead(named)}"
     return Problem(text=text, origin=origin, keys=(key,))
 
 
@@ -208,7 +208,7 @@ def _wrong(value: Any, error: ErrorDetails, origin: Origin | None) -> str:
         case "dict_type" if origin and origin.kind == "env":
             return "not a table written as JSON"
         case "string_too_short":
-            return "too short: say something, or leave it out"
+            return "too short: set a value, or remove it"
         case "literal_error":
             return _not_one_of(value, bounds["expected"])
         case "value_error":
@@ -260,7 +260,7 @@ def http_address(value: str) -> str:
 def function_name(value: str) -> str:
     """Return the name; refuse one that no function could have."""
     if not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", value):
-        raise ValueError("no name of a function: write it as package.module:function")
+        raise ValueError("not a function's name: write it as package.module:function")
     return value
 
 
@@ -272,7 +272,9 @@ def conflicts(settings: Settings) -> list[Problem]:
         found.append(_too_high(settings, "context_tokens", "context_limit", or_equal=False))
     if settings.store.url == "memory:" and settings.store.durability == "fsync":
         keys = ("store.durability", "store.url")
-        text = '{} is "fsync", but {} "memory:" writes nothing: choose "sqlite:"'.format(*keys)
+        text = '{} is "fsync", but {} "memory:" stores nothing on disk: choose "sqlite:"'.format(
+            *keys
+        )
         found.append(Problem(text=text, keys=keys))
     found += [_no_agent(settings), *(_agent_window(settings, name) for name in settings.agents)]
     return [problem for problem in found if problem]

@@ -68,15 +68,15 @@ class ServerSettings:
 def table_for(name: str) -> type[BaseModel]:
     """What `[providers.NAME]` may hold; raises `SettingsError` if there is no such provider."""
     if name == "local":
-        raise SettingsError("providers.local takes no settings: those of local models are in local")
+        raise SettingsError("providers.local has no settings: use [local] instead")
     if name in VENDORS:
         return VendorSettings
     if plugins.is_installed("providers", name):
         return plugins.load("providers", name).settings or NoSettings
     known = [*VENDORS, *plugins.names("providers")]
-    there = f"there are {', '.join(known)}"
+    there = f"choose from {', '.join(known)}"
     advice = did_you_mean(name, known, there, shown="providers.{}".format)
-    raise SettingsError(f"providers.{name} names no provider: {advice}")
+    raise SettingsError(f"providers.{name} is not a provider: {advice}")
 
 
 def with_names(said: Any) -> Any:

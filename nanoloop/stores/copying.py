@@ -97,7 +97,7 @@ async def _copy_one(
         await _verify(target, name, snapshot)
         done.copied += 1
     elif damage := _damage(theirs):
-        warn(name, f"that of the target is damaged, and only --replace replaces it: {damage}")
+        warn(name, f"it is damaged in the target: use --replace to overwrite it: {damage}")
         done.left_out += 1
         return
     else:
@@ -123,8 +123,8 @@ def _damage(theirs: StoredSnapshot | str) -> str:
 async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) -> None:
     if digest(await target.snapshot(name)) != digest(snapshot):
         raise StoreError(
-            f"session {name!r} is not the same after it was copied: is something else writing to "
-            "the target? stop it, and copy again with --replace"
+            f"session {name!r} is different after copying: stop anything else that writes to the "
+            "target, and copy again with --replace"
         )
 
 
@@ -186,7 +186,7 @@ def problems_of(snapshot: StoredSnapshot) -> Iterator[str]:
     """Everything in it that is unreadable or inconsistent."""
     yield from snapshot.unreadable
     if "updated_at" not in snapshot.head:
-        yield "nothing says where it stands: its head is missing"
+        yield "its head is missing"
     try:
         snapshot.to_session(utc_now)
         # What its values are is settled: now whether they agree.
@@ -200,7 +200,7 @@ def _in_numbers(snapshot: StoredSnapshot) -> Iterator[str]:
     numbers = [entry.seq for entry in snapshot.entries]
     for before, after in pairwise([0, *numbers]):
         if after <= before:
-            yield f"entry {after} stands behind entry {before}"
+            yield f"entry {after} comes after entry {before}"
         elif after > before + 1:
             yield f"entries {before + 1} to {after - 1} are missing"
     last = int(snapshot.head.get("last", 0))

@@ -21,7 +21,7 @@ class FernetSeal:
             self._fernet = MultiFernet([Fernet(key.strip()) for key in keys.split(",")])
         except ValueError as error:  # its text may name the key
             raise SettingsError(
-                "store.encryption_key holds something that is no key: make one with "
+                "store.encryption_key contains something that is not a key: generate one with "
                 '`python -c "from cryptography.fernet import Fernet; '
                 'print(Fernet.generate_key().decode())"`'
             ) from error
@@ -31,8 +31,8 @@ class FernetSeal:
         return self._fernet.encrypt(data).decode()
 
     def open(self, text: str) -> bytes:
-        """The original bytes; raises ValueError if no key fits."""
+        """The original bytes; raises ValueError if no key matches."""
         try:
             return self._fernet.decrypt(text)
         except InvalidToken as error:
-            raise ValueError("no key fits") from error
+            raise ValueError("no key matches") from error

@@ -25,7 +25,7 @@ def parts(url: str) -> tuple[str, str]:
     is_ours = is_path or url == "memory:" or (kind in _SERVERS and is_whole)
     if is_ours or (colon and plugins.is_installed("stores", kind)):
         return kind, place
-    raise ValueError(f"no place for sessions: write {FORMS}")
+    raise ValueError(f"not a store: write {FORMS}")
 
 
 def path_of(url: str, data: Path) -> Path | None:

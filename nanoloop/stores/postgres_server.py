@@ -193,36 +193,38 @@ class _Pool:
 
 _SETTING = "store.url (NANOLOOP_STORE__URL)"
 _POOLER = (
-    "a pooler before {where} mixes prepared statements up: let it pool sessions, or set "
+    "the pooler in front of {where} breaks prepared statements: use session pooling, or set "
     "max_prepared_statements (PgBouncer 1.21 or newer)"
 )
 _STATES: Mapping[str, str] = {
-    "08": "the connection to {where} broke: is the server up? try again",
+    "08": "the connection to {where} was lost: check that the server is running, and try again",
     "26": _POOLER,
     "42P05": _POOLER,
     "28": "{where} refused the user or the password: correct them in {setting}",
-    "3D": "{where} is no database of that server: make it with createdb, or correct {setting}",
+    "3D": "{where} does not exist on that server: create it with createdb, or correct {setting}",
     "3F": "{where} has no such schema: run `nanoloop store migrate`",
     "42P01": "tables are missing in {where}: run `nanoloop store migrate`",
-    "42501": "{where} doesn't let this user do that: let an administrator make the schema for "
-    "them (CREATE SCHEMA nanoloop AUTHORIZATION …)",
-    "25006": "{where} may only be read: is it a standby? write its primary in {setting}",
+    "42501": "{where} does not allow this user to do that: ask an administrator to create the "
+    "schema (CREATE SCHEMA nanoloop AUTHORIZATION …)",
+    "25006": "{where} is read-only: if it is a standby, set {setting} to its primary",
     "40": "{where} was busy with the same rows: try again",
-    "53100": "the disk of {where} is full: make room there; nothing was half-written",
-    "53200": "{where} is out of memory: make room there; nothing was half-written",
-    "53300": "{where} takes no more connections: raise its max_connections, or lower pool_size",
-    "53": "{where} has not enough resources: see its log; nothing was half-written",
-    "57014": "{where} took too long: see what it is busy with, or raise timeout_seconds",
+    "53100": "the disk of {where} is full: free some space there; nothing was half-written",
+    "53200": "{where} is out of memory: free some there; nothing was half-written",
+    "53300": "{where} accepts no more connections: raise its max_connections, or lower pool_size",
+    "53": "{where} lacks resources: see its log; nothing was half-written",
+    "57014": "{where} took too long: check its load, or raise timeout_seconds",
     "57P": "{where} is being shut down or started: try again in a moment",
-    "54": "{where} can't take something so large: nothing was written",
+    "54": "{where} can't store something this large: nothing was written",
 }
 """Error messages by SQLSTATE or its beginning."""
 _KINDS: Mapping[type[Exception], str] = {
-    TimeoutError: "{where} did not answer within {seconds} s: is it up, and near enough?",
-    gaierror: "the host of {where} is not known: correct it in {setting}",
-    SSLError: "no secure connection to {where}: see its certificate, and sslmode in {setting}",
-    ValueError: "{setting} is no whole URL: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE, "
-    "with % and two digits for what is special in a password",
+    TimeoutError: "{where} did not answer within {seconds} s: check that it is running and "
+    "reachable",
+    gaierror: "the host of {where} is unknown: correct it in {setting}",
+    SSLError: "no secure connection to {where}: check its certificate, and sslmode in {setting}",
+    ValueError: "{setting} is not a complete URL: write "
+    "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, with special characters of the "
+    "password as %XX",
 }
 _NOBODY = "nothing answers at {where}: start PostgreSQL there, or correct {setting}"
 _PASSING = ("08", "40", "53300", "57P")
@@ -257,7 +259,7 @@ def _of_the_server(error: PostgresError) -> str:
     for length in (5, 3, 2):
         if state[:length] in _STATES:
             return _STATES[state[:length]]
-    return f"{{where}} refused it ({type(error).__name__}, {state or 'no code'}): see its log"
+    return f"{{where}} rejected it ({type(error).__name__}, {state or 'no code'}): see its log"
 
 
 def _state(error: PostgresError) -> str:
@@ -326,7 +328,9 @@ async def migrate(connection: Connection, schema: str) -> str:
     if stood == len(STEPS):
         return f"the tables have format {stood} already"
     return (
-        f"format {stood} → {len(STEPS)}" if stood else f"the tables were made, format {len(STEPS)}"
+        f"format {stood} → {len(STEPS)}"
+        if stood
+        else f"the tables were created, format {len(STEPS)}"
     )
 
 
@@ -436,7 +440,7 @@ async def _standing(connection: Connection, schema: str) -> int:
     if stood > len(STEPS):
         raise StoreError(
             f"the tables in schema {schema} have format {stood}, and this version of nanoloop "
-            f"knows {len(STEPS)}: upgrade nanoloop, or choose another database"
+            f"supports {len(STEPS)}: upgrade nanoloop, or choose another database"
         )
     return stood
 
@@ -445,7 +449,7 @@ def _check_encoding(connection: Connection) -> None:
     encoding = connection.get_settings().server_encoding
     if encoding != _ENCODING:
         raise StoreError(
-            f"the database has the encoding {encoding}, which has no place for every text: make "
+            f"the database has the encoding {encoding}, which can't store every character: create "
             "one with `createdb --encoding UTF8 --template template0 NAME`"
         )
 

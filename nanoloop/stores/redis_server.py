@@ -46,7 +46,7 @@ def client_of(url: str, *, timeout_seconds: float) -> Client:
         return Redis.from_pool(pool)
     except ValueError:  # its text may hold the password
         raise SettingsError(
-            "store.url is no Redis URL: write redis://HOST:PORT/0, rediss://…, unix:///PATH or "
+            "store.url is not a Redis URL: write redis://HOST:PORT/0, rediss://…, unix:///PATH or "
             "redis+cluster://HOST:PORT, and any special characters of the password as %XX"
         ) from None
 
@@ -139,7 +139,7 @@ class RedisServer:
                 return f"Redis at {self._where} {words}"
         code = str(error).partition(" ")[0]
         said = code if code.isupper() else type(error).__name__
-        return f"Redis at {self._where} can't do it ({said}): see its log"
+        return f"Redis at {self._where} failed ({said}): see its log"
 
     async def check(self) -> bool:
         """Refuse a server that is too old or would forget; returns whether it never drops a key.
@@ -176,7 +176,7 @@ _SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
     (
         exceptions.NoPermissionError,
         "",
-        "does not let this user do that: allow it ~PREFIX:* @read @write @scripting and info",
+        "does not allow this user to do that: grant it ~PREFIX:* @read @write @scripting and info",
     ),
     (
         exceptions.OutOfMemoryError,
@@ -186,25 +186,25 @@ _SENTENCES: tuple[tuple[type[Exception], str, str], ...] = (
     (
         exceptions.ResponseError,
         "MISCONF",
-        "can't write to its disk: make room there, its log says more; nothing was written",
+        "can't write to its disk: free some space there, and see its log; nothing was written",
     ),
     (exceptions.ReadOnlyError, "", "is a replica: name the primary in store.url"),
-    (exceptions.TimeoutError, "", "took too long to answer: see whether it is busy or far away"),
-    (exceptions.BusyLoadingError, "", "is still loading its data: try again in a while"),
+    (exceptions.TimeoutError, "", "took too long to answer: check whether it is busy or far away"),
+    (exceptions.BusyLoadingError, "", "is still loading its data: try again in a moment"),
     (
         exceptions.ConnectionError,
         "CERTIFICATE_VERIFY_FAILED",
-        "has a certificate that nobody here vouches for: add ?ssl_ca_certs=FILE to store.url",
+        "has a certificate that is not trusted here: add ?ssl_ca_certs=FILE to store.url",
     ),
     (exceptions.ConnectionError, "", "does not answer: start it, or check store.url"),
     (
         exceptions.RedisClusterException,
         "",
-        "is in no cluster that answers: start it, or check store.url",
+        "belongs to a cluster that does not answer: start it, or check store.url",
     ),
     (exceptions.ClusterDownError, "", "is in a cluster that is down: see CLUSTER INFO there"),
     (exceptions.AskError, "", "is part of a cluster: write redis+cluster://HOST:PORT in store.url"),
-    (exceptions.InvalidResponse, "", "is no Redis: check store.url"),
+    (exceptions.InvalidResponse, "", "is not a Redis server: check store.url"),
 )
 """An error, what its text contains, and what that means; the first match applies."""
 

@@ -265,13 +265,13 @@ def odd_numbers(head: Mapping[str, Any], sections: Mapping[str, Any]) -> list[st
 
 
 def _checked_head(head: Any) -> Mapping[str, Any]:
-    _must(isinstance(head, Mapping), "its head is no object")
+    _must(isinstance(head, Mapping), "its head is not an object")
     _must(isinstance(head.get("rev"), int), "its head has no number rev")
     _must("last" in head, "its head has no number last")
     for name in _LISTS:
         _must(isinstance(head.get(name) or [], (list, tuple)), f"its head has no list {name}")
     for pair in head.get("hidden") or ():
-        _must(_is_range(pair), "its head has a range of entries that is none")
+        _must(_is_range(pair), "its head has an invalid range of entries")
     for name in _TIMES:
         _must(_is_time(head.get(name)), f"its head has no time {name}")
     for name in _MAPPINGS:
@@ -297,11 +297,11 @@ def sections_of(
     """Sections, including the one that identifies the session; raises `SessionDamaged`."""
     with decoding(session_id):
         sections = {name: decode(raw) for name, raw in pairs if name != NOTED}
-        _must(ABOUT in sections, "it doesn't say who it is")
+        _must(ABOUT in sections, "its id is missing")
         for name, value in sections.items():
             kinds = (Mapping, list) if name == WAITING else Mapping
-            _must(value is None or isinstance(value, kinds), f"its section {name!r} is none")
-        _must(sections[ABOUT].get("id") == session_id, "it says it is another session")
+            _must(value is None or isinstance(value, kinds), f"its section {name!r} is invalid")
+        _must(sections[ABOUT].get("id") == session_id, "it belongs to another session")
         return sections
 
 

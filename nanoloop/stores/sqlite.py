@@ -57,11 +57,11 @@ PAGE = 256
 """How many rows of a long list are read per trip."""
 
 _ADVICE: Mapping[int, str] = {
-    sqlite3.SQLITE_BUSY: "another process holds it: stop that one, or try again",
+    sqlite3.SQLITE_BUSY: "another process has locked it: stop that one, or try again",
     sqlite3.SQLITE_FULL: "free some space",
-    sqlite3.SQLITE_READONLY: "choose a place that may be written in",
-    sqlite3.SQLITE_CANTOPEN: "choose a place that may be written in",
-    sqlite3.SQLITE_PERM: "choose a place that may be written in",
+    sqlite3.SQLITE_READONLY: "check the permissions, or choose another place",
+    sqlite3.SQLITE_CANTOPEN: "check the permissions, or choose another place",
+    sqlite3.SQLITE_PERM: "check the permissions, or choose another place",
 }
 
 T = TypeVar("T")
@@ -415,7 +415,7 @@ def _stored(
             size=int(size),
         )
         if columns != [stored.head["rev"], micros(from_rfc3339(stored.head["updated_at"]))]:
-            raise SessionDamaged(session_id, "its row and its head differ in what they say")
+            raise SessionDamaged(session_id, "its row and its head disagree")
     return stored
 
 

@@ -62,7 +62,7 @@ class SessionFile:
     def check_writes(self) -> None:
         """Raise `StoreError` if it is open for reading only."""
         if self._read_only:
-            raise StoreError(f"{self.path} is open for reading only: nothing was written")
+            raise StoreError(f"{self.path} is open read-only: nothing was written")
 
     def _opened(self) -> sqlite3.Connection:
         """The writing connection to the current file; the caller must hold the writing lock."""
@@ -87,11 +87,13 @@ class SessionFile:
             raise StoreError(
                 f"{self._traces} ({error}): free some space, and erase again"
             ) from error
-        raise StoreError(f"{self._traces}, which another process reads: end that, and erase again")
+        raise StoreError(
+            f"{self._traces}, which another process is reading: stop it, and erase again"
+        )
 
     @property
     def _traces(self) -> str:
-        return f"it was erased, but {self.path} or the log beside it may hold traces"
+        return f"it was erased, but {self.path} or the log beside it may contain traces"
 
     def empty_log(self) -> None:
         """Remove what was deleted from the log beside the file, as far as possible."""
@@ -242,15 +244,16 @@ class SqliteConnector:
             self._look()
         except sqlite3.DatabaseError as first:
             if not is_damage(first):
-                return StoreError(f"{failed}: look at the file")
+                return StoreError(f"{failed}: check the file")
             if not is_ours(self.path):
-                return StoreError(f"{self.path} is no database: choose another file")
+                return StoreError(f"{self.path} is not a database: choose another file")
             return StoreError(
-                f"{failed}: the file is damaged and is left as it is; the next start for writing "
-                f"sets it aside as {self.path.name}.corrupt-DATE and begins a new one"
+                f"{failed}: the file is damaged and was not changed; the next start with write "
+                f"access renames it to {self.path.name}.corrupt-DATE and creates a new "
+                f"one"
             )
         return StoreError(
-            f"{failed}: a part of the file is damaged: take what is whole to another store with "
+            f"{failed}: part of the file is damaged: copy what is intact to another store with "
             "`nanoloop store copy`"
         )
 
@@ -298,7 +301,7 @@ class SqliteConnector:
                 time.sleep(PAUSE_SECONDS)
         if mode != b"wal":
             raise StoreError(
-                f"{self.path} is on a disk that SQLite can't share: choose a local one"
+                f"{self.path} is on a disk that SQLite can't share: choose a local disk"
             )
 
     def reader(self, *, touching: bool = True) -> sqlite3.Connection:
@@ -320,7 +323,7 @@ class SqliteConnector:
         if found == 0:  # it is being made
             return self._nothing()
         raise StoreError(
-            f"{self.path} has an older format: open it once for writing, which renews it"
+            f"{self.path} has an older format: open it once with write access, which upgrades it"
         )
 
     def _nothing(self) -> sqlite3.Connection:
@@ -479,7 +482,7 @@ def format_of(connection: sqlite3.Connection, name: str) -> int:
         raise StoreError(f"{name} is another program's database: choose another file")
     if version > len(UPGRADES):
         raise StoreError(
-            f"{name} has format {version}, and this version of nanoloop knows formats up to "
+            f"{name} has format {version}, and this version of nanoloop supports formats up to "
             f"{len(UPGRADES)}: use the newer version that wrote it"
         )
     return int(version)
@@ -546,7 +549,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
         return []
     try:
         if not is_ours(path):
-            raise StoreError(f"{path} is no database: choose another file") from error
+            raise StoreError(f"{path} is not a database: choose another file") from error
         fcntl.flock(fd, fcntl.LOCK_EX)
         if os.fstat(fd).st_ino != inode or path.stat().st_ino != inode:
             return []
@@ -556,7 +559,9 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
                 path.with_name(path.name + suffix).replace(target.with_name(target.name + suffix))
     finally:
         os.close(fd)
-    reason = f"{path} was damaged ({error}): it is kept as {target.name}, and a new one was begun"
+    reason = (
+        f"{path} was damaged ({error}): it was renamed to {target.name}, and a new one was created"
+    )
     return [DatabaseSetAside(file=target.name, reason=reason)]
 
 

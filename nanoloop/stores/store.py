@@ -172,7 +172,7 @@ class DatabaseStore:
         )
         opened = self.sealing.opened(snapshot)
         odd = odd_numbers(stored.head, opened.sections)
-        words = [f"its number {name} makes no sense" for name in odd]
+        words = [f"its number {name} is invalid" for name in odd]
         return changed(opened, odd=odd, unreadable=[*opened.unreadable, *words]) if odd else opened
 
     async def save(self, session: Session) -> None:
@@ -433,7 +433,7 @@ class DatabaseStore:
     @property
     def _open(self) -> Database:
         if self._closed.is_set():
-            raise StoreError("the store is closed: open another")
+            raise StoreError("the store is closed: open a new one")
         return self.database
 
     # How it is called
@@ -547,7 +547,7 @@ T = TypeVar("T")
 def first_changes(session: Session, changes: Changes | None) -> Changes:
     """All changes of a session that is in no store yet; raises `StoreError` if it is in one."""
     if changes is None or ABOUT not in changes.sections or changes.revision:
-        raise StoreError(f"session {session.id!r} is kept by a store already: fork it")
+        raise StoreError(f"session {session.id!r} already belongs to a store: fork it")
     return changes
 
 

@@ -22,8 +22,8 @@ _DONE = (
     "not run again. Its result was:\n"
 )
 _NOT_KNOWN = (
-    "not run: the same call was broken off earlier in this turn, and whether it took effect is "
-    "not known; find out before you ask for it again, or leave it to the user"
+    "not run: the same call was interrupted earlier in this turn, and it is unknown whether it "
+    "took effect; find out before you repeat it, or leave it to the user"
 )
 
 

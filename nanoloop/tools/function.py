@@ -112,7 +112,7 @@ def _checked_effect(effect: Effect) -> Effect:
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} can't name a tool: use up to 64 letters, digits, _ and -, "
+            f"{name!r} is not a valid tool name: use up to 64 letters, digits, _ and -, "
             'for example @tool(name="look_up")'
         )
     return name
@@ -266,7 +266,7 @@ class Arguments:
     def _no_such(self, name: str) -> str:
         if not self._names:
             return f"there is no argument {name!r}: give none"
-        hint = did_you_mean(name, self._names, f"there are {', '.join(self._names)}")
+        hint = did_you_mean(name, self._names, f"the arguments are {', '.join(self._names)}")
         return f"there is no argument {name!r}: {hint}"
 
 
@@ -281,14 +281,14 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         parameters = inspect.signature(function, eval_str=True).parameters
     except NameError as error:
         raise TypeError(
-            f"{_called(function)} names a type that isn't there at run time ({error}): "
+            f"{_called(function)} uses a type that does not exist at run time ({error}): "
             "define or import it at the top of the module, outside `if TYPE_CHECKING`"
         ) from error
     for name, one in parameters.items():
         if one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL}:
             raise TypeError(
-                f"{_called(function)} can't be a tool: {name!r} has to be given by position, "
-                "and a model gives arguments by name"
+                f"{_called(function)} can't be a tool: {name!r} must be passed by position, but a "
+                "model passes arguments by name"
             )
     return parameters
 

@@ -45,9 +45,9 @@ async def calculator(expression: str) -> str:
     except ZeroDivisionError:
         raise ToolError("a division by zero has no result") from None
     except OverflowError:
-        raise ToolError("the result is too large to be worked out") from None
+        raise ToolError("the result is too large to calculate") from None
     except (TypeError, ValueError) as error:
-        raise ToolError(f"that can't be worked out: {error}") from None
+        raise ToolError(f"that can't be calculated: {error}") from None
     except (RecursionError, MemoryError):
         raise ToolError("the expression is nested too deeply") from None
 
@@ -59,7 +59,7 @@ def _tree(expression: str) -> ast.expr:
         return ast.parse(expression.strip().translate(_READABLE), mode="eval").body
     except SyntaxError as error:
         raise ToolError(
-            f"that is no arithmetic expression: {error.msg} at character {error.offset}"
+            f"that is not an arithmetic expression: {error.msg} at character {error.offset}"
         ) from None
 
 
@@ -77,7 +77,7 @@ def _value(node: ast.expr) -> Number:
             return _CONSTANTS[name]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _bounded(_FUNCTIONS[name](*map(_value, args)))
-    raise ToolError(f"{ast.unparse(node)!r} is no arithmetic here{_hint(node)}")
+    raise ToolError(f"{ast.unparse(node)!r} is not supported here{_hint(node)}")
 
 
 def _hint(node: ast.expr) -> str:
@@ -87,7 +87,7 @@ def _hint(node: ast.expr) -> str:
         case ast.BinOp(op=ast.BitXor()):
             return ": write ** for powers"
         case ast.Call() | ast.Name():
-            return f": there are {', '.join([*_FUNCTIONS, *_CONSTANTS])}"
+            return f": use {', '.join([*_FUNCTIONS, *_CONSTANTS])}"
     return ""
 
 
@@ -210,7 +210,7 @@ def make_recall_tool(
         try:
             there = session()
         except LookupError:
-            raise ToolError("there is no conversation here to look through") from None
+            raise ToolError("there is no conversation here to search") from None
         return await recall.told(there, words, max(1, min(limit, MOST)))
 
     return FunctionTool(look_up, name=NAME, effect="reads")

@@ -56,7 +56,9 @@ class Threads:
         """What the function returns or raises; raises `ToolError` if every place is hung."""
         places = self._places()
         if places.left_behind >= self._limit:
-            raise ToolError(f"{places.left_behind} earlier calls of it hang still: do without it")
+            raise ToolError(
+                f"{places.left_behind} earlier calls of it are still hanging: continue without it"
+            )
         work = _Work(function=function, places=places)
         await places.limiter.acquire_on_behalf_of(work)
         self._start(work)

@@ -112,7 +112,7 @@ class _Run:
     call: ToolCall
     parameters: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
-    error: str | None = "the tool broke off without a result"
+    error: str | None = "the tool was interrupted and returned no result"
     started: float = field(default_factory=perf_counter)
     seconds: float = 0.0
 
@@ -145,13 +145,13 @@ def decoded(arguments: str) -> dict[str, Any]:
     if not arguments.strip():
         return {}
     if arguments.count("[") + arguments.count("{") > MOST_PARTS:
-        raise BadArguments("the arguments have too many parts: leave most of them out")
+        raise BadArguments("the arguments have too many parts: send fewer")
     try:
         value = json.loads(arguments, parse_constant=_no_number, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise BadArguments(_breaks(error)) from None
     except (ValueError, RecursionError) as error:
-        raise BadArguments(f"the arguments are no JSON that can be read: {error}") from None
+        raise BadArguments(f"the arguments are not readable JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadArguments(f"the arguments must be a JSON object, not {type(value).__name__}")
     return _whole(value) if "\\u" in arguments else value

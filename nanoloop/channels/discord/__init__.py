@@ -35,8 +35,8 @@ def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:
     token = own.token.get_secret_value().strip() if own.token else ""
     if len(token.split(".")) != _PARTS:
         raise SettingsError(
-            "channels.discord.token is no token of Discord's, which has two dots in it: take it "
-            "from Bot at discord.com/developers/applications"
+            "channels.discord.token is not a Discord token, which contains two dots: copy it from "
+            "Bot at discord.com/developers/applications"
         )
     return DiscordPlatform(token, folder=folder)
 

@@ -428,11 +428,11 @@ def _file(attachment: discord.Attachment) -> File:
 
 
 UNKNOWN_BOT = (
-    "Discord refuses channels.discord.token: reset the token under Bot at "
+    "Discord rejects channels.discord.token: reset the token under Bot at "
     "discord.com/developers/applications, and set NANOLOOP_CHANNELS__DISCORD__TOKEN"
 )
 NO_CONTENT = (
-    "Discord does not let the bot read messages: switch on Message Content Intent under Bot at "
+    "Discord does not let the bot read messages: turn on Message Content Intent under Bot at "
     "discord.com/developers/applications"
 )
 _BAD_TOKEN, _BAD_INTENTS = 4004, (4013, 4014)
@@ -471,7 +471,7 @@ def _closed(error: discord.ConnectionClosed) -> Refused | SendLater:
 
 def _refusal(error: discord.HTTPException) -> NanoloopError:
     if isinstance(error, discord.DiscordServerError) or error.code == _RESTS:
-        return SendLater("Discord has a fault")
+        return SendLater("Discord failed")
     if error.status == _LIMITED:
         return SendLater("rate limit")
     if error.status == _UNAUTHORIZED:
@@ -480,7 +480,7 @@ def _refusal(error: discord.HTTPException) -> NanoloopError:
         return MessageGone()
     if "or fewer in length" in error.text:
         return TooLong()
-    return Declined(f"Discord answers {error.status}, code {error.code}")
+    return Declined(f"Discord returned {error.status}, code {error.code}")
 
 
 _RIGHTS = discord.Permissions(
@@ -506,5 +506,5 @@ async def connect(token: str) -> Connected:
     if not (about.flags.gateway_message_content or about.flags.gateway_message_content_limited):
         raise Refused(NO_CONTENT)
     link = discord.utils.oauth_url(about.id, permissions=_RIGHTS, scopes=("bot",))
-    says = [f"The token is that of {name}. To let it into a server of yours, open {link}"]
+    says = [f"The token belongs to {name}. To add it to one of your servers, open {link}"]
     return Connected(settings={"token": token}, says=says)

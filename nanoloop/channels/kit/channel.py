@@ -155,7 +155,7 @@ def make_channel(
     if not isinstance(made, Platform):
         return made
     if not isinstance(own, PlatformSettings):
-        raise SettingsError(f"the channel {name!r} has to have settings that are PlatformSettings")
+        raise SettingsError(f"the channel {name!r} needs settings derived from PlatformSettings")
     return PlatformChannel(
         made,
         rules=own,

@@ -112,7 +112,7 @@ class Connection:
         backoff = min(LONGEST_REST_SECONDS, 2.0 ** min(tries - 1, 20)) * uniform(0.5, 1)  # noqa: S311 - jitter
         seconds = max(known or 0, backoff)
         reason = reason_of(failure)
-        self.state = State(name="waiting", reason=f"{reason}; next try in {seconds:.0f} s")
+        self.state = State(name="waiting", reason=f"{reason}; retrying in {seconds:.0f} s")
         announce(
             ChannelLost(
                 channel=self._platform.name, reason=reason, seconds=round(seconds, 3), tries=tries

@@ -303,8 +303,8 @@ def _short(heard: Heard) -> str:
 
 
 FETCH_SECONDS = 60.0
-NOT_KEPT = "(it could not be kept)"
-NOT_SHOWN = "(a picture of a kind that can't be shown)"
+NOT_KEPT = "(it could not be stored)"
+NOT_SHOWN = "(a picture in an unsupported format)"
 NOT_READ = "(this voice message could not be read)"
 
 

@@ -40,12 +40,12 @@ def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:
     token = own.token.get_secret_value().strip() if own.token else ""
     if own.homeserver is None:
         raise SettingsError(
-            "channels.matrix.homeserver is not set: the address of the server that the bot's "
-            'account is on, such as "https://matrix.example.org"'
+            "channels.matrix.homeserver is not set: set it to the address of the bot's "
+            'homeserver, such as "https://matrix.example.org"'
         )
     if not token or not token.isascii() or " " in token:
         raise SettingsError(
-            "channels.matrix.token is no access token: config/matrix.example.toml says how to "
+            "channels.matrix.token is not an access token: config/matrix.example.toml says how to "
             "get one"
         )
     return MatrixPlatform(homeserver=own.homeserver, token=token, user=own.user, folder=folder)
@@ -61,7 +61,7 @@ async def connect(_: MatrixSettings, told: Mapping[str, str]) -> Connected:
 ASKS = (
     ConnectQuestion(
         name="homeserver",
-        help="the server that the bot's account is on, such as https://matrix.example.org",
+        help="the address of the bot's homeserver, such as https://matrix.example.org",
         asks="The homeserver, such as https://matrix.example.org",
     ),
     ConnectQuestion(
@@ -72,20 +72,20 @@ ASKS = (
     ),
     ConnectQuestion(
         name="token",
-        help="its access token, in place of a password",
+        help="the account's access token, instead of a password",
         is_secret=True,
         is_needed=False,
     ),
     ConnectQuestion(
         name="password",
-        help="its password, which is used once and not kept",
-        asks="Its password (used once and not kept; not shown)",
+        help="the account's password; it is used once and not stored",
+        asks="Its password (used once and not stored; not shown)",
         is_secret=True,
         unless="token",
     ),
     ConnectQuestion(
         name="register",
-        help="make the account first, with this password",
+        help="create the account first, with this password",
         is_switch=True,
         is_needed=False,
     ),
@@ -97,8 +97,8 @@ ASKS = (
     ),
     ConnectQuestion(
         name="operator",
-        help="your own id: you are invited, may talk, and may use all commands",
-        asks="Your own id, such as @you:example.org, to be invited (Enter: nobody)",
+        help="your own id: you are invited to a room, and get access and all commands",
+        asks="Your own id, such as @you:example.org, to be invited (Enter: skip)",
         is_needed=False,
     ),
 )

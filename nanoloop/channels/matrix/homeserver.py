@@ -58,7 +58,7 @@ class Homeserver:
         self.client.access_token = self._token
         await self.ask(self.client.whoami())
         if user not in (None, self.me):
-            raise Refused(f"the Matrix token is {self.me}'s, not {user}'s: {NEXT_STEP}")
+            raise Refused(f"the Matrix token belongs to {self.me}, not to {user}: {NEXT_STEP}")
 
     async def ask(self, request: Awaitable[Any]) -> Any:
         """The response; raises `SendLater`, `Refused`, `TooLong` or `Declined`."""
@@ -121,7 +121,7 @@ async def connect(told: Mapping[str, str]) -> Connected:
             )
             try:
                 await home.ask(request)
-                says.append(f"{operator} is invited to a room with it")
+                says.append(f"{operator} has been invited to a room with it")
             except Declined as declined:
                 says.append(f"{operator} could not be invited ({declined.reason}): check the id")
         token = str(home.client.access_token)
@@ -148,10 +148,12 @@ async def _enter(home: Homeserver, told: Mapping[str, str]) -> None:
 
 
 _REGISTER = (
-    "{url} does not make the account {user} ({code}): it may be taken, or the server may want more "
-    "than a password; make it in a client, and leave out --register"
+    "{url} did not create the account {user} ({code}): the name may be taken, or the server may "
+    "require more than a password; create it in a Matrix client, and omit --register"
 )
-_LOG_IN = "{url} does not let {user} in ({code}): check name and password, or use --register"
+_LOG_IN = (
+    "{url} rejected the login of {user} ({code}): check the name and password, or use --register"
+)
 
 
 async def _answered(request: Awaitable[Any], refusal: str, home: Homeserver, user: str) -> None:
@@ -166,20 +168,20 @@ async def _answered(request: Awaitable[Any], refusal: str, home: Homeserver, use
 
 
 def _unreachable(error: Exception) -> SendLater:
-    return SendLater(f"no connection to the homeserver, {type(error).__name__}")
+    return SendLater(f"no connection to the homeserver ({type(error).__name__})")
 
 
 def _failure(answer: ErrorResponse, url: str) -> NanoloopError:
     code = answer.status_code or ""
     status = answer.transport_response.status
     if code in _NO_ENTRY or status == 401:  # noqa: PLR2004 - HTTP's own
-        return Refused(f"{url} refuses the Matrix access token ({code}): {NEXT_STEP}")
+        return Refused(f"{url} rejects the Matrix access token ({code}): {NEXT_STEP}")
     if code == "M_LIMIT_EXCEEDED" or status == 429:  # noqa: PLR2004 - as above
         return SendLater("rate limit", seconds=_rest(answer))
     if code == "M_TOO_LARGE" or status == 413:  # noqa: PLR2004 - as above
         return TooLong()
     if not code or status >= 500:  # noqa: PLR2004 - as above
-        return SendLater(f"the homeserver answers {status}")
+        return SendLater(f"the homeserver returned {status}")
     return Declined(code)
 
 

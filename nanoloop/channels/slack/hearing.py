@@ -204,7 +204,7 @@ class SlackFiles:
         try:
             async with self._session.post(address, data=data) as answer:
                 if answer.status != _OK:
-                    raise SendLater(f"the file was not taken ({answer.status})")
+                    raise SendLater(f"the file was not accepted ({answer.status})")
         except (aiohttp.ClientError, OSError) as error:
             raise SendLater(f"the network failed ({type(error).__name__})") from None
 
@@ -212,11 +212,11 @@ class SlackFiles:
         host = URL(address).host or ""
         # The token is shown to nobody else, whatever a message says of its file.
         if host != self._host and not host.endswith(_OWN):
-            raise Declined("the file lies elsewhere")
+            raise Declined("the file is hosted elsewhere")
         headers = {"Authorization": f"Bearer {self._token}"}
         async with self._session.get(address, headers=headers) as answer:
             if answer.status != _OK or _is_login(answer, address):
-                raise Declined(f"the file can't be fetched ({answer.status})")
+                raise Declined(f"the file can't be downloaded ({answer.status})")
             return await _bounded(answer)
 
 

@@ -274,7 +274,7 @@ async def connect(token: str, app_token: str, *, address: str = ADDRESS) -> Conn
         about = await bot.call("auth.test")
         await app.call("apps.connections.open")
     bot_name, team = about.get("user", "the bot"), about.get("team", "the workspace")
-    says = f"The tokens are those of @{bot_name} in {team}: write to it under Apps, or /invite it"
+    says = f"The tokens belong to @{bot_name} in {team}: write to it under Apps, or /invite it"
     return Connected(settings={"token": token, "app_token": app_token}, says=[says])
 
 
@@ -349,7 +349,7 @@ async def _nothing() -> None:
 WAITING = 200
 """How many events of one chat may wait; then the socket waits."""
 _SWITCHED_OFF = (
-    "Socket Mode is switched off for this Slack app: switch it on under Socket Mode at "
+    "Socket Mode is turned off for this Slack app: turn it on under Socket Mode at "
     "api.slack.com/apps"
 )
 
@@ -417,7 +417,7 @@ def _leave(reason: str, *, is_greeted: bool) -> None:
     if reason == "link_disabled":
         raise Refused(_SWITCHED_OFF)
     if not is_greeted or reason == "too_many_websockets":
-        raise SendLater(f"Slack closes the connection ({reason})")
+        raise SendLater(f"Slack closed the connection ({reason})")
 
 
 async def _acknowledge(envelope: _Envelope) -> None:

@@ -74,7 +74,7 @@ class Web:
         except (aiohttp.ClientError, OSError) as error:
             raise SendLater(f"the network failed ({type(error).__name__})") from None
         if not isinstance(response.data, dict):
-            raise SendLater("Slack's answer can't be read")
+            raise SendLater("Slack's response can't be read")
         return response.data, response.headers
 
     def _meaning(self, response: Any) -> NanoloopError:
@@ -85,11 +85,11 @@ class Web:
         if status == _LIMITED or word == "ratelimited":
             return SendLater("rate limit", seconds=_seconds(response))
         if word in _PASSING or not word:
-            return SendLater(f"Slack has a fault ({word or status})")
+            return SendLater(f"Slack failed ({word or status})")
         if word == "missing_scope":
             return Refused(missing(self._setting, str(said.get("needed", "it needs"))))
         if word in _UNKNOWN:
-            return Refused(f"Slack refuses {self._setting} ({word}): {ADVICE[self._setting]}")
+            return Refused(f"Slack rejects {self._setting} ({word}): {ADVICE[self._setting]}")
         return _KNOWN.get(word, Declined)(word)
 
 
@@ -98,16 +98,17 @@ def missing(setting: str, scopes: str) -> str:
     where = "App-Level Tokens" if setting.endswith("app_token") else "OAuth & Permissions"
     return (
         f"{setting} lacks the scope {scopes}: add it under {where} at api.slack.com/apps, "
-        "install the app again, and set the token that is shown then"
+        "reinstall the app, "
+        "and set the new token"
     )
 
 
 BOT_TOKEN = "channels.slack.token"  # noqa: S105 - a setting's name
 APP_TOKEN = "channels.slack.app_token"  # noqa: S105 - as above
 ADVICE = {
-    BOT_TOKEN: "take the Bot User OAuth Token, xoxb-…, from OAuth & Permissions at "
+    BOT_TOKEN: "copy the Bot User OAuth Token, xoxb-…, from OAuth & Permissions at "
     "api.slack.com/apps, and set NANOLOOP_CHANNELS__SLACK__TOKEN",
-    APP_TOKEN: "make one, xapp-…, with connections:write under Basic Information at "
+    APP_TOKEN: "create one, xapp-…, with connections:write under Basic Information at "
     "api.slack.com/apps, and set NANOLOOP_CHANNELS__SLACK__APP_TOKEN",
 }
 

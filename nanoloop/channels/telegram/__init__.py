@@ -55,8 +55,8 @@ def _checked(token: str) -> str:
     token = token.strip()
     if not _TOKEN.fullmatch(token):
         raise SettingsError(
-            "channels.telegram.token is no token of Telegram's: it looks like 12345678:AbC-dEf; "
-            "@BotFather shows it with /mybots"
+            "channels.telegram.token is not a Telegram token, which looks like 12345678:AbC-dEf: "
+            "get it from @BotFather with /mybots"
         )
     return token
 

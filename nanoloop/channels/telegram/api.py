@@ -92,7 +92,7 @@ class TelegramRequest(HTTPXRequest):
             said = json.loads(payload)
             if isinstance(said, dict):
                 return said
-        raise TelegramError("the answer is not JSON")
+        raise TelegramError("the response is not JSON")
 
 
 def _retry_after(payload: bytes) -> float | None:
@@ -112,12 +112,12 @@ def _names_no_token(record: logging.LogRecord) -> bool:
 
 
 UNKNOWN_BOT = (
-    "Telegram does not know this token: get it from @BotFather with /mybots, and set "
+    "Telegram rejects this token: get it from @BotFather with /mybots, and set "
     "NANOLOOP_CHANNELS__TELEGRAM__TOKEN or channels.telegram.token"
 )
 OTHER_POLLER = "another program reads this bot's messages: stop it, or use another bot"
 OTHER_WEBHOOK = (
-    "a webhook was set for this bot elsewhere: stop who set it, or set "
+    "another program set a webhook for this bot: stop that program, or set "
     "channels.telegram.webhook_url"
 )
 UNCHANGED = "message is not modified"
@@ -177,7 +177,7 @@ def _meaning(error: TelegramError) -> Exception:
         case NetworkError() if not isinstance(error, BadRequest):  # which is one to the library
             return SendLater("the network failed")
         case _ if type(error) is TelegramError:
-            return SendLater("the answer can't be read")
+            return SendLater("the response can't be read")
     return _refusal(error)
 
 

@@ -223,10 +223,11 @@ async def connect(token: str, *, api: str = API) -> Connected:
     finally:
         with anyio.CancelScope(shield=True):
             await bot.shutdown()
-    says = [f"The token is that of @{me.username}: write to it at https://t.me/{me.username}"]
+    says = [f"The token belongs to @{me.username}: write to it at https://t.me/{me.username}"]
     if not me.can_read_all_group_messages:
         says.append(
-            "In groups it sees only what names it. @BotFather changes that: /mybots, Bot Settings, "
+            "In groups it sees only messages that mention it. To change that, ask @BotFather: "
+            "/mybots, Bot Settings, "
             "Group Privacy"
         )
     return Connected(settings={"token": token}, says=says)

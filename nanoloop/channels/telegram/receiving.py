@@ -128,7 +128,7 @@ class Webhook:
         except OSError as error:
             where = f"{self._host} port {self._port}"
             raise SendLater(
-                f"can't listen on {where} ({error.strerror}): choose another with "
+                f"can't listen on {where} ({error.strerror}): choose another port with "
                 "channels.telegram.webhook_port"
             ) from None
 

@@ -113,10 +113,12 @@ def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
         key = f"channels.web.tokens.{name}"
         secret = own.token.get_secret_value() if own.token else ""
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", name):
-            raise SettingsError(f"{key} is no name for a token: use a-z, A-Z, 0-9, _ and -")
+            raise SettingsError(
+                f"{key} is not a valid name for a token: use a-z, A-Z, 0-9, _ and -"
+            )
         if len(secret) < TOKEN_LENGTH:
-            less = f"{key}.token has less than {TOKEN_LENGTH} characters"
-            text = f"{less}: `openssl rand -hex 24` makes one"
+            less = f"{key}.token has fewer than {TOKEN_LENGTH} characters"
+            text = f"{less}: generate one with `openssl rand -hex 24`"
             where = settings.origin(f"{key}.token")
             raise InvalidSettings(
                 [Problem(text=text, origin=where if where.kind != "default" else None)]

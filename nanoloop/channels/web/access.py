@@ -62,7 +62,7 @@ class WebAccess:
     def _refuse_other_sites(self, request: Request) -> None:
         origin = request.headers.get("origin")
         if origin is not None and origin not in self.origins and not _is_ours(request, origin):
-            raise Refusal(403, "pages of other sites may not call this one")
+            raise Refusal(403, "pages of other sites may not call this API")
         is_asked_for = "authorization" in request.headers or ASKED_BY_SCRIPT in request.headers
         if request.method not in _SAFE_METHODS and not is_asked_for:
             raise Refusal(403, "send the header X-Nanoloop: 1, or a token")
@@ -85,7 +85,7 @@ class WebAccess:
         """Raise the refusal of a wrong token: the more of them, the longer the wait."""
         if seconds := self._failures.take(_address_of(request)):
             raise try_later(429, "too many wrong tokens: try again later", seconds=seconds)
-        raise Refusal(401, "that token is not known here", headers={"WWW-Authenticate": "Bearer"})
+        raise Refusal(401, "the token is unknown: check it", headers={"WWW-Authenticate": "Bearer"})
 
 
 def _bucket(request: Request, caller: Caller | None) -> str:

@@ -335,7 +335,7 @@ async def _read(request: Request, limit: int) -> bytes:
 
 def _too_large(limit: int) -> Refusal:
     # The connection stays open: what still comes is thrown away, so that the client hears of this.
-    return Refusal(413, f"that is more than {limit} bytes: send less")
+    return Refusal(413, f"the body has more than {limit} bytes: send less")
 
 
 SHOWN = 60
@@ -347,14 +347,14 @@ _WRONG = {
     "int": "not a whole number",
     "list": "not a list",
     "model": "not an object",
-    "string": "not a text",
+    "string": "not a string",
 }
 """What a value is not, by the first word of the error's type."""
 _BOUNDS = {
     "greater_than_equal": "is {value}, less than {ge}",
     "less_than_equal": "is {value}, more than {le}",
     "literal_error": "is {value}, not {expected}",
-    "string_pattern_mismatch": "is {value}, not like {pattern}",
+    "string_pattern_mismatch": "is {value}, which does not match {pattern}",
     "string_too_long": "is too long: at most {max_length} characters",
     "string_too_short": "is too short: at least {min_length}",
     "too_long": "has too many: at most {max_length}",
@@ -382,17 +382,17 @@ def _wrong(first: ErrorDetails, where: str, model: type[BaseModel]) -> str:
     if kind == "missing":
         return "is missing"
     if kind == "json_invalid":
-        return f"is no JSON: {facts['error']}"
+        return f"is not JSON: {facts['error']}"
     if kind in _BOUNDS:
         return _BOUNDS[kind].format_map({**facts, "value": value})
     wrong = _WRONG.get(kind.partition("_")[0])
-    return f"is {value}, {wrong}" if wrong else f"is not right: {first['msg']}"
+    return f"is {value}, {wrong}" if wrong else f"is invalid: {first['msg']}"
 
 
 def _unknown(where: str, model: type[BaseModel]) -> str:
     known: Mapping[str, Any] = model.model_fields
-    advice = did_you_mean(where, known, f"there are {', '.join(known)}", shown=str)
-    return f"is not known: {advice}"
+    advice = did_you_mean(where, known, f"use {', '.join(known)}", shown=str)
+    return f"is unknown: {advice}"
 
 
 def _shown(value: Any, where: str) -> str:
@@ -405,7 +405,7 @@ def _shown(value: Any, where: str) -> str:
 
 
 _ERROR = {
-    "description": "Why not, in a sentence",
+    "description": "What went wrong, in a sentence",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 _ERROR_SCHEMA = {
@@ -477,7 +477,7 @@ def _response(operation: Operation) -> dict[str, Any]:
 _NAME = {
     "name": KEY,
     "in": "header",
-    "description": "Sent again with the same name, it is the same message",
+    "description": "Requests with the same key count as one message",
     "schema": {"type": "string", "maxLength": KEY_CHARS},
 }
 
@@ -512,7 +512,7 @@ def docs_page(operations: Iterable[Operation]) -> str:
 
 def _docs_row(operation: Operation) -> str:
     takes = [*_docs_fields("?", operation.query), *_docs_fields("", operation.body)]
-    more = f" Takes {', '.join(takes)}." if takes else ""
+    more = f" Parameters: {', '.join(takes)}." if takes else ""
     return (
         f"<dt><code>{operation.method} {escape(operation.path)}</code></dt>"
         f"<dd>{escape(operation.says)}.{more}</dd>"

@@ -247,10 +247,10 @@ def _lines(counted: Mapping[str, Mapping[str, float]], own: Mapping[str, float])
     yield "# TYPE nanoloop_events_total counter"
     for name, value in sorted(counted["counts"].items()):
         yield f'nanoloop_events_total{{event="{name}"}} {value}'
-    yield "# HELP nanoloop_event_sum_total What a number of an event adds up to."
+    yield "# HELP nanoloop_event_sum_total The sum of a numeric field of an event."
     yield "# TYPE nanoloop_event_sum_total counter"
     yield from _numbered("nanoloop_event_sum_total", counted["sums"])
-    yield "# HELP nanoloop_event_latest The latest value of a number of an event."
+    yield "# HELP nanoloop_event_latest The latest value of a numeric field of an event."
     yield "# TYPE nanoloop_event_latest gauge"
     yield from _numbered("nanoloop_event_latest", counted["latest"])
     for name, value in own.items():
@@ -438,7 +438,7 @@ def _cors(backend: Backend) -> Middleware:
 async def _refused_by_router(_: Request, error: Exception) -> Response:
     """The response to an error of the router itself."""
     assert isinstance(error, HTTPException)  # noqa: S101 - it is called for these only
-    says = {404: "there is nothing here", 405: "that is not how to ask for it"}
+    says = {404: "there is nothing here", 405: "this method is not allowed here"}
     sentence = says.get(error.status_code, "that can't be served")
     return error_response(error.status_code, sentence, headers=error.headers)
 
@@ -503,7 +503,7 @@ class Guard:
             await self._app(scope, receive, send)
         else:
             # A name that was made to point here would let its pages read everything.
-            sentence = "not a name of this server: channels.web.hosts lists them"
+            sentence = "not a host name of this server: add it to channels.web.hosts"
             await error_response(421, sentence)(scope, receive, send)
 
 

@@ -106,7 +106,7 @@ async def begin(call: ApiCall, given: NewSession) -> Response:
     """Begin a session."""
     session_id = f"{call.who.prefix}{new_id()}"
     if not call.who.sees(session_id):
-        raise Refusal(403, "this token may not begin sessions: its pattern names a single one")
+        raise Refusal(403, "this token may not create sessions: its pattern allows only one")
     agent = _known_agent(call.backend, given.agent)
     sessions = call.backend.parts.sessions
     session = await sessions.named(session_id, agent=agent)
@@ -120,7 +120,7 @@ def _known_agent(backend: Backend, name: str | None) -> str | None:
     agents = backend.parts.agents
     if name is None or name in agents:
         return name
-    advice = did_you_mean(name, agents, "/api/me lists who there is", shown=str)
+    advice = did_you_mean(name, agents, "/api/me lists them", shown=str)
     raise Refusal(422, f"there is no agent {quoted(name)}: {advice}")
 
 
@@ -299,8 +299,8 @@ async def summarise(call: ApiCall) -> Response:
             parts.recall.follow(session.id)
         return Response(status_code=202)
     if session.summary_in_progress:
-        raise Refusal(409, "a summary is being written already")
-    raise Refusal(409, f"the last {parts.keep} messages always stay word for word")
+        raise Refusal(409, "a summary is already being written")
+    raise Refusal(409, f"the last {parts.keep} messages are always kept word for word")
 
 
 async def _memory_of(backend: Backend, session: Session) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Retry(RequestBody):
 async def say(call: ApiCall, said: NewMessage) -> Response:
     """Say something; the answer comes as events."""
     if not said.text.strip() and not said.attachments:
-        raise Refusal(422, "text: say something")
+        raise Refusal(422, "text: must not be empty")
     body = f"{call.session_id}\n{said.model_dump_json(exclude_unset=True)}"
     named = call.backend.names.of(call.request, call.who, body)
     session = await call.backend.parts.sessions.open(call.session_id)
@@ -105,7 +105,7 @@ async def _attachment(backend: Backend, caller: Caller, attachment_id: str) -> A
     kept = await backend.attachments.about(attachment_id)
     data = await backend.attachments.data(attachment_id) if kept is not None else None
     if kept is None or data is None or not caller.sees(kept.owner):
-        advice = "upload it first, and send the id that comes back"
+        advice = "upload it first, and send the returned id"
         raise Refusal(422, f"attachments: there is no file {quoted(attachment_id)}: {advice}")
     text = data.decode("utf-8", "replace") if kept.kind == "file" else None
     return Attachment(
@@ -155,7 +155,7 @@ async def lane_of(backend: Backend, session: Session, account: str) -> str:
     if (await sessions.current(key)).id == session.id:
         return key
     if not key.startswith(f"{CHANNEL}:"):
-        raise Refusal(409, "its chat goes on in another session: write there")
+        raise Refusal(409, "its chat continues in another session: write to that one")
     if backend.parts.runner.is_busy(key):  # then it comes back here behind what goes on elsewhere
         text, name = f"/switch {session.id}", f"switch-{uuid4().hex}"
         await _kept(backend, inbound(session, text, name, key=key, account=account))
@@ -207,11 +207,11 @@ async def retry(call: ApiCall, again: Retry) -> Response:
 
 
 def _check_again(session: Session) -> None:
-    """Raise a refusal if there is nothing to ask again here, or it can't be taken back."""
+    """Raise a refusal if there is no question to ask again here, or it can't be taken back."""
     if session.awaiting or messages_among(session.waiting):
         return
     if not last_exchange(session.entries_between(0, session.last_seq)):
-        raise Refusal(409, "there is nothing to ask again")
+        raise Refusal(409, "there is no question to ask again")
     check_undo(session)
 
 

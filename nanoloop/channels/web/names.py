@@ -32,7 +32,7 @@ NAMES_OF_ONE = 1000
 """How many names of one caller are remembered; a message itself keeps its id for longer."""
 GRACE_SECONDS = 10
 """How long the answer to a disconnected client continues, so that it can come back."""
-OTHER_BODY = f"that {KEY} belongs to another message: send each under a name of its own"
+OTHER_BODY = f"this {KEY} belongs to another message: use a different one for each message"
 
 
 @dataclass(slots=True, kw_only=True)

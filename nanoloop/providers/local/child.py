@@ -279,7 +279,7 @@ def _serve(order: Launch) -> tuple[Any, Report]:
         server = xllamacpp.Server(params)
     except RuntimeError:
         raise CannotRun(
-            f"{order.path} can't be run: get the file again, or choose another model"
+            f"{order.path} can't be loaded: download it again, or choose another model"
         ) from None
     return server, _report(server.listening_address, order.key)
 
@@ -293,13 +293,13 @@ def _header(path: str) -> Gguf:
     try:
         return Gguf.read(Path(path))
     except FileNotFoundError:
-        raise CannotRun(f"there is no file {path}: get the model again") from None
+        raise CannotRun(f"there is no file {path}: download the model again") from None
     except NotGguf:
         raise CannotRun(
-            f"{path} is not a complete GGUF model file: get it again, or choose another"
+            f"{path} is not a complete GGUF model file: download it again, or choose another"
         ) from None
     except OSError as error:
-        raise CannotRun(f"{path} can't be read ({error.strerror}): see to its rights") from None
+        raise CannotRun(f"{path} can't be read ({error.strerror}): check its permissions") from None
 
 
 def _tokens(header: Gguf, order: Launch, free: int) -> int:
@@ -307,7 +307,7 @@ def _tokens(header: Gguf, order: Launch, free: int) -> int:
     if tokens == 0:
         needed = needed_bytes(header, tokens=LEAST_TOKENS, parallel=order.parallel)
         raise CannotRun(
-            f"{order.model} needs {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
+            f"{order.model} needs {needed / 1e9:.1f} GB of memory and only {free / 1e9:.1f} GB is "
             "free: close other programs, or choose a smaller model"
         )
     return tokens

@@ -144,7 +144,7 @@ class LocalProvider:
     def _check_model(self, model: str | None) -> None:
         if model not in (None, self._model):
             raise UnknownModel(
-                f"{model!r} is not here, only {self._model!r}: leave out the other model's name"
+                f"{model!r} is not loaded, only {self._model!r} is: omit the model's name"
             )
 
     async def _ask(self, messages: Said, tools: Tools, on_text: OnText | None) -> Reply:
@@ -185,7 +185,7 @@ class LocalProvider:
     def _running(self) -> ModelServer:
         with self._guard:
             if self._is_closed:
-                raise ProviderError("this provider is closed: make a new one")
+                raise ProviderError("this provider is closed: create a new one")
             if self._server is None or self._server.process.has_ended:
                 self._check_rest()
                 self._server = self._start()
@@ -378,7 +378,7 @@ class ModelServer:
         await self.kill()
         raise ProviderTimeout(
             f"{self._order.model} was not loaded after {self._start_timeout_seconds:g} seconds: "
-            "try again when the machine has less to do, or choose a smaller model"
+            "try again when the machine is less busy, or choose a smaller model"
         )
 
     async def chat(
@@ -409,7 +409,8 @@ class ModelServer:
                 await self.kill()
             raise
         raise ModelEnded(
-            f"the process of {self._order.model} {self.process.end}: try again, it is started anew"
+            f"the process of {self._order.model} {self.process.end}: try again; it will be "
+            f"restarted"
         )
 
     def _tell_loaded(self, report: Report) -> None:
@@ -540,7 +541,7 @@ class ModelProcess:
 
     def _why_not_ready(self) -> str:
         words = self._last_lines[-1].decode("utf-8", "replace").strip() if self._last_lines else ""
-        return f"{self._order.model} could not be started, its process {self.end}" + (
+        return f"{self._order.model} could not be started: its process {self.end}" + (
             f" ({words[:SHOWN]})" if words else ""
         )
 

@@ -159,7 +159,7 @@ class LogFile(FileIO):
         found = first.value.get("format") if first and first.kind == METADATA else None
         if isinstance(found, int) and found > FORMAT:
             raise NotReadable(
-                f"{self._path} is of format {found}, and this version knows {FORMAT}: install a "
+                f"{self._path} has format {found}, and this version supports {FORMAT}: install a "
                 "newer nanoloop, or choose another folder"
             )
 
@@ -167,8 +167,8 @@ class LogFile(FileIO):
         theirs = about_of(self.fd, self.state, session_id=self._id).get("id")
         if theirs != self._id:
             raise NotReadable(
-                f"{self._path} holds session {theirs!r}, not {self._id!r}: this file system takes "
-                "both names for one, choose another id"
+                f"{self._path} contains session {theirs!r}, not {self._id!r}: this file system "
+                "treats both names as one, so choose another id"
             )
 
     def placed(self, commit: Commit) -> PlacedBytes:

@@ -278,7 +278,7 @@ class _Folder:
     async def _own(self) -> None:
         """Make the folder one of this version; raises `StoreLocked` while another version runs."""
         if self._folder.read_only:
-            raise StoreError(f"{self._folder.path} is open for reading only: nothing was written")
+            raise StoreError(f"{self._folder.path} is open read-only: nothing was written")
         if not self._is_ready:
             await self._in_turn(partial(self._in_thread, self._make_ready), "the folder")
 
@@ -313,7 +313,7 @@ class _Folder:
                 if time.monotonic() > give_up:
                     raise DiskRefused(
                         self._folder.path,
-                        f"another process holds {what}: stop that one, or try again",
+                        f"another process has locked {what}: stop it, or try again",
                     ) from None
             # No thread waits meanwhile, which others need.
             await anyio.sleep(uniform(*BETWEEN_TRIES_SECONDS))  # noqa: S311
@@ -366,7 +366,7 @@ class FolderUpgrade:
         found = note.get("format") if isinstance(note, dict) else None
         if isinstance(found, int) and found > FORMAT:
             raise NotReadable(
-                f"{self._folder.path} is of format {found}, and this version knows {FORMAT}: "
+                f"{self._folder.path} has format {found}, and this version supports {FORMAT}: "
                 "install a newer nanoloop, or choose another folder"
             )
         return bool(note == self._note())

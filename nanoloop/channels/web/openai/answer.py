@@ -373,7 +373,8 @@ LOOK_SECONDS = 5
 AGAIN = "x-should-retry"
 """The header that tells OpenAI's SDK whether to retry by itself."""
 WITHOUT_ANSWER = (
-    "that message was sent before and got no whole answer: send it under another name to ask again"
+    "this message was sent before and got no complete answer: use another Idempotency-Key to ask "
+    "again"
 )
 
 

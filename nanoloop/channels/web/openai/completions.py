@@ -117,7 +117,7 @@ def _ignored(asked: ChatRequest) -> dict[str, str]:
 def _with_options(provider: Provider, fitted: WithOptions | None, asked: ChatRequest) -> Provider:
     """The provider, with the request's options if they are allowed."""
     if fitted is None and asked.wants_form:
-        raise invalid_field("response_format", "the model here answers with text only")
+        raise invalid_field("response_format", "this model answers only with text")
     options = asked.options()
     return provider if fitted is None or not options else fitted(options)
 
@@ -126,9 +126,9 @@ async def _in_session(
     call: ApiCall, asked: ChatRequest, name: str, messages: Sequence[Message], named: MessageName
 ) -> SessionQuestion:
     if asked.tools:
-        raise invalid_field("tools", "in a session they run on the server: leave them out")
+        raise invalid_field("tools", "in a session, tools run on the server: remove them")
     if asked.wants_form:
-        raise invalid_field("response_format", "in a session answers are text")
+        raise invalid_field("response_format", "in a session, answers are text: remove it")
     # Before the session: nothing is begun for what says nothing.
     text, images = await new_in(call.backend, call.who.prefix, messages)
     session, key = await named_session(call, asked, name)
@@ -186,7 +186,7 @@ def _check_sees(caller: Caller, session_id: str) -> None:
     # Told alike whether it is there or not: nobody learns what others have.
     if not caller.sees(session_id):
         raise ClientRefusal(
-            403, "that session is not one of this token's", code="session_not_yours"
+            403, "this token has no access to that session", code="session_not_yours"
         )
 
 

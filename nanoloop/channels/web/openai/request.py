@@ -57,7 +57,7 @@ class ClientOperation(Operation):
         assert self.body is not None  # noqa: S101 - what else is taken has no operation
         data = await read_body(request, limits.upload_bytes, limits.body_seconds)
         if data.count(b"[") + data.count(b"{") > NESTED:  # reading them would hold up everyone
-            raise ClientRefusal(413, f"that is more than {NESTED} lists and objects: send less")
+            raise ClientRefusal(413, f"there are more than {NESTED} lists and objects: send less")
         try:
             return self.body.model_validate_json(data)
         except ValidationError as error:
@@ -91,12 +91,12 @@ PASSED = frozenset(
 Otherwise, notably in a session, they are ignored, and a header of the response names them.
 """
 REFUSED: Mapping[str, str] = {
-    "audio": "only text is answered",
+    "audio": "only text answers are supported",
     "function_call": "use tool_choice",
     "functions": "use tools",
-    "logprobs": "they are not known here",
-    "top_logprobs": "they are not known here",
-    "web_search_options": "give the agent a tool",
+    "logprobs": "not supported",
+    "top_logprobs": "not supported",
+    "web_search_options": "not supported: give the agent a tool",
 }
 """Options that are refused because clients rely on them. Any others are ignored."""
 
@@ -139,10 +139,10 @@ class ChatRequest(BaseModel):
     def check(self) -> None:
         """Raise a refusal for anything unsupported."""
         if self.n not in {None, 1}:
-            raise invalid_field("n", f"there is one answer to a question, not {self.n}")
+            raise invalid_field("n", f"must be 1, not {self.n}")
         extra = self.model_extra or {}
         if extra.get("modalities") not in (None, ["text"]):
-            raise invalid_field("modalities", "only text is answered")
+            raise invalid_field("modalities", "only text answers are supported")
         for name, sentence in REFUSED.items():
             if extra.get(name):
                 raise invalid_field(name, sentence)
@@ -184,7 +184,7 @@ def _assistant(message: Mapping[str, Any], where: str) -> Message:
     said: Message = {"role": "assistant", "content": _text(content, where) if content else None}
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
-        raise invalid_field(f"{where}.tool_calls", "a list of calls")
+        raise invalid_field(f"{where}.tool_calls", "must be a list of calls")
     if calls:
         said["tool_calls"] = [_checked_call(call, f"{where}.tool_calls") for call in calls]
     return said if calls or content else {**said, "content": ""}
@@ -193,10 +193,10 @@ def _assistant(message: Mapping[str, Any], where: str) -> Message:
 def _checked_call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
-        raise invalid_field(where, "calls of functions")
+        raise invalid_field(where, "must be function calls")
     known = {"name": function.get("name"), "arguments": function.get("arguments") or "{}"}
     if not all(isinstance(value, str) for value in (*known.values(), call.get("id"))):
-        raise invalid_field(where, "each with an id, a name and arguments as text")
+        raise invalid_field(where, "each must have an id, a name and arguments, as strings")
     return {"id": call["id"], "type": "function", "function": known}
 
 
@@ -204,7 +204,7 @@ def _tool(message: Mapping[str, Any], where: str) -> Message:
     call_id = message.get("tool_call_id")
     if not isinstance(call_id, str):
         raise invalid_field(
-            f"{where}.tool_call_id", "the id of the call that this is the result of"
+            f"{where}.tool_call_id", "must be the id of the call that this is the result of"
         )
     content = _text(message.get("content"), where)
     return {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -223,7 +223,7 @@ def _content(content: Any, where: str) -> Any:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise invalid_field(f"{where}.content", "a text, or a list of parts")
+        raise invalid_field(f"{where}.content", "must be a string or a list of parts")
     return [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
 
 
@@ -232,7 +232,7 @@ def _text(content: Any, where: str) -> str:
     if isinstance(parts, str):
         return parts
     if any(part["type"] != "text" for part in parts):
-        raise invalid_field(f"{where}.content", "only text may stand here")
+        raise invalid_field(f"{where}.content", "only text is allowed here")
     return "\n".join(part["text"] for part in parts)
 
 
@@ -242,7 +242,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
         return {"type": "text", "text": part[kind]}
     if kind == "image_url":
         return {"type": "image_url", "image_url": _image(part.get("image_url"), where)}
-    raise invalid_field(where, "a part is a text or an image_url")
+    raise invalid_field(where, "a part must be a text or an image_url")
 
 
 def _image(image: Any, where: str) -> dict[str, str]:
@@ -250,7 +250,7 @@ def _image(image: Any, where: str) -> dict[str, str]:
     url = known.get("url") if isinstance(known, Mapping) else None
     if not isinstance(url, str) or not url.startswith(IMAGE_PREFIXES):
         raise invalid_field(
-            f"{where}.image_url", "an address that begins with https: or data:image/"
+            f"{where}.image_url", "must be a URL that begins with https: or data:image/"
         )
     detail = known.get("detail")
     return {"url": url, "detail": detail} if isinstance(detail, str) else {"url": url}
@@ -287,7 +287,7 @@ def new_parts(messages: Sequence[Message]) -> list[dict[str, Any]]:
     new = [message for message in messages[answered + 1 :] if message["role"] == "user"]
     parts = [part for message in new for part in _parts_of(message["content"])]
     if not any(part["type"] != "text" or part["text"].strip() for part in parts):
-        raise invalid_field("messages", "the last one has to be a user's, and say something")
+        raise invalid_field("messages", "the last message must be a user's and must not be empty")
     return parts
 
 
@@ -321,7 +321,7 @@ async def _attached(backend: Backend, owner: str, url: str) -> Attachment:
     data = image_bytes(url)
     mime_type = mime_type_of(data) or ""
     if not mime_type.startswith("image/"):
-        raise invalid_field("messages", "an image is png, jpeg, gif or webp")
+        raise invalid_field("messages", "an image must be png, jpeg, gif or webp")
     try:
         kept = await backend.attachments.keep(
             data, owner=owner, name=IMAGE_NAME, mime_type=mime_type
@@ -345,11 +345,13 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[ToolSpec]:
     """The tools in a request, if they may be used; raises a refusal."""
     if asked.tool_choice not in (None, "auto", "none"):
-        raise invalid_field("tool_choice", "auto or none: the model chooses among all tools")
+        raise invalid_field(
+            "tool_choice", "must be auto or none: the model chooses among all tools"
+        )
     specs = [_tool_spec(tool) for tool in asked.tools or ()]
     names = [spec.name for spec in (*ours, *specs)]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise invalid_field("tools", f"there are two named {twice!r}, here and among the agent's")
+        raise invalid_field("tools", f"two tools are named {twice!r}: rename yours")
     return () if asked.tool_choice == "none" else specs
 
 
@@ -357,10 +359,10 @@ def _tool_spec(tool: Mapping[str, Any]) -> ToolSpec:
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str):
-        raise invalid_field("tools", "each a function with a name")
+        raise invalid_field("tools", "each must be a function with a name")
     parameters = function.get("parameters") or NO_PARAMETERS
     if not isinstance(parameters, Mapping):
-        raise invalid_field("tools", f"the parameters of {name[:64]!r} are a JSON schema")
+        raise invalid_field("tools", f"the parameters of {name[:64]!r} must be a JSON schema")
     return ToolSpec(
         name=name, description=str(function.get("description") or ""), parameters=parameters
     )
@@ -441,7 +443,7 @@ def refusal_of(error: Exception, backend: Backend, *, path: str) -> Refusal:
         case SessionNotFound():
             text = "there is no such session"
         case InvalidSessionId():
-            text = "that is no session id: use a-z, A-Z, 0-9 and _ . : @ -"
+            text = "not a valid session id: use a-z, A-Z, 0-9 and _ . : @ -"
         case NotPossible():
             text = str(error)
         case BusFull():

@@ -59,7 +59,7 @@ class Cupboard:
 
     def _change(self, act: Callable[[dict[str, Any]], Any]) -> Any:
         if self._read_only:
-            raise StoreError(f"{self._file} is open for reading only: nothing was written")
+            raise StoreError(f"{self._file} is open read-only: nothing was written")
         with self._alone():
             known = self._load()
             result = act(known)
