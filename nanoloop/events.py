@@ -116,7 +116,7 @@ class LoopStopped(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopStalled(Event):
-    """The event loop has been blocked for this long at this place: nobody is answered meanwhile."""
+    """The event loop has been blocked for this long at this place; nobody is answered meanwhile."""
 
     level: ClassVar[Level] = "error"
     seconds: float
@@ -251,7 +251,7 @@ class TurnFinished(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureTold(Event):
-    """The chat was told a sentence and the incident's id. `error` is a class name.
+    """The chat was sent a sentence with the incident's id. `error` is a class name.
 
     `said` is what the operator may read: the text of our own errors, class and place of any other.
     """
@@ -310,7 +310,7 @@ class SummaryCommitted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryPostponed(Event):
-    """Pending entries wait for now; `reason` is breaker, budget or small."""
+    """Pending entries are waiting; `reason` is breaker, budget or small."""
 
     reason: str
     seconds: float
@@ -318,7 +318,7 @@ class SummaryPostponed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerOpened(Event):
-    """The model failed so often in a row that it is left alone for now; later one call is tried."""
+    """The model failed too many times in a row and is paused; later, one call is tried."""
 
     level: ClassVar[Level] = "error"
     model: str
@@ -410,7 +410,7 @@ class AgentUnknown(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookFailed(Event):
-    """A hook raised; the answer was given anyway. `error` is a class name."""
+    """A hook raised an exception; the answer was given anyway. `error` is a class name."""
 
     level: ClassVar[Level] = "error"
     error: str
@@ -419,7 +419,7 @@ class HookFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeFailed(Event):
-    """The memo stays as it was, and so does a window that the user's handler was to cut.
+    """The memo is unchanged, and so is the window if the user's own handler was to trim it.
 
     `error` is a class name.
     """
@@ -430,7 +430,7 @@ class ResizeFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRepaired(Event):
-    """A torn last line was set aside, and removed before the next append."""
+    """An incomplete last line was copied aside, and removed before the next append."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
@@ -451,7 +451,7 @@ class LineSetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberMended(Event):
-    """A stored or imported place or count made no sense; the conversation is kept."""
+    """A stored or imported number was invalid and was corrected; the conversation is kept."""
 
     level: ClassVar[Level] = "warning"
     session_id: str
@@ -469,7 +469,7 @@ class SessionUnreadable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreJoined(Event):
-    """This data folder uses, for the first time, a store that another one uses too."""
+    """This data folder now uses a store that another data folder also uses."""
 
     place: str
 
@@ -510,7 +510,7 @@ class ChannelFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelHeld(Event):
-    """Another running process has the channel's account; it opens here when that one ends."""
+    """Another running process uses the channel's account; it opens here when that process ends."""
 
     level: ClassVar[Level] = "warning"
     channel: str
@@ -518,7 +518,7 @@ class ChannelHeld(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverFailed(Event):
-    """An observer raised; everything else continued."""
+    """An observer raised an exception; everything else continued."""
 
     level: ClassVar[Level] = "error"
     heard: str
@@ -568,7 +568,7 @@ class NobodyMayTalk(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SenderRefused(Event):
-    """A message was refused: its sender may not talk, or talks too much."""
+    """A message was refused: its sender has no access, or has sent too many messages."""
 
     channel: str
     chat: str
@@ -611,7 +611,7 @@ class FileLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureLeftOut(Event):
-    """A model was called without pictures: it refused that many, or could not read one."""
+    """A model was called without pictures: it accepts fewer, or could not read one."""
 
     level: ClassVar[Level] = "warning"
     model: str
@@ -621,7 +621,7 @@ class PictureLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsReloaded(Event):
-    """The settings were read again: what was applied now, and what waits for a restart."""
+    """The settings were reloaded: what was applied, and what needs a restart."""
 
     applied: tuple[str, ...]
     needs_restart: tuple[str, ...]
@@ -647,7 +647,7 @@ class RequestServed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFailed(Event):
-    """A request failed here; the client is told like a chat. The rest is as in `turn_failed`."""
+    """A request failed here; the client is told, like a chat. Fields as in `turn_failed`."""
 
     level: ClassVar[Level] = "error"
     path: str

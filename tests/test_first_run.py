@@ -262,7 +262,10 @@ def test_what_is_here_or_was_begun_comes_before_what_is_not(tmp_path):
 
 @pytest.mark.parametrize(
     ("what", "why"),
-    [("free_bytes", "of memory, and only 1.0 GB is free"), ("free_room", "on the disk, and only 1.0 GB")],
+    [
+        ("free_bytes", "of memory, and only 1.0 GB is free"),
+        ("free_room", "on the disk, and only 1.0 GB"),
+    ],
 )
 def test_without_room_no_model_is_worth_it_and_the_sizes_are_told(tmp_path, monkeypatch, what, why):
     monkeypatch.setattr(first_run, what, lambda *_: 1_000_000_000)

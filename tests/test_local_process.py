@@ -12,7 +12,7 @@ from nanoloop.errors import ProviderError, SettingsError
 from nanoloop.providers.local import provider as process_module
 from nanoloop.providers.local import provider as server_module
 from nanoloop.providers.local.provider import LocalProvider
-from tests.stages.local_model import FETCHING_SECONDS, LONG, model_file, opened, said, until
+from tests.stages.local_model import FETCHING_SECONDS, LONG, local, model_file, opened, said, until
 
 pytestmark = pytest.mark.timeout(FETCHING_SECONDS)
 
@@ -198,3 +198,27 @@ async def test_without_a_file_or_what_runs_it_there_is_no_provider(tmp_path, mon
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(SettingsError, match=r"pip install 'nanoloop-agent\[local\]'"):
         LocalProvider(tmp_path / "none.gguf")
+
+
+@pytest.mark.slow
+async def test_a_model_that_was_loaded_ahead_is_taken_over_by_the_next_provider_of_it():
+    local().load_ahead()
+    async with opened() as provider, opened() as another:
+        ahead = process_module._ahead[str(model_file())]
+        await ahead.ready()
+        await provider.ready()
+        assert provider.pid == ahead.pid
+        await another.ready()
+        assert another.pid not in (None, ahead.pid)
+        assert (await provider.chat(messages=said("Are you there?"))).text
+
+
+@pytest.mark.slow
+async def test_a_model_that_was_loaded_ahead_in_another_way_makes_room():
+    local(context_tokens=1024).load_ahead()
+    async with opened() as provider:
+        ahead = process_module._ahead[str(model_file())]
+        await ahead.ready()
+        await provider.ready()
+        assert ahead.has_ended
+        assert not is_alive(ahead.pid)

@@ -31,8 +31,11 @@ def _soon(monkeypatch):
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request, tmp_path):
-    return InMemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "s.sqlite")
+async def store(request, tmp_path):
+    kinds = {"memory": InMemoryStore, "sqlite": lambda: SqliteStore(tmp_path / "s.sqlite")}
+    store = kinds[request.param]()
+    yield store
+    await store.close()
 
 
 async def texts(store):

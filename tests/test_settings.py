@@ -136,7 +136,7 @@ def test_the_environment_says_yes_lists_and_tables_as_text(load):
         ('base_url = "host"', '1: base_url is "host", not an address: begin it with http://'),
         ('log.level = "eror"', "not 'debug', 'info', 'warning' or 'error': did you mean 'error'?"),
         ("message_buffer_min = 60", "1: message_buffer_min is 60, more than message_buffer_limit"),
-        ("message_buffer_limit = 10", "message_buffer_min is 10, as much as message_buffer_limit"),
+        ("message_buffer_limit = 10", "message_buffer_min is 10, the same as message_buffer_limit"),
         ("[provider]\ncall_timeout_seconds = 5", "2: provider.first_token_timeout_seconds is 60, "),
         ('store = {url = "memory:", durability = "fsync"}', "stores nothing on disk: choose"),
         ("\nmodel = ", "2: not valid TOML: Invalid value"),
@@ -292,7 +292,7 @@ def test_what_is_wrong_in_one_table_or_source_hides_nothing_of_another(refusal):
     assert sorted(told) == [
         '1: message_buffer_min is "x", not a whole number',
         "3: providers.groq.api_key is ********, not a string",
-        "4: providers.grok names no provider: did you mean providers.groq?",
+        "4: providers.grok is not a provider: did you mean providers.groq?",
         'env NANOLOOP_MESSAGE_BUFFER_MIN: message_buffer_min is "few", not a whole number',
     ]
 

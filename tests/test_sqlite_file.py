@@ -201,7 +201,9 @@ async def test_an_erase_that_a_reader_is_in_the_way_of_says_so(store, file):
     with raw(file) as other:
         other.execute("BEGIN")
         other.execute("SELECT count(*) FROM entry").fetchone()
-        with pytest.raises(StoreError, match=r"traces, which another process is reading: .*erase again"):
+        with pytest.raises(
+            StoreError, match=r"traces, which another process is reading: .*erase again"
+        ):
             await store.erase(session, [1])
         other.execute("COMMIT")
     await store.erase(await store.load("s"), [1])

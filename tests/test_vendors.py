@@ -276,10 +276,13 @@ def test_a_known_address_has_its_vendors_quirks(load):
     [
         (
             "[providers.gorq]\napi_key = 'x1234567'",
-            "names no provider: did you mean providers.groq",
+            "is not a provider: did you mean providers.groq",
         ),
         ("[providers.groq]\nkey = 'x1234567'", "did you mean providers.groq.api_key?"),
-        ("[providers.groq]\napi_key = 12345678", "providers.groq.api_key is ********, not a string"),
+        (
+            "[providers.groq]\napi_key = 12345678",
+            "providers.groq.api_key is ********, not a string",
+        ),
         ("[providers.groq]\nbase_url = 'x'", '2: providers.groq.base_url is "x", not an address'),
         ("[providers.local]\nbase_url = 'x'", "those of local models are in local"),
         ("[providers]\ngroq = 5", "providers.groq is 5, not a table"),

@@ -40,7 +40,7 @@ TALK = {
     "Tom turns 30 on Saturday 14 June 2026. He is allergic to nuts!": "No nuts, then.",
     "Remember: no raisins either. We are eight; 60 EUR at most.": "I keep that in mind.",
     "The oven runs hot. When should I bake the chocolate cake?": TELLING,
-    "And how many candles?": "**Thirty.** They fit, if you begin at the rim.",
+    "And how many candles?": "**Thirty.** They will fit if you start at the edge.",
 }
 
 

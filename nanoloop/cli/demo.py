@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from textwrap import wrap
@@ -50,20 +50,20 @@ CHAT = "demo"
 BEFORE = (
     (
         "I'm Mira. My brother Tom turns 30 on Saturday. He is allergic to nuts.",
-        "Then the cake comes without nuts. What does Tom like?",
+        "Then it has to be a cake without nuts. What does Tom like?",
     ),
     ("Chocolate, and he hates raisins.", "Chocolate it is, and no raisins."),
-    ("We are eight people.", "For eight people a round tin of 26 cm will do."),
-    ("My oven runs hot.", "Then 165 °C instead of 180, and look at it early."),
-    ("What do I have to buy?", "Dark chocolate, butter, sugar, six eggs and a little flour."),
-    ("When should I bake it?", "On Friday evening: it cuts better after a night."),
+    ("We are eight people.", "A round tin of 26 cm is enough for eight people."),
+    ("My oven runs hot.", "Then use 165 °C instead of 180, and check it early."),
+    ("What do I need to buy?", "Dark chocolate, butter, sugar, six eggs and a little flour."),
+    ("When should I bake it?", "On Friday evening: it is easier to slice the next day."),
 )
 MEANWHILE = (
-    ("Cream on top?", "Whipped at the last minute, with a little vanilla."),
-    ("And thirty candles?", "They fit, if you begin at the rim."),
+    ("Cream on top?", "Yes, whipped at the last minute, with a little vanilla."),
+    ("And thirty candles?", "They will fit if you start at the edge."),
 )
-AFTER = (("Can I freeze what is left?", "Yes, in slices, for two months."),)
-AT_LAST = "Remind me: what must not be in that cake?"
+AFTER = (("Can I freeze the leftovers?", "Yes, in slices, for two months."),)
+AT_LAST = "Remind me: what must not go into that cake?"
 SUMMARY = (
     "Mira bakes a chocolate cake for her brother Tom, who turns 30 on Saturday. Tom is allergic "
     "to nuts and hates raisins. Eight guests, a tin of 26 cm, an oven that runs hot: 165 °C."
@@ -154,14 +154,15 @@ class DemoScreen:
         """Show what happens in the loop."""
         match event:
             case WindowTrimmed():
-                self.beside(f"more than {LIMIT} messages: the window is cut, {event.kept} are left")
+                self.beside(f"more than {LIMIT} messages: the window is trimmed to {event.kept}")
             case SummaryStarted():
                 self.beside(
-                    f"a summary of {event.first_seq} to {event.last_seq} begins, nobody waits"
+                    f"messages {event.first_seq} to {event.last_seq} are being summarised; nobody "
+                    f"waits"
                 )
             case SummaryCommitted():
                 self.beside(
-                    f"the summary is in, and stands for {event.first_seq} to {event.last_seq}:"
+                    f"the summary of messages {event.first_seq} to {event.last_seq} is ready:"
                 )
                 for line in wrap(SUMMARY, _SUMMARY_COLUMNS):
                     self.beside(f"  {line}")
@@ -170,8 +171,8 @@ class DemoScreen:
 
 async def play(folder: Path, stage: DemoScreen) -> None:
     """Play the conversation, and store it in that folder."""
-    stage.line("nanoloop demo: the models are played, everything else is real, nothing goes out")
-    stage.line(f"a window of at most {LIMIT} messages, cut to about {KEEP}", "90")
+    stage.line("nanoloop demo: the models are scripted, the rest is real, nothing is sent out")
+    stage.line(f"a window of at most {LIMIT} messages, trimmed to about {KEEP}", "90")
     stage.line()
     with hearing(stage.hear):
         await _first_start(folder, stage)
@@ -200,13 +201,13 @@ async def _first_start(folder: Path, stage: DemoScreen) -> None:
 
 async def _second_start(folder: Path, stage: DemoScreen) -> None:
     stage.line()
-    stage.line("(the program ends here, and starts again from what is on disk)", "90")
+    stage.line("(the program ends here, and starts again from its files)", "90")
     stage.line()
     bot = _bot([_from_the_request], stage)
     async with _talking(folder, bot, ScriptedProvider()) as chat:
         await stage.pause(0.5)
         await _exchange(stage, chat, AT_LAST)
-    stage.beside("said in message 1, long out of the window: the answer is from the summary")
+    stage.beside("said in message 1, which left the window: the answer comes from the summary")
 
 
 @asynccontextmanager
@@ -254,7 +255,7 @@ def _request_of(bot: ScriptedProvider) -> str:
     request = bot.calls[-1].messages
     has_summary = SUMMARY in str(request[0]["content"])
     shown = f"the summary and {len(request) - 1} messages" if has_summary else "no summary"
-    return f"that request had {shown}, not all {2 * bot.count - 1}"
+    return f"that request contained {shown}, not all {2 * bot.count - 1}"
 
 
 async def _end(folder: Path, stage: DemoScreen) -> None:
@@ -265,7 +266,7 @@ async def _end(folder: Path, stage: DemoScreen) -> None:
     stage.line()
     stage.line(f"Nothing is lost: all {said} messages and the summary are in")
     stage.line(f"  {log}")
-    stage.line("Look at them, or talk with a model of your own:")
+    stage.line("Look at them, or talk with a real model:")
     stage.line(f"  nanoloop sessions show {session.id} --data {folder}", "1")
     stage.line("  nanoloop chat", "1")
 
@@ -273,21 +274,27 @@ async def _end(folder: Path, stage: DemoScreen) -> None:
 # Above the bar of a first fetch
 
 
-def fetch_first_model(models: Sequence[Model], settings: Settings) -> Model:
+def fetch_first_model(
+    models: Sequence[Model], settings: Settings, *, load: Callable[[Model], None]
+) -> Model:
     """Fetch the first of these that is available, while the demo plays above a progress bar.
 
-    Says first what the download takes; if the file has arrived by then, no demo is played. Raises
-    `ModelError` after the demo if none could be fetched.
+    Says first what the download takes; if the file has arrived by then, no demo is played. `load`
+    is called as soon as the file is complete. Raises `ModelError` after the demo if none could be
+    fetched.
     """
     with resumable("nanoloop"):
-        return anyio.run(_FirstFetch(models, settings).run)
+        return anyio.run(_FirstFetch(models, settings, load).run)
 
 
 class _FirstFetch:
     """Fetches a model while the demo plays."""
 
-    def __init__(self, models: Sequence[Model], settings: Settings) -> None:
+    def __init__(
+        self, models: Sequence[Model], settings: Settings, load: Callable[[Model], None]
+    ) -> None:
         self._models = models
+        self._load = load
         self._model = models[0]
         """The model being fetched."""
         self._settings = settings
@@ -301,19 +308,19 @@ class _FirstFetch:
     async def run(self) -> Model:
         async with anyio.create_task_group() as group:
             group.start_soon(self._fetch, name="fetch the model")
-            with busy(f"asking for {self._models[0].name}"), anyio.move_on_after(_LOOK_SECONDS):
+            with busy(f"looking for {self._models[0].name}"), anyio.move_on_after(_LOOK_SECONDS):
                 await self._rate.is_known.wait()
             if not self._is_over.is_set():
                 for line in said_first(self._model, self._settings, self._rate.bytes_a_second):
                     say(line)
                 await self._play()
             elif self._found is None:
-                say(f"{self._errors[0]}\n\nSo this is only what nanoloop does, played:\n")
+                say(f"{self._errors[0]}\n\nHere is a demo of what nanoloop does instead:\n")
                 await _play_unkept()
         if self._found is None:
             raise self._errors[0]
         seconds = time.monotonic() - self._started
-        say(f"\n{self._found.name} is here after {seconds:.0f} seconds.\n")
+        say(f"\n{self._found.name} was ready after {seconds:.0f} seconds.\n")
         return self._found
 
     async def _fetch(self) -> None:
@@ -325,6 +332,7 @@ class _FirstFetch:
             except ModelError as error:
                 self._errors.append(error)
             else:
+                self._load(model)
                 self._found = model
                 break
         self._is_over.set()

@@ -9,6 +9,7 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from getpass import getpass
 from importlib.util import find_spec
@@ -45,7 +46,7 @@ from nanoloop.models.catalogue import (
     is_local,
 )
 from nanoloop.models.download import has_answer, part_of
-from nanoloop.parts import make_provider
+from nanoloop.parts import make_models, make_provider
 from nanoloop.providers.local.child import free_bytes
 from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
@@ -322,7 +323,7 @@ def _from_menu(
         _Choice("a server, by its address", partial(_with_address, settings)),
     ]
     best = next((n for n, choice in enumerate(choices, 1) if choice.is_verified), None)
-    say("\nWhich model should answer?\n")
+    say("\nWhich model should be used?\n")
     for number, choice in enumerate(choices, start=1):
         say(f"  {number}  {choice.line}")
     say()
@@ -544,10 +545,16 @@ def _own_model(settings: Settings) -> Chosen:
         say(f"{models[0].name} is already on this machine and will be used.")
         return {"model": f"{PREFIX}{models[0].name}"}
     try:
-        model = fetch_first_model(models, settings)
+        model = fetch_first_model(models, settings, load=partial(_load_ahead, settings))
     except ModelError as error:
         raise NoModel(f"{error}{_WAYS}") from None
     return {"model": f"{PREFIX}{model.name}"}
+
+
+def _load_ahead(settings: Settings, model: Model) -> None:
+    """Start loading the model that will be chosen; if that fails, the first call says why."""
+    with suppress(SettingsError):
+        make_models(with_said(settings, {"model": f"{PREFIX}{model.name}"})).load_ahead()
 
 
 def fetch_local_models(settings: Settings) -> None:

@@ -93,6 +93,11 @@ class Models:
             with suppress(Exception):  # as above: the first call says what is wrong
                 await cast("LocalProvider", self.provider_of(self._model)).ready()
 
+    def load_ahead(self) -> None:
+        """Start loading the usual model, if it is local, for `Models` that are made alike later."""
+        if split(self._model)[0] == "local":
+            cast("LocalProvider", self.provider_of(self._model)).load_ahead()
+
     async def close(self) -> None:
         """Close all providers made so far; safe to call twice."""
         await self._shelf.close()

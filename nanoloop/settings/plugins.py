@@ -94,7 +94,7 @@ class PluginTables(Section):
         mine = f"{cls.kind}.{{}}".format
         advice = did_you_mean(name, [*known, *cls.model_fields], there, shown=mine)
         what = cls.kind.removesuffix("s")
-        raise SettingsError(f"{cls.kind}.{name} names no {what}: {advice}")
+        raise SettingsError(f"{cls.kind}.{name} is not a {what}: {advice}")
 
     @classmethod
     def beside(cls) -> ByName:

@@ -298,7 +298,7 @@ def _agent_window(settings: Settings, name: str) -> Problem | None:
     limit = own.message_buffer_limit or settings.message_buffer_limit
     if own.message_buffer_min == own.message_buffer_limit is None or keep < limit:
         return None
-    how = "as much as" if keep == limit else "more than"
+    how = "the same as" if keep == limit else "more than"
     text = f"{low} is {keep}, {how} {high} {limit}: lower it"
     return Problem(text=text, keys=(low, high))
 
@@ -307,6 +307,6 @@ def _too_high(settings: Settings, low: str, high: str, *, or_equal: bool) -> Pro
     value, limit = attrgetter(low, high)(settings)
     if value < limit or (value == limit and not or_equal):
         return None
-    how = "as much as" if value == limit else "more than"
+    how = "the same as" if value == limit else "more than"
     text = f"{low} is {shown(value)}, {how} {high} {shown(limit)}: lower it"
     return Problem(text=text, keys=(low, high))

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +44,7 @@ Said = Sequence[ChatMessage]
 Tools = Sequence[ToolSpec] | None
 
 ENDS_IN_A_ROW = 3
-"""After this many crashes in a row without an answer, the model is left alone for a while."""
+"""After this many crashes in a row without an answer, the model is paused for a while."""
 REST_SECONDS = 60
 
 
@@ -72,7 +72,7 @@ class LocalProvider:
         file = Path(path).expanduser().absolute()
         _check(file)
         self._model = model or file.stem
-        order = Launch(
+        self._order = Launch(
             path=str(file),
             model=self._model,
             context_tokens=context_tokens,
@@ -88,7 +88,7 @@ class LocalProvider:
         }
         self._start = partial(
             ModelServer,
-            order,
+            self._order,
             start_timeout_seconds=start_timeout_seconds,
             client=client,
         )
@@ -115,6 +115,13 @@ class LocalProvider:
     async def ready(self) -> Report:
         """Load the model before the first call; raises `ProviderError`."""
         return await self._running().ready()
+
+    def load_ahead(self) -> None:
+        """Start loading the model for the next provider of this program that is made like this one.
+
+        This one needs no closing: what nobody takes over ends with the program.
+        """
+        _ahead[self._order.path] = ModelProcess(self._order)
 
     def in_background(self) -> Provider:
         """The same model for work that can wait: it never delays a turn."""
@@ -359,10 +366,10 @@ class ModelServer:
         client: Mapping[str, Any],
     ) -> None:
         """`client` holds the arguments for the client."""
-        self._order = order
+        self.process = _loaded_ahead(order) or ModelProcess(order)
+        self._order = order = self.process.order
         self._start_timeout_seconds = start_timeout_seconds
         self._started = time.monotonic()
-        self.process = ModelProcess(order)
         self._make_client = partial(
             OpenAIProvider, model=order.model, api_key=order.key, max_retries=0, **client
         )
@@ -461,7 +468,8 @@ class ModelProcess:
     """One process from start to end; it belongs to no event loop, and any loop may wait for it."""
 
     def __init__(self, order: Launch) -> None:
-        self._order = order
+        self.order = order
+        """What it was told to run, and the key that it accepts."""
         self._ready: Future[Report] = Future()
         self._ready.set_running_or_notify_cancel()  # who gives up waiting ends nobody else's
         self._last_lines: deque[bytes] = deque(maxlen=LAST_LINES)
@@ -525,7 +533,7 @@ class ModelProcess:
     def _send_order(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         with suppress(BrokenPipeError):  # it has ended, and what it said tells why
-            process.stdin.write(self._order.line())
+            process.stdin.write(self.order.line())
             process.stdin.flush()  # and it stays open: its end is the child's
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
@@ -541,9 +549,22 @@ class ModelProcess:
 
     def _why_not_ready(self) -> str:
         words = self._last_lines[-1].decode("utf-8", "replace").strip() if self._last_lines else ""
-        return f"{self._order.model} could not be started: its process {self.end}" + (
+        return f"{self.order.model} could not be started: its process {self.end}" + (
             f" ({words[:SHOWN]})" if words else ""
         )
+
+
+_ahead: dict[str, ModelProcess] = {}
+"""Processes that load a model before its provider is made, by the path of its file."""
+
+
+def _loaded_ahead(order: Launch) -> ModelProcess | None:
+    """The process that was started for this order; one that was told otherwise is ended."""
+    process = _ahead.pop(order.path, None)
+    if process is None or replace(process.order, key=order.key) == order:
+        return process
+    process.end_now()  # there is seldom room for two
+    return None
 
 
 def _how(code: int) -> str:
