@@ -407,7 +407,9 @@ async def test_asking_for_ever_is_refused():
     async with anyio.create_task_group() as group:
         group.start_soon(agent.ask, "a")
         await agent.provider.asked()
-        with pytest.raises(RuntimeError, match=r"is answering in that session: await ask\(\)"):
+        with pytest.raises(
+            RuntimeError, match=r"is already answering in that session: use `await ask\(\)`"
+        ):
             agent.ask_sync("b")
         agent.provider.release()
     assert len(agent.chat_history) == 2

@@ -156,7 +156,7 @@ def test_a_bug_is_one_sentence_with_an_incident_id_that_stays_the_same(capsys, c
     first, second = capsys.readouterr().err.splitlines()
     assert first == second
     assert re.match(
-        r"nanoloop: a bug ended it \(incident [0-9a-f]{6}, ZeroDivisionError at ", first
+        r"nanoloop: a bug ended the command \(incident [0-9a-f]{6}, ZeroDivisionError at ", first
     )
     assert "--debug" in first
 
@@ -165,7 +165,7 @@ def test_the_traceback_of_a_bug_is_shown_if_it_is_asked_for(capsys, command):
     assert command(raising(ZeroDivisionError("why")), "--debug") == Exit.FAILED
     told = capsys.readouterr().err
     assert told.startswith("Traceback")
-    assert "ZeroDivisionError: why\nnanoloop: a bug ended it (incident " in told
+    assert "ZeroDivisionError: why\nnanoloop: a bug ended the command (incident " in told
 
 
 def test_a_commands_own_code_is_passed_on(command):

@@ -61,7 +61,7 @@ async def test_what_is_refused_is_told_and_nothing_is_written(tmp_path, telegram
     nanoloop = CommandLine(tmp_path)
     nanoloop.set(NANOLOOP_CHANNELS__TELEGRAM__API=telegram.url)
     _, err = await nanoloop.run("connect", "telegram", "--token", "1234:wrong", code=1)
-    assert err.startswith("nanoloop: Telegram does not know this token")
+    assert err.startswith("nanoloop: Telegram rejects this token")
     _, err = await nanoloop.run("connect", "telegram", "--token", "a bad one", code=2)
     assert "looks like 12345678:AbC-dEf" in err
     _, err = await nanoloop.run("connect", "telegram", code=2)
@@ -106,7 +106,7 @@ async def test_a_bot_on_matrix_is_registered_logged_in_and_invites_its_operator(
         rooms = synapse.ask("GET", "/_matrix/client/v3/sync", token=token)["rooms"]
         assert len(rooms["invite"]) == 1
         _, err = await nanoloop.run("connect", "matrix", *account, "--register", code=1)
-        assert "does not make the account" in err
+        assert "did not create the account" in err
 
 
 @pytest.mark.slow
@@ -137,9 +137,9 @@ async def test_a_bot_of_discord_gets_a_link_that_invites_it():
         assert done.settings == {"token": discord_server.TOKEN}
         assert f"client_id={server.world.application_id}&scope=bot&permissions=" in done.says[0]
         server.allows_content = False
-        with pytest.raises(Refused, match="switch on Message Content Intent"):
+        with pytest.raises(Refused, match="turn on Message Content Intent"):
             await connected(discord_server.TOKEN)
-        with pytest.raises(Refused, match=r"Discord refuses channels\.discord\.token"):
+        with pytest.raises(Refused, match=r"Discord rejects channels\.discord\.token"):
             await connected("wrong.token.x")
 
 

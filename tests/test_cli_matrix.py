@@ -290,7 +290,7 @@ def in_every_way(words, *, template, tmp_path, url):
     assert {way: code for way, (code, _) in ended.items()} == dict.fromkeys(WAYS, code)
     for _, shown in ended.values():
         assert "Traceback" not in shown
-        assert "a bug ended it" not in shown
+        assert "a bug ended the command" not in shown
     return code
 
 

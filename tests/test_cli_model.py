@@ -92,7 +92,7 @@ async def test_a_person_is_asked_before_a_file_goes(nanoloop, folder):
 
 async def test_what_is_no_sum_is_refused_before_anything_is_fetched(nanoloop, server):
     _, err = await nanoloop.run("model", "get", server.url(), "--sha256", "abc", code=2)
-    assert "'abc' is no SHA-256 sum" in err
+    assert "'abc' is not a SHA-256 sum" in err
     assert server.asked == []
 
 
@@ -112,7 +112,7 @@ async def test_ctrl_c_keeps_what_came_and_the_same_command_goes_on(nanoloop, ser
                 await anyio.lowlevel.checkpoint()
         assert (await listed(nanoloop))["tiny"]["fetched_bytes"] > 100_000
         process.send_signal(signal.SIGINT)
-        assert "what came is kept" in await line_with(process.stderr, "stopped")
+        assert "the partial download is kept" in await line_with(process.stderr, "stopped")
         assert await ended(process) == 130
     server.release()
     await nanoloop.run("model", "get", server.url())

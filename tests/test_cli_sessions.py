@@ -267,7 +267,7 @@ def test_a_fork_takes_nobodys_name_and_no_entry_that_is_not_there(capsys, stored
 def test_the_last_exchange_is_taken_back(capsys, stored):
     stored("terminal:a", "one", "two", "three", "four", trim=1)
     assert "took back 2 entries: three" in nanoloop(capsys, "undo", "a").err
-    assert "summary already" in nanoloop(capsys, "undo", "a", code=Exit.FAILED).err
+    assert "already part of the summary" in nanoloop(capsys, "undo", "a", code=Exit.FAILED).err
     whole = json.loads(nanoloop(capsys, "export", "a").out)
     assert [m["content"] for m in whole["full_chat_history"]] == ["one", "two"]
 
@@ -320,7 +320,10 @@ def test_an_import_tells_which_numbers_made_no_sense(capsys, stored, tmp_path):
     data = json.loads(nanoloop(capsys, "export", "a").out)
     (tmp_path / "file").write_text(json.dumps({**data, "summary_cursor": -1}))
     err = nanoloop(capsys, "import", "file", "--as", "b").err
-    assert err == "imported b, with 2 entries\nsummary_cursor made no sense there and was mended\n"
+    assert (
+        err
+        == "imported b, with 2 entries\nsummary_cursor was invalid in the file and was corrected\n"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "hello", '{"_type": "metadata", "format": 1}'])

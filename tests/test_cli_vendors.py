@@ -39,7 +39,7 @@ async def test_each_servers_models_are_listed_as_the_settings_name_them(nanoloop
     assert out.endswith('\n\ngroq serves, for model = "…":\ngroq:chatty-1\ngroq:chatty-2\n')
     assert f'{plain.url} serves, for model = "…":\nqwen3:4b\n' in out
     assert groq.requests[-1].headers["authorization"] == "Bearer gsk"
-    assert "nothing at" not in err
+    assert "does not list its models" not in err
 
 
 async def test_as_json_they_stand_beside_the_local_ones(nanoloop):
@@ -57,14 +57,14 @@ async def test_a_server_that_lists_nothing_fit_is_told_and_stops_no_other(nanolo
         groq.models, plain.models = models, listing("fine")
         nanoloop.set(OPENAI_BASE_URL=plain.url)
         out, err = await nanoloop.run("model", "list")
-    assert f"groq: nothing at {groq.url} lists models: check the address and the key" in err
+    assert f"groq: {groq.url} does not list its models: check the address and the key" in err
     assert "\nfine\n" in out
 
 
 async def test_without_a_server_nobody_is_asked(nanoloop):
     out, err = await nanoloop.run("model", "list")
     assert "serves" not in out
-    assert "nothing at" not in err
+    assert "does not list its models" not in err
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ async def test_no_key_follows_a_redirect(nanoloop):
             server.moved_to = elsewhere.root
             nanoloop.set(NANOLOOP_PROVIDERS__ANTHROPIC__BASE_URL=f"{server.root}/moved")
             _, err = await nanoloop.run("model", "list")
-    assert "anthropic: nothing at" in err
+    assert "does not list its models" in err
     assert elsewhere.count == 0
 
 

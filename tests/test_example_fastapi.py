@@ -61,4 +61,4 @@ async def test_it_tells_of_a_failure():
     async with served(app.app) as client:
         answer = await client.post("/chats/42", params={"text": "Hello"})
     assert answer.status_code == 502
-    assert "refused me access" in answer.json()["detail"]
+    assert "have no access" in answer.json()["detail"]

@@ -201,7 +201,7 @@ def test_a_jpeg_of_a_thousand_passes_is_refused():
 
 
 def test_a_picture_that_is_nothing_but_long_is_refused():
-    with pytest.raises(PictureRefused, match="a side of it"):
+    with pytest.raises(PictureRefused, match="one side of it"):
         header_of(huge_png(1, MOST_SIDE + 1))
 
 

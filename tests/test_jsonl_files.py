@@ -191,9 +191,9 @@ async def test_a_folder_that_is_not_there_is_an_empty_one(tmp_path):
 async def test_two_names_that_the_file_system_takes_for_one_are_told_apart(store, tmp_path):
     await store.create(id="Chat")
     (tmp_path / "%43hat.jsonl").rename(tmp_path / "chat.jsonl")
-    with pytest.raises(StoreError, match="takes both names for one"):
+    with pytest.raises(StoreError, match="treats both names as one"):
         await store.load("chat")
-    with pytest.raises(StoreError, match="takes both names for one"):
+    with pytest.raises(StoreError, match="treats both names as one"):
         await store.create(id="chat")
 
 

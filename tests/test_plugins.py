@@ -146,7 +146,9 @@ PLUGIN = Plugin(name="parrot", settings=None, make=lambda settings, model: {made
 
 def test_one_that_can_not_be_made_is_told_without_its_text(install, load):
     install(BROKEN.replace("{made}", "{}['k-1234567']"))
-    with pytest.raises(SettingsError, match=r"'parrot' can't be made \(KeyError at parr") as caught:
+    with pytest.raises(
+        SettingsError, match=r"'parrot' can't be created \(KeyError at parr"
+    ) as caught:
         make_provider(load('model = "parrot:grey"'))
     assert "1234567" not in str(caught.value)
 
@@ -224,7 +226,10 @@ def test_config_shows_a_channels_settings_with_the_secret_ones_masked(install, l
         ("[channels.irk]\nnick = 'x'", "channels.irk is not a channel: did you mean channels.irc?"),
         ("[channels.tui]\nnick = 'x'", "channels.tui is not a channel: choose from"),
         ("[channels]\ntranscrib = 'x:y'", "did you mean channels.transcribe?"),
-        ("[channels.others.irc]\nusers = []", "write [channels.NAME] for [channels.others.NAME]"),
+        (
+            "[channels.others.irc]\nusers = []",
+            "write [channels.NAME] instead of [channels.others.NAME]",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_channels_settings_is_told_as_of_ours(install, load, text, told):

@@ -231,7 +231,7 @@ class TestRefused:
         admin = await asyncpg.connect(postgres_url)
         await admin.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN CONNECTION LIMIT 0")
         async with opened(postgres_url.replace("postgres@", "few@")) as store:
-            with pytest.raises(StoreError, match=r"takes no more connections.*pool_size"):
+            with pytest.raises(StoreError, match=r"accepts no more connections.*pool_size"):
                 await store.create(id="s")
         await admin.execute("DROP ROLE few")
         await admin.close()
@@ -252,7 +252,7 @@ class TestRefused:
         admin = await asyncpg.connect(postgres_url)
         await admin.execute("DROP ROLE IF EXISTS guest; CREATE ROLE guest LOGIN")
         async with opened(postgres_url.replace("postgres@", "guest@")) as store:
-            with pytest.raises(StoreError, match="administrator make the schema"):
+            with pytest.raises(StoreError, match="administrator to create the schema"):
                 await store.create(id="s")
             await admin.execute("CREATE SCHEMA nanoloop AUTHORIZATION guest")
             await store.create(id="s")
@@ -267,7 +267,7 @@ class TestRefused:
     async def test_an_unknown_host_is_told(self):
         async with opened("postgresql://u:hunter2@no.such.host.invalid/db") as store:
             with pytest.raises(
-                StoreError, match=r"host of .*u@no\.such\.host\.invalid/db is not known"
+                StoreError, match=r"host of .*u@no\.such\.host\.invalid/db is unknown"
             ):
                 await store.create(id="s")
 

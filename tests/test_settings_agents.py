@@ -80,7 +80,7 @@ def test_without_a_settings_file_the_users_folder_has_them(tmp_path):
         ("cook.md", "+++\nmodle = 'x'\n+++\nHi", "did you mean agents.cook.model?"),
         ("cook.md", "---\nmodel: x\nmax_steps: many\n---\nHi", "cook.md:3: agents.cook.max_steps"),
         ("cook.md", "+++\nmodel = \n+++\nHi", "cook.md:2: not valid TOML: Invalid value"),
-        ("cook.md", "---\na: [1\n---\nHi", "not YAML: expected"),
+        ("cook.md", "---\na: [1\n---\nHi", "not valid YAML: expected"),
         ("cook.md", "---\n- a\n---\nHi", "cook.md:2: not a table"),
         ("cook.md", "+++\nmodel = 'x'\n", "cook.md:1: +++ is opened but never closed"),
         ("cook.md", "+++\nprompt = 'x'\n+++\nHi", "cook.md:2: the prompt is set both at the top"),

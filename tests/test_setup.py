@@ -71,7 +71,7 @@ async def test_each_question_has_its_answer_typed_too(nanoloop, file):
         with Terminal() as terminal:
             async with nanoloop.started("setup", terminal=terminal) as process:
                 await terminal.shows("1  Ollama, running on this machine: qwen3:4b")
-                await terminal.shows("Enter is 1")
+                await terminal.shows("Enter for 1")
                 terminal.type("\r")
                 await terminal.shows("Token of your Telegram bot")
                 terminal.type(f"{TOKEN}\r")

@@ -189,7 +189,7 @@ async def test_an_export_is_the_whole_as_text(chats):
     assert "**User** · " in await chat.says("/export")
     whole = json.loads(await chat.says("/export json"))
     assert whole["full_chat_history"][0]["content"] == "one"
-    assert "md and json" in await chat.says("/export xml")
+    assert "md or json" in await chat.says("/export xml")
 
 
 async def test_a_long_export_is_cut_and_says_where_the_whole_is(chats):

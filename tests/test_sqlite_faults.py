@@ -67,7 +67,7 @@ class TestFullDisk:
     async def test_a_write_that_does_not_fit_is_refused_and_the_next_one_works(self, store, file):
         session = await said(store, "one")
         session.add_message("user", "x" * 3_000_000)
-        with files_up_to(1_000_000), pytest.raises(StoreError, match="what was saved before"):
+        with files_up_to(1_000_000), pytest.raises(StoreError, match="everything saved earlier"):
             await store.save(session)
         assert await texts_of(store) == ["one"]
         await store.save(session)
@@ -77,7 +77,7 @@ class TestFullDisk:
         session = await said(store, "one")
         store.database._file.write(lambda c: c.execute("PRAGMA max_page_count = 1").fetchone())
         session.add_message("user", "x" * 100_000)
-        with pytest.raises(StoreError, match="is full: free some space; what was saved before"):
+        with pytest.raises(StoreError, match="is full: free some space; everything saved earlier"):
             await store.save(session)
         await store.save(session)
         assert len(await texts_of(store)) == 2
@@ -117,7 +117,7 @@ class TestDamage:
         (event,) = heard
         assert isinstance(event, DatabaseSetAside)
         assert event.file.startswith("sessions.sqlite.corrupt-2")
-        assert f"it is kept as {event.file}, and a new one was begun" in event.reason
+        assert f"it was renamed to {event.file}, and a new one was created" in event.reason
         assert file.with_name(event.file).read_bytes() == bad
         assert await texts_of(store) == ["anew"]
 
@@ -128,10 +128,10 @@ class TestDamage:
         file = tmp_path / name
         file.write_bytes(b"\xaa" * 9_000)
         store = SqliteStore(file, read_only=True)
-        said = "sets it aside as sessions.sqlite.corrupt-DATE" if "sql" in name else "no database"
+        said = "renames it to sessions.sqlite.corrupt-DATE" if "sql" in name else "not a database"
         with pytest.raises(StoreError, match=said) as raised:
             await store.load("s")
-        assert "saved before" not in str(raised.value)
+        assert "saved earlier" not in str(raised.value)
         assert file.read_bytes() == b"\xaa" * 9_000
         await store.close()
 
@@ -240,7 +240,7 @@ class TestDamage:
         await said(store, "hi")
         with raw(file) as other:
             other.execute("UPDATE entry SET value = '{'")
-        with pytest.raises(StoreError, match=r"'s' makes no sense .*`nanoloop store check`"):
+        with pytest.raises(StoreError, match=r"'s' is damaged .*`nanoloop store check`"):
             await store.get("s")
 
 
@@ -250,7 +250,9 @@ class TestHeld:
         with raw(file) as other:
             other.execute("BEGIN IMMEDIATE")
             session.add_message("user", "two")
-            with pytest.raises(StoreError, match="locked: another process holds it: stop that"):
+            with pytest.raises(
+                StoreError, match="locked: another process has locked it: stop that"
+            ):
                 await store.save(session)
             assert await texts_of(store) == ["one"]
             other.execute("ROLLBACK")

@@ -332,7 +332,7 @@ class TestFormats:
         await store.close()
         added = ("ALTER TABLE session ADD COLUMN colour TEXT DEFAULT 'blue'",)
         monkeypatch.setattr(sqlite_file, "UPGRADES", (*sqlite_file.UPGRADES, added))
-        with pytest.raises(StoreError, match="older format: open it once for writing"):
+        with pytest.raises(StoreError, match="older format: open it once with write access"):
             await SqliteStore(file, read_only=True).load("s")
         newer = SqliteStore(file)
         assert await texts_of(newer) == ["hi"]

@@ -114,6 +114,6 @@ async def test_one_that_does_not_fit_fails_alone(store):
         async with Held(store) as held:
             raised = held.save(store, *sessions)
     assert [error is None for error in raised] == [True, True, False, True, True]
-    assert "what was saved before still is" in str(raised[2])
+    assert "everything saved earlier is intact" in str(raised[2])
     await store.save(sessions[2])
     assert await counts(store) == [1, 1, 1, 1, 2]

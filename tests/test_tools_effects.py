@@ -140,7 +140,7 @@ async def interrupted(store, *results):
 @pytest.mark.parametrize(
     ("results", "told"),
     [(["paid 5"], "Already done: "), ([], "Error: not run: the same call was interrupted")],
-    ids=["done", "broken off"],
+    ids=["done", "interrupted"],
 )
 async def test_what_was_done_before_a_restart_is_not_done_again(results, told):
     till, store = Till(), InMemoryStore()

@@ -71,7 +71,7 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_and_all_names():
         ("[1]", "must be a JSON object, not list"),
         ('{"text": NaN}', "NaN is not a finite number"),
         ('{"text": 1e999}', "1e999 is not a finite number"),
-        ("[" * 10_000, "no JSON that can be read"),
+        ("[" * 10_000, "not readable JSON"),
         (f"[{'[],' * 10_000}[]]", "too many parts"),
         ('{"text": 5}', "argument 'text': input should be a valid string"),
     ],

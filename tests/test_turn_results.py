@@ -90,7 +90,7 @@ async def test_what_had_returned_before_a_kill_is_known_and_the_rest_is_not(stor
     async with running(provider, store, agent=agent, recover=True) as loop:
         assert await loop.chat.until(1) == ["done"]
     slow, quick = (message["content"] for message in provider.calls[0].messages[-2:])
-    assert "whether it took effect is not known" in slow
+    assert "unknown whether it took effect" in slow
     assert quick == "quick done"
 
 

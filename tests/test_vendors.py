@@ -284,7 +284,7 @@ def test_a_known_address_has_its_vendors_quirks(load):
             "providers.groq.api_key is ********, not a string",
         ),
         ("[providers.groq]\nbase_url = 'x'", '2: providers.groq.base_url is "x", not an address'),
-        ("[providers.local]\nbase_url = 'x'", "those of local models are in local"),
+        ("[providers.local]\nbase_url = 'x'", "use [local] instead"),
         ("[providers]\ngroq = 5", "providers.groq is 5, not a table"),
     ],
 )
@@ -322,4 +322,4 @@ async def test_a_reload_takes_no_agent_whose_model_lacks_what_a_restart_brings(
     app = App.of(settings)
     Reload(app, settings, channels=[], load=lambda: load(usual + text))()
     assert type(heard[-1]).__name__ == told
-    assert told == "SettingsReloaded" or "waits for a restart" in heard[-1].reason
+    assert told == "SettingsReloaded" or "restart to apply it" in heard[-1].reason

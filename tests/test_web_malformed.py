@@ -37,7 +37,7 @@ async def test_a_body_that_is_wrong_is_told_with_its_value(web, said, sentence):
 
 
 async def test_what_is_no_json_is_told_so(web):
-    assert (await told(web, "POST", SAY, 422, content=b"{")).startswith("the body is no JSON: EOF")
+    assert (await told(web, "POST", SAY, 422, content=b"{")).startswith("the body is not JSON: EOF")
 
 
 @pytest.mark.parametrize(

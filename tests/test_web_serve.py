@@ -79,7 +79,7 @@ async def test_an_address_that_is_taken_is_refused_with_a_sentence(nanoloop):
 async def test_a_short_token_is_refused_without_being_told(nanoloop):
     nanoloop.set(NANOLOOP_CHANNELS__WEB__TOKENS__ALICE__TOKEN="sesame")
     _, said = await nanoloop.run("serve", code=2)
-    told = "channels.web.tokens.alice.token has less than 16 characters"
+    told = "channels.web.tokens.alice.token has fewer than 16 characters"
     assert f"env NANOLOOP_CHANNELS__WEB__TOKENS__ALICE__TOKEN: {told}" in said
     assert "sesame" not in said
 
@@ -87,11 +87,11 @@ async def test_a_short_token_is_refused_without_being_told(nanoloop):
 async def test_a_short_token_in_a_file_is_told_with_its_line(nanoloop, tmp_path):
     (tmp_path / "bot.toml").write_text('[channels.web.tokens.alice]\ntoken = "sesame"\n')
     _, said = await nanoloop.run("serve", "--config", "bot.toml", code=2)
-    assert "bot.toml:2: channels.web.tokens.alice.token has less than 16" in said
+    assert "bot.toml:2: channels.web.tokens.alice.token has fewer than 16" in said
 
 
 @pytest.mark.parametrize("port", ["99999", "-1", "http"])
 async def test_what_is_no_port_is_refused_with_a_sentence(nanoloop, port):
     _, said = await nanoloop.run("serve", "--port", port, code=2)
-    assert f"argument --port: {port!r} is no whole number from 0 to 65535" in said
+    assert f"argument --port: {port!r} is not a whole number from 0 to 65535" in said
     assert said.count("\n") == 1

@@ -57,7 +57,7 @@ def _nothing() -> str:
 class TerminalChannel:
     """Reads messages at a prompt. Enter sends; Esc-Enter or a backslash starts a new line.
 
-    Ctrl-C to stop the current answer; Ctrl-C twice, or Ctrl-D, leaves.
+    Ctrl-C stops the current answer; Ctrl-C twice, or Ctrl-D, quits.
     """
 
     name = "terminal"

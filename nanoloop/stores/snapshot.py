@@ -230,7 +230,7 @@ def head_of(session_id: str, raw: Any, decode: Decode) -> Mapping[str, Any]:
 
 
 class MendedHead(dict[str, Any]):
-    """A head some of whose numbers made no sense; the ones in their place cost no message."""
+    """A head with invalid numbers that were replaced in a way that loses no message."""
 
     names: tuple[str, ...] = ()
     """The names of these numbers."""

@@ -107,7 +107,7 @@ class Toolbox:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A call in progress. Until it ends it counts as broken off: a tool may cancel itself."""
+    """A call in progress. Until it ends, it counts as interrupted: a tool may cancel itself."""
 
     call: ToolCall
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -334,7 +334,7 @@ class SummaryAttack(Attack):
         return text == SANE
 
 
-GIVEN_UP = rf"I stopped after \d+ steps({CIRCLE}| without coming to an answer)\."
+GIVEN_UP = rf"I stopped after \d+ steps({CIRCLE}| without reaching an answer)\."
 
 
 def _is_legal(says: str, text: str) -> bool:

@@ -626,7 +626,7 @@ async def test_r1_5_a_policys_dict_is_passed_on_as_it_is():
 
 @pytest.mark.parametrize("said", [3, ["lite"], {"reason": "no type"}, True, {"type": 3}])
 async def test_r0_58_any_other_answer_of_a_policy_is_a_type_error(said):
-    with pytest.raises(TypeError, match="a policy returns"):
+    with pytest.raises(TypeError, match="a policy must return"):
         await Session(policy_handler=lambda *_: said).async_judge_resize()
 
 
@@ -821,7 +821,7 @@ async def test_b0_3_json_schema_words_that_count(said, fits):
 
 def test_b0_3_a_json_schema_without_the_library_for_it_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema.validators", None)
-    with pytest.raises(SettingsError, match="-m pip install jsonschema, or give a pydantic model"):
+    with pytest.raises(SettingsError, match="-m pip install jsonschema, or use a pydantic model"):
         Session(memo_schema=OBJECT)
 
 

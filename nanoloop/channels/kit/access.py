@@ -27,7 +27,7 @@ READ_ONLY = frozenset({"help", "history", "recall", "status", "stop"})
 
 
 class AccessControl:
-    """Lets messages in, or says why not; any text it returns is for the sender."""
+    """Accepts messages, or says why not; any text it returns is for the sender."""
 
     def __init__(
         self,
