@@ -22,9 +22,9 @@ from nanoloop.sentences import ENGLISH
 SEND_TIMEOUT_SECONDS = 120
 """How long a channel may take to send one message before it is given up."""
 LONGEST_REST_SECONDS = 60.0
-"""The longest time for which an unreachable chat is left alone."""
+"""The longest time to wait before an unreachable chat is tried again."""
 SHORTEST_REST_SECONDS = 0.1
-"""The shortest time for which it is left alone, whatever the channel says."""
+"""The shortest such time, whatever the channel says."""
 
 
 @dataclass(frozen=True, slots=True)

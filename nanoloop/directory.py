@@ -220,7 +220,7 @@ def _check_format(file: Path, data: Any = None) -> None:
     found = _format_of(_data(file) if data is None else data)
     if found > FORMAT:
         raise StoreError(
-            f"{file} has format {found}, and this version supports {FORMAT}: install a newer "
+            f"{file} has format {found}, but this version supports {FORMAT}: install a newer "
             "nanoloop, or choose another folder"
         )
 

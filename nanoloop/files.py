@@ -38,7 +38,7 @@ MOST_CONNECTIONS = 10_000
 def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
     """Replace a file, or create it, from bytes or pieces: completely or not at all.
 
-    Any number of writers may do so at once; the last one counts.
+    Any number of writers may do so at once; the last one wins.
     """
     with ExitStack() as stack:
         try:

@@ -329,13 +329,13 @@ class Arrivals:
         return self._arrivals.is_busy(key)
 
     async def idle(self) -> None:
-        """Wait until everything that arrived has been taken in and answered."""
+        """Wait until everything that arrived has been accepted and answered."""
         await self._arrivals.idle()
         await self._chats.idle()
         await self._asides.idle()
 
     async def finish(self) -> None:
-        """Make messages durable that have not been taken in yet."""
+        """Make the messages durable that have not been accepted yet."""
         for delivery in self._arrivals.take_waiting():
             message = delivery.message
             try:
@@ -574,7 +574,7 @@ def _hears(session: Session, message: Inbound) -> bool:
 
 
 def _tried_before(session: Session, entry: Entry) -> Arrival | None:
-    """The outcome for a message that was already taken in, but could not be made durable."""
+    """The outcome for a message that was accepted, but could not be made durable."""
     newest = session.newest
     if newest is not None and newest.id == entry.id:
         is_asked = newest.seq == session.awaiting

@@ -36,7 +36,7 @@ TRIES = 100
 """How many other writers in a row may be first before giving up."""
 BETWEEN_TRIES_SECONDS = (0.001, 0.1)
 AWAY_SECONDS = 1.0
-"""How long an unreachable store is left alone, once patience with it has run out."""
+"""How long to wait before trying a store again that stayed unreachable for too long."""
 
 T = TypeVar("T")
 

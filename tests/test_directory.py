@@ -257,7 +257,7 @@ def made_later(folder, **given):
 def test_a_file_of_a_newer_format_is_refused_and_left_alone(folder):
     file = made_later(folder, id="new")
     before = file.read_text()
-    with pytest.raises(StoreError, match=r"new.json has format 2, and this version supports 1"):
+    with pytest.raises(StoreError, match=r"new.json has format 2, but this version supports 1"):
         folder.load("new")
     with pytest.raises(StoreError, match="format 2"):
         folder.save(talked(folder, id="new"))

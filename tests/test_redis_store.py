@@ -204,7 +204,7 @@ async def test_one_that_drops_what_expires_is_not_told_what_does(redis_server):
 
 async def test_a_newer_format_is_refused(store, redis):
     await redis.set("nanoloop:format", redis_store.FORMAT + 1)
-    with pytest.raises(StoreError, match="format 3, and this version supports 2: install a newer"):
+    with pytest.raises(StoreError, match="format 3, but this version supports 2: install a newer"):
         await store.create(id="s")
 
 

@@ -175,7 +175,7 @@ async def test_a_hung_sync_tool_holds_up_neither_its_turn_nor_another_tool():
     finally:
         gate.set()
     assert [outcome.success for outcome in outcomes] == [False, False, True]
-    assert refused.text == "2 earlier calls of it are still hanging: continue without it"
+    assert refused.text == "2 earlier calls of this tool are still hanging: continue without it"
 
 
 async def test_a_hung_tool_is_asked_again_once_it_came_back():

@@ -260,7 +260,9 @@ def _with_vendors_key(settings: Settings, server: Configured, **also: str) -> Ch
     if server.word == "openai" and (usual in listed or not listed):
         listed = [usual, *(model for model in listed if model != usual)]
     if not listed:
-        return _told(f"{server.vendor.title} lists no models: check the key and the network.")
+        return _told(
+            f"{server.vendor.title} does not list any models: check the key and the network."
+        )
     return _verified(settings, {**also, "model": listed[0]}, on=server.vendor.title)
 
 

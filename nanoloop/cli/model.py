@@ -113,7 +113,7 @@ def _files_of(name: str, folder: Path) -> tuple[str, Sequence[Path]]:
 
 
 def _not_here(name: str) -> NoSuchModel:
-    return NoSuchModel(name, f"it is not here yet: `nanoloop model get {name}`")
+    return NoSuchModel(name, f"it is not downloaded yet: run `nanoloop model get {name}`")
 
 
 def _facts(model: Model, files: Sequence[Path]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _replaced(error: UnicodeError) -> tuple[bytes, int]:
 
 
 class _PatientFile(io.FileIO):
-    """Accepts what nobody reads any more, and remembers what a full disk refuses."""
+    """Discards what nobody reads any more, and remembers a write that a full disk refused."""
 
     failed: OSError | None = None
 

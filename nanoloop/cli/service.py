@@ -205,8 +205,8 @@ def _manager(*, is_used: bool = True) -> Manager:
         return Launchd()
     if shutil.which("systemctl") is None:
         raise NoService(
-            "this machine has neither systemd nor launchd: start `nanoloop run` in the way that it "
-            "starts other programs"
+            "this machine has neither systemd nor launchd: start `nanoloop run` with its own "
+            "service manager"
         )
     if is_used and _call("systemctl", "--user", "show-environment").returncode:
         raise NoService(

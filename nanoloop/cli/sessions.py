@@ -321,7 +321,7 @@ async def archive(args: Namespace, settings: Settings) -> None:
 
 
 async def load(args: Namespace, settings: Settings) -> None:
-    """Import a file of ours or of an earlier system."""
+    """Import a file of nanoloop's own or of an earlier system."""
     told: list[Event] = []
     try:
         with hearing(told.append):

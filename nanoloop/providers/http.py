@@ -204,7 +204,7 @@ async def _before(request: httpx2.Request) -> None:
 
 
 async def _after(response: httpx2.Response) -> None:
-    """Read a refusal up to its limit, and note if retrying is no use."""
+    """Read a refusal up to its limit, and note whether retrying is pointless."""
     if response.is_success:
         return
     if response.has_redirect_location:

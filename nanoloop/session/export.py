@@ -228,7 +228,7 @@ _INNER = ("_turns", "_last_resize_turn", "_memo_cursor")
 
 
 def checked_data(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The data with valid places and counts, and the names of those that made no sense.
+    """The data with valid places and counts, and the names of those that were invalid.
 
     A wrong place becomes the beginning, and turns are counted. Raises TypeError or ValueError if
     anything else is wrong.
@@ -390,7 +390,7 @@ def _json_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as broken:
-        raise ValueError(f"this JSON is broken: {broken}") from broken  # its text has the place
+        raise ValueError(f"this is not valid JSON: {broken}") from broken  # its text has the place
 
 
 def _yaml_value(text: str) -> Any:
@@ -402,7 +402,7 @@ def _yaml_value(text: str) -> Any:
         mark = getattr(broken, "problem_mark", None)
         place = f" at line {mark.line + 1} column {mark.column + 1}" if mark else ""
         problem = getattr(broken, "problem", None) or broken
-        raise ValueError(f"this YAML is broken{place}: {problem}") from broken
+        raise ValueError(f"this is not valid YAML{place}: {problem}") from broken
 
 
 def _kind(value: Any) -> str:

@@ -85,7 +85,7 @@ def _row(line: str, number: int) -> Any:
     try:
         return json.loads(line)
     except ValueError as broken:
-        raise ValueError(f"line {number} is broken JSON: {broken}") from broken
+        raise ValueError(f"line {number} is not valid JSON: {broken}") from broken
 
 
 def _checked(value: Any) -> Mapping[str, Any]:

@@ -220,7 +220,7 @@ async def _resize(
 
 
 def _is_done(session: Session, now: ResizeInput) -> bool:
-    """Whether a built-in resize did this; a window at its limit would else be resized forever."""
+    """Whether a built-in resize did this; a window at its limit would otherwise resize forever."""
     return not now.kept_from and now.end == session.resized.get("seq", 0)
 
 

@@ -206,8 +206,8 @@ _FOR_ITS_OWNER = 0o600
 def write(path: Path, said: Mapping[str, Any]) -> None:
     """Write these settings, by their dotted keys, to a file, which is created if it is missing.
 
-    A file with a secret is readable by its owner only. Raises `SettingsError` if the file isn't
-    understood; it is then left unchanged.
+    A file with a secret is readable by its owner only. Raises `SettingsError` if the
+    file can't be edited; it is then unchanged.
     """
     path = path.resolve()  # a link stays one
     mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER

@@ -115,7 +115,7 @@ def is_named(field: FieldInfo) -> bool:
 
 
 def by_name(field: FieldInfo) -> ByName | None:
-    """How its tables differ, if they do."""
+    """The mark for tables that differ by name, if it has one."""
     return next((mark for mark in field.metadata if isinstance(mark, ByName)), None)
 
 

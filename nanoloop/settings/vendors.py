@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class VendorSettings(Section):
-    """A vendor of models, by its word in model = "groq:NAME"."""
+    """A model vendor, named by the word in model = "groq:NAME"."""
 
     api_key: SecretStr | None = Field(default=None, examples=["..."])
-    """Its key; better kept in its own variable, GROQ_API_KEY here, than in a file."""
+    """The vendor's key; its variable, such as GROQ_API_KEY, is a safer place than a file."""
     base_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://proxy.example.org/v1"]
     )
-    """Its address; by default, the vendor's usual one."""
+    """The vendor's address; by default, its usual one."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
     """Extra fields for each request to it, in addition to those of [provider]."""
 
@@ -41,7 +41,7 @@ class ServerSettings:
     """Where the models of one vendor are asked, and how."""
 
     word: str
-    """What stands before the colon; "" for the server that `base_url` names."""
+    """The word before the colon; "" for the server that `base_url` names."""
     vendor: Vendor
     url: str | None
     """Its address, None where nothing says it."""
@@ -198,7 +198,7 @@ _FOR_THE_CONVERSATION = 0.75
 _CHARS_A_TOKEN = 2
 """Low, to suit all languages: a batch that is too long for the model is never summarised."""
 _SUMMARY_SECONDS = 600
-"""Long, as the model reads as slowly as it writes, and gives way to each turn."""
+"""Long, because the model reads slowly and yields to every turn."""
 
 
 def context_tokens(settings: Settings, model: str | None = None) -> int:

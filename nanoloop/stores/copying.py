@@ -48,7 +48,7 @@ async def copy(
 ) -> Copied:
     """Copy every session and key, except those that are already there and identical.
 
-    An unreadable session is left out; of a partly readable one, the readable part is copied.
+    An unreadable session is skipped; of a partly readable one, the readable part is copied.
     A damaged one in the target stays as it is, unless `replace`. If interrupted, the same call
     resumes it. Raises `SessionDiffers` unless `replace`, and `StoreError` for a session that isn't
     the same after it was written.

@@ -209,9 +209,9 @@ _STATES: Mapping[str, str] = {
     "25006": "{where} is read-only: if it is a standby, set {setting} to its primary",
     "40": "{where} was busy with the same rows: try again",
     "53100": "the disk of {where} is full: free some space there; nothing was half-written",
-    "53200": "{where} is out of memory: free some there; nothing was half-written",
+    "53200": "{where} is out of memory: free some memory there; nothing was half-written",
     "53300": "{where} accepts no more connections: raise its max_connections, or lower pool_size",
-    "53": "{where} lacks resources: see its log; nothing was half-written",
+    "53": "{where} does not have enough resources: see its log; nothing was half-written",
     "57014": "{where} took too long: check its load, or raise timeout_seconds",
     "57P": "{where} is being shut down or started: try again in a moment",
     "54": "{where} can't store something this large: nothing was written",
@@ -439,7 +439,7 @@ async def _standing(connection: Connection, schema: str) -> int:
     stood = int(await connection.fetchval(_STANDS.format(schema=schema)))
     if stood > len(STEPS):
         raise StoreError(
-            f"the tables in schema {schema} have format {stood}, and this version of nanoloop "
+            f"the tables in schema {schema} have format {stood}, but this version of nanoloop "
             f"supports {len(STEPS)}: upgrade nanoloop, or choose another database"
         )
     return stood

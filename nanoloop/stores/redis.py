@@ -571,7 +571,7 @@ class Layout:
         )
         if int(found) > FORMAT:
             raise StoreError(
-                f"the sessions in Redis have format {int(found)}, and this version supports "
+                f"the sessions in Redis have format {int(found)}, but this version supports "
                 f"{FORMAT}: install a newer nanoloop, or choose another prefix or database"
             )
         for number in range(int(found), FORMAT):

@@ -39,7 +39,7 @@ class StoredSnapshot:
     unreadable: Sequence[str] = ()
     """Which parts of it could not be read, in words."""
     odd: Sequence[str] = ()
-    """Which of its numbers made no sense."""
+    """Which of its numbers were invalid."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
         """A new session object that shares nothing mutable with any other."""
@@ -53,7 +53,7 @@ class StoredSnapshot:
             )
 
     def tell_of_odd(self) -> None:
-        """Announce the numbers that made no sense."""
+        """Announce the numbers that were invalid."""
         for name in self.odd:
             announce(NumberMended(session_id=self.name, number=name))
 
@@ -149,7 +149,7 @@ def owes_chat(head: Mapping[str, Any]) -> bool:
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
-    """The session as an index of what is owed has it."""
+    """The session's row in an index of owed work."""
     return OwedSession(id=session_id, revision=int(head["rev"]), by=str(head.get("by") or ""))
 
 
@@ -258,7 +258,7 @@ def _mended(head: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def odd_numbers(head: Mapping[str, Any], sections: Mapping[str, Any]) -> list[str]:
-    """The names of the numbers that made no sense as they were stored."""
+    """The names of the stored numbers that are invalid."""
     digests = {name: sections.get(name) or {} for name in (SUMMARY, MEMO)}
     odd = [f"{name}.seq" for name, said in digests.items() if not is_place(said.get("seq", 0))]
     return [*getattr(head, "names", ()), *odd]

@@ -482,7 +482,7 @@ def format_of(connection: sqlite3.Connection, name: str) -> int:
         raise StoreError(f"{name} is another program's database: choose another file")
     if version > len(UPGRADES):
         raise StoreError(
-            f"{name} has format {version}, and this version of nanoloop supports formats up to "
+            f"{name} has format {version}, but this version of nanoloop supports formats up to "
             f"{len(UPGRADES)}: use the newer version that wrote it"
         )
     return int(version)

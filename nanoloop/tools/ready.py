@@ -43,7 +43,7 @@ async def calculator(expression: str) -> str:
     try:
         return _shown(_bounded(_value(_tree(expression))))
     except ZeroDivisionError:
-        raise ToolError("a division by zero has no result") from None
+        raise ToolError("division by zero has no result") from None
     except OverflowError:
         raise ToolError("the result is too large to calculate") from None
     except (TypeError, ValueError) as error:
@@ -114,7 +114,7 @@ def _rounded(number: Number, places: Number = 0) -> Number:
 def _bounded(value: Any) -> Number:
     """A real, finite number of reasonable size."""
     if isinstance(value, complex) or (isinstance(value, float) and math.isnan(value)):
-        raise ValueError("there is no real result")
+        raise ValueError("the result is not a real number")
     too_long = isinstance(value, int) and value.bit_length() > _MOST_BITS
     if too_long or (isinstance(value, float) and math.isinf(value)):
         raise OverflowError

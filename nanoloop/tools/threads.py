@@ -57,7 +57,8 @@ class Threads:
         places = self._places()
         if places.left_behind >= self._limit:
             raise ToolError(
-                f"{places.left_behind} earlier calls of it are still hanging: continue without it"
+                f"{places.left_behind} earlier calls of this tool are still hanging: continue "
+                "without it"
             )
         work = _Work(function=function, places=places)
         await places.limiter.acquire_on_behalf_of(work)

@@ -24,7 +24,7 @@ class DiscordSettings(PlatformSettings):
     needs = ("token",)
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot's token; better kept in NANOLOOP_CHANNELS__DISCORD__TOKEN."""
+    """The bot's token; NANOLOOP_CHANNELS__DISCORD__TOKEN is a safer place for it."""
 
 
 def make(own: DiscordSettings, folder: Path) -> DiscordPlatform:

@@ -56,7 +56,7 @@ class Gaps(Generic[E]):
         self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     def note(self, place: Place, message: str) -> None:
-        """Note that this message and all before it were taken in, unless a gap is still open."""
+        """Note that this message and all before it were received, unless a gap is still open."""
         if not self._is_cut and place not in self._open:
             self._seen.note(place, message)
 
@@ -133,7 +133,7 @@ class SeenMessages:
         self._notebook = Notebook(file, _SCHEMA)
 
     def note(self, place: Place, message: str) -> None:
-        """Note that everything in this place up to this message was taken in."""
+        """Note that everything in this place up to this message was received."""
         self._notebook.open().execute(_NOTE, (str(place), message, self._clock()))
 
     def begin(self, place: Place, before: str) -> None:
@@ -143,7 +143,7 @@ class SeenMessages:
         )
 
     def places(self) -> list[tuple[Place, str]]:
-        """The places to read, each with the last message taken in there."""
+        """The places to read, each with the last message received there."""
         rows = self._notebook.open().execute(
             "SELECT place, last FROM seen WHERE time > ? ORDER BY time DESC LIMIT ?",
             (self._clock() - DAYS * _DAY, PLACES),

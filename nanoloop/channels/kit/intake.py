@@ -28,7 +28,7 @@ from nanoloop.protocols import Bus
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
-"""How many messages of one chat may wait to be taken in; after that the platform waits."""
+"""How many messages of one chat may wait to be accepted; after that the platform waits."""
 REMEMBERED = 10_000
 """How many messages' latest texts are remembered, to ignore edits that change nothing."""
 NAME_CHARS = 60

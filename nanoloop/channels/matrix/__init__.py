@@ -25,11 +25,11 @@ class MatrixSettings(PlatformSettings):
     homeserver: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://matrix.example.org"]
     )
-    """Where the account's homeserver is."""
+    """The address of the account's homeserver."""
     user: str | None = Field(default=None, examples=["@bot:example.org"])
-    """The account."""
+    """The bot's account, such as @bot:example.org."""
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """Its access token."""
+    """The account's access token."""
 
 
 def make(own: MatrixSettings, folder: Path) -> MatrixPlatform:

@@ -124,7 +124,7 @@ def _arrival(events: Sequence[Event], me: str) -> int | None:
 
 
 def _step(event: Event, me: str) -> str:
-    """Which step of the bot's own membership in the room this is; empty if it is none."""
+    """How this event changes the bot's membership in the room; empty if it does not."""
     if not (event.get("type") == MEMBER and event.get("state_key") == me):
         return ""
     before = words(event, "unsigned", "prev_content", "membership")
@@ -198,7 +198,7 @@ class Batches:
 
 
 class Bookmark:
-    """Where the next reading begins."""
+    """How far the homeserver's news have been read."""
 
     def __init__(self, file: Path | None = None) -> None:
         """Without a file, it lasts only as long as the process."""

@@ -22,7 +22,7 @@ class SlackSettings(PlatformSettings):
     needs = ("token", "app_token")
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot token, xoxb-…; better kept in NANOLOOP_CHANNELS__SLACK__TOKEN."""
+    """The bot token, xoxb-…; NANOLOOP_CHANNELS__SLACK__TOKEN is a safer place for it."""
     app_token: SecretStr | None = Field(default=None, examples=["..."])
     """The app-level token, xapp-…, with connections:write."""
 

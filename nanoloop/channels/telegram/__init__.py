@@ -27,17 +27,17 @@ class TelegramSettings(PlatformSettings):
     needs = ("token",)
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """The bot's token; better kept in NANOLOOP_CHANNELS__TELEGRAM__TOKEN."""
+    """The bot's token; NANOLOOP_CHANNELS__TELEGRAM__TOKEN is a safer place for it."""
     api: Annotated[str, AfterValidator(http_address)] = "https://api.telegram.org"
-    """The address of the Bot API; a server of your own has no limit for files."""
+    """The address of the Bot API; your own server has no file size limit."""
     webhook_url: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://bot.example.org/telegram"]
     )
-    """Where Telegram sends messages; left out, nanoloop polls and needs no address."""
+    """The address that Telegram sends messages to; without it, nanoloop polls instead."""
     webhook_host: str = "127.0.0.1"
-    """Where to listen for them, behind a proxy that has the certificate."""
+    """The address to listen on, behind a proxy that has the certificate."""
     webhook_port: Annotated[int, Field(ge=0, le=65535)] = 8443
-    """The port."""
+    """The port to listen on."""
 
 
 def make(own: TelegramSettings, folder: Path) -> TelegramPlatform:

@@ -24,32 +24,32 @@ class TokenSettings(Section):
     """Who may use the web: a named token. Without one, only this machine is served."""
 
     token: SecretStr | None = Field(default=None, examples=["..."])
-    """What they log in with: at least 16 characters, such as `openssl rand -hex 24`."""
+    """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
-    """Which session ids they see, `*` for any text; left out, those they started."""
+    """The session ids that they may see, with `*` for any text; by default, those they started."""
 
 
 class WebSettings(Section):
     """The page and the API, for `nanoloop serve`."""
 
     enabled: bool = False
-    """Whether `nanoloop run` serves them too; `nanoloop serve` always does."""
+    """Whether `nanoloop run` also serves them; `nanoloop serve` always does."""
     host: str = "127.0.0.1"
-    """The address to listen on; any but this machine's own needs a token."""
+    """The address to listen on; anything but this machine's own address requires a token."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
-    """The port to listen on; 0 is any that is free."""
+    """The port to listen on; 0 chooses a free one."""
     hosts: Names = Field(default=(), examples=[["chat.example.org"]])
-    """Other host names of the server, for example behind a proxy."""
+    """Additional host names of the server, for example behind a proxy."""
     origins: Names = Field(default=(), examples=[["https://app.example.org"]])
-    """Other sites whose pages may call the API; left out, none may."""
+    """Other sites whose pages may call the API; by default, none may."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
-    """How many requests one token, or one address without a token, may send."""
+    """How many requests per minute one token, or one address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
     """How large one uploaded file may be."""
     uploads_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = UPLOADS_BYTES
-    """How much room all uploads may take in the data folder."""
+    """How much space all uploads together may take in the data folder."""
     language: Language | None = Field(default=None, examples=["fr"])
-    """The language of what people are told here, unless their agent has one."""
+    """The language of the bot's own messages here, unless the agent sets one."""
     tokens: dict[str, TokenSettings] = Field(default_factory=dict)
 
     @property

@@ -42,7 +42,7 @@ class SessionsQuery(BaseModel):
 
 
 class NewSession(RequestBody):
-    """A session to begin."""
+    """A session to create."""
 
     agent: Name | None = None
     title: Title | None = None

@@ -235,7 +235,9 @@ def _check(file: Path) -> None:
     if find_spec("xllamacpp") is None:
         raise SettingsError(f"a local model needs xllamacpp: {how_to_install('local')}")
     if not file.is_file():
-        raise SettingsError(f"there is no model file {file}: `nanoloop model list` shows some")
+        raise SettingsError(
+            f"there is no model file {file}: `nanoloop model list` shows what you can download"
+        )
 
 
 T = TypeVar("T")

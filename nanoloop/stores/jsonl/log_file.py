@@ -159,7 +159,7 @@ class LogFile(FileIO):
         found = first.value.get("format") if first and first.kind == METADATA else None
         if isinstance(found, int) and found > FORMAT:
             raise NotReadable(
-                f"{self._path} has format {found}, and this version supports {FORMAT}: install a "
+                f"{self._path} has format {found}, but this version supports {FORMAT}: install a "
                 "newer nanoloop, or choose another folder"
             )
 

@@ -366,7 +366,7 @@ class FolderUpgrade:
         found = note.get("format") if isinstance(note, dict) else None
         if isinstance(found, int) and found > FORMAT:
             raise NotReadable(
-                f"{self._folder.path} has format {found}, and this version supports {FORMAT}: "
+                f"{self._folder.path} has format {found}, but this version supports {FORMAT}: "
                 "install a newer nanoloop, or choose another folder"
             )
         return bool(note == self._note())
