@@ -179,9 +179,9 @@ def test_a_commands_own_code_is_passed_on(command):
         (["xyzzy"], "`nanoloop --help` lists them"),
         (["--model", "x", "config"], "put the command first"),
         (["config", "--exmple"], "config takes no --exmple: did you mean --example?"),
-        (["sessions", "lst"], "sessions has no 'lst': did you mean 'list'?"),
-        (["sessions", "--data", "lst", "lst"], "sessions has no 'lst': did you mean 'list'?"),
-        (["sessions", "xyzzy"], "sessions has no 'xyzzy': there are list, usage, show"),
+        (["sessions", "lst"], "sessions has no action 'lst': did you mean 'list'?"),
+        (["sessions", "--data", "lst", "lst"], "sessions has no action 'lst': did you mean 'list'?"),
+        (["sessions", "xyzzy"], "sessions has no action 'xyzzy': choose from list, usage, show"),
         (
             ["sessions", "show", "--lst", "3", "x"],
             "sessions show takes no --lst: did you mean --last",

@@ -446,7 +446,7 @@ def _mistyped(parser: argparse.ArgumentParser, argv: Sequence[str]) -> str | Non
         elif inner and not _is_option(word):
             if word not in inner:
                 advice = did_you_mean(word, inner, f"choose from {', '.join(inner)}")
-                return f"{parser.prog} has no {word!r}: {advice}"
+                return f"{parser.prog} has no action {word!r}: {advice}"
             parser = inner[word]
     return None
 

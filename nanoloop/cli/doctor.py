@@ -105,7 +105,7 @@ async def _examine(args: Namespace) -> Exit:
 def _next_step(wrong: Sequence[Check], checks: Sequence[Check]) -> str:
     if wrong:
         count = f"{len(wrong)} of {len(checks)} checks failed"
-        return f"{count}; see to {wrong[0].what!r} first, then run `nanoloop doctor` again"
+        return f"{count}; fix {wrong[0].what!r} first, then run `nanoloop doctor` again"
     if any(check.what == "daemon" for check in checks):
         return "nothing; a daemon is running, and `nanoloop status` shows its state"
     return "`nanoloop run` serves now; `nanoloop service install` also serves after each login"

@@ -59,7 +59,8 @@ def show_list(args: Namespace, settings: Settings) -> int:
             err=True,
         )
         for each in served:
-            say("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
+            if each.models:
+                say("\n".join((f'\n{each.name} serves, for model = "…":', *each.models)))
     for each in served:
         if not each.models:
             told = f"{each.where} does not list its models: check the address and the key"

@@ -204,7 +204,7 @@ async def show_list(args: Namespace, settings: Settings) -> None:
         say(_table(infos))
     elif is_empty:
         which = "archived session" if args.archived else "session"
-        _tell(f"no {which} in {settings.data} yet: `nanoloop chat` begins one")
+        _tell(f"no {which} in {settings.data} yet: `nanoloop chat` starts one")
     else:
         _tell("no session matches")
 

@@ -49,7 +49,7 @@ class _NoSuchName(SessionNotFound):
         self._advice = advice
 
     def __str__(self) -> str:
-        return f"no session {self.session_id!r}: {self._advice}"
+        return f"there is no session {self.session_id!r}: {self._advice}"
 
 
 async def find(store: Store, name: str) -> Session:

@@ -279,7 +279,7 @@ class AgentSettings(Section):
 
 
 class Settings(BaseSettings):
-    """What a user may choose. Made in code it takes what it is given and reads nothing else."""
+    """All settings. If created in code, they are only what is passed; nothing else is read."""
 
     model_config = SettingsConfigDict(
         case_sensitive=True,
