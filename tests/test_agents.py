@@ -112,7 +112,7 @@ def test_r0_4_a_mode_is_configured(mode, memo):
 
 def test_r0_4_an_unknown_mode_is_refused_and_nothing_attached():
     agent = agent_of()
-    with pytest.raises(ValueError, match="'turbo' is no session mode"):
+    with pytest.raises(ValueError, match="'turbo' is not a session mode"):
         agent.attach_session(mode="turbo")
     assert agent.session is None
 

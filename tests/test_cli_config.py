@@ -178,22 +178,28 @@ def test_a_commands_own_code_is_passed_on(command):
         (["chta"], "did you mean 'chat'?"),
         (["xyzzy"], "`nanoloop --help` lists them"),
         (["--model", "x", "config"], "put the command first"),
-        (["config", "--exmple"], "config takes no --exmple: did you mean --example?"),
+        (["config", "--exmple"], "config has no option --exmple: did you mean --example?"),
         (["sessions", "lst"], "sessions has no action 'lst': did you mean 'list'?"),
-        (["sessions", "--data", "lst", "lst"], "sessions has no action 'lst': did you mean 'list'?"),
+        (
+            ["sessions", "--data", "lst", "lst"],
+            "sessions has no action 'lst': did you mean 'list'?",
+        ),
         (["sessions", "xyzzy"], "sessions has no action 'xyzzy': choose from list, usage, show"),
         (
             ["sessions", "show", "--lst", "3", "x"],
-            "sessions show takes no --lst: did you mean --last",
+            "sessions show has no option --lst: did you mean --last",
         ),
         (
             ["sessions", "prune", "--oldr-than=3d"],
-            "prune takes no --oldr-than: did you mean --older-",
+            "prune has no option --oldr-than: did you mean --older-",
         ),
-        (["sessions", "list", "--js"], "sessions list takes no --js: "),
-        (["chat", "-m", "hi", "--sesion", "x"], "chat takes no --sesion: did you mean --session?"),
-        (["check", "--modle", "x"], "nanoloop doctor takes no --modle: did you mean --model?"),
-        (["--vresion"], "nanoloop takes no --vresion: did you mean --version?"),
+        (["sessions", "list", "--js"], "sessions list has no option --js: "),
+        (
+            ["chat", "-m", "hi", "--sesion", "x"],
+            "chat has no option --sesion: did you mean --session?",
+        ),
+        (["check", "--modle", "x"], "nanoloop doctor has no option --modle: did you mean --model?"),
+        (["--vresion"], "nanoloop has no option --vresion: did you mean --version?"),
         (["config", "--json", "--example"], "not allowed with"),
     ],
 )
@@ -213,7 +219,10 @@ UNUSED = [
 @pytest.mark.parametrize(("command", "flag"), UNUSED)
 def test_a_flag_that_a_command_does_not_use_is_refused(capsys, command, flag):
     assert main([*command.split(), flag, "info"]) == Exit.USAGE
-    assert f"nanoloop {command.removesuffix(' bash')} takes no {flag}: " in capsys.readouterr().err
+    assert (
+        f"nanoloop {command.removesuffix(' bash')} has no option {flag}: "
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("words", [["version"], ["--version"]])

@@ -209,4 +209,4 @@ async def test_a_variable_that_is_stronger_than_the_file_is_told(tmp_path, teleg
     nanoloop.set(NANOLOOP_CHANNELS__TELEGRAM__API=telegram.url)
     nanoloop.set(NANOLOOP_CHANNELS__TELEGRAM__TOKEN="99:other")
     _, err = await nanoloop.run("connect", "telegram", "--token", TOKEN, code=2)
-    assert "env NANOLOOP_CHANNELS__TELEGRAM__TOKEN is stronger" in err
+    assert "env NANOLOOP_CHANNELS__TELEGRAM__TOKEN overrides" in err

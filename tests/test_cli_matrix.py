@@ -246,7 +246,7 @@ def test_a_name_that_is_no_text_is_one_that_nothing_has(template, tmp_path, monk
         main(["sessions", "rename", "s1", os.fsencode("茶").decode("ascii", "surrogateescape")])
         == 0
     )
-    assert "called '茶' now" in capsys.readouterr().err
+    assert "now called '茶'" in capsys.readouterr().err
 
 
 # In real processes

@@ -84,7 +84,7 @@ def test_status_lists_who_waits_for_a_summary(capsys):
 
 
 def test_status_says_so_where_nothing_waits(capsys):
-    assert "nothing waits" in nanoloop(capsys, "status").err
+    assert "is waiting for a summary" in nanoloop(capsys, "status").err
 
 
 @pytest.mark.usefixtures("work")

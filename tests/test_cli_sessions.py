@@ -137,7 +137,7 @@ def test_a_name_is_an_id_or_a_key_or_a_chat_of_the_terminal(capsys, stored):
 def test_an_unknown_name_ends_with_4_and_the_nearest(capsys, stored, action):
     stored("terminal:groceries", "milk")
     err = nanoloop(capsys, action, "grocerys", code=Exit.NOT_FOUND).err
-    assert err == "nanoloop: no session 'grocerys': did you mean 'groceries'?\n"
+    assert err == "nanoloop: there is no session 'grocerys': did you mean 'groceries'?\n"
 
 
 def test_deleting_needs_a_yes_where_nobody_can_be_asked(capsys, stored):
@@ -260,7 +260,7 @@ def test_a_fork_up_to_a_message_has_a_name_to_go_on_with(capsys, stored):
 def test_a_fork_takes_nobodys_name_and_no_entry_that_is_not_there(capsys, stored):
     stored("terminal:a", "one")
     stored("terminal:b", "two")
-    assert "exists already" in nanoloop(capsys, "fork", "a", "--as", "b", code=Exit.FAILED).err
+    assert "already exists" in nanoloop(capsys, "fork", "a", "--as", "b", code=Exit.FAILED).err
     assert "no entry" in nanoloop(capsys, "fork", "a", "--from", "x", code=Exit.FAILED).err
 
 
@@ -285,7 +285,7 @@ def test_an_export_comes_back_as_it_was_under_another_name(capsys, stored, tmp_p
     stored("terminal:a", "one", "two", "three", "four", trim=1)
     text = nanoloop(capsys, "export", "a", "--format", form).out
     (tmp_path / "file").write_text(text)
-    assert "exists already" in nanoloop(capsys, "import", "file", code=Exit.FAILED).err
+    assert "already exists" in nanoloop(capsys, "import", "file", code=Exit.FAILED).err
     nanoloop(capsys, "import", "file", "--as", "b")
     old, new = (json.loads(nanoloop(capsys, "export", name).out) for name in "ab")
     assert new["id"] == "b"

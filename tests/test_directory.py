@@ -271,7 +271,7 @@ def test_ids_and_files_are_one_to_one_and_safe(folder):
     paths = {str(folder.path(name)).lower() for name in ("a_b", "a:b", "a.b", "a@b", "A_B")}
     assert len(paths) == 5
     for wrong in ("../x", "a/b", ""):
-        with pytest.raises(ValueError, match="no session id"):
+        with pytest.raises(ValueError, match="not a valid session id"):
             folder.create(id=wrong)
 
 

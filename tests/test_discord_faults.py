@@ -215,7 +215,7 @@ def test_a_refusal_is_told_by_its_codes():
     answer = SimpleNamespace(status=403, reason="Forbidden")
     with pytest.raises(Declined) as declined, explained():
         raise discord.Forbidden(answer, {"code": 50001, "message": "my secret words"})
-    assert declined.value.reason == "Discord answers 403, code 50001"
+    assert declined.value.reason == "Discord returned 403, code 50001"
 
 
 def test_a_token_that_is_none_is_refused_before_anything_is_sent(tmp_path):

@@ -356,7 +356,7 @@ async def test_a_stronger_setting_than_what_was_found_is_named(nanoloop):
         nanoloop.set(NANOLOOP_MODEL="other", OLLAMA_HOST=server.root)
         with Terminal() as terminal:
             async with nanoloop.started("chat", terminal=terminal) as process:
-                await terminal.shows("env NANOLOOP_MODEL is stronger")
+                await terminal.shows("env NANOLOOP_MODEL overrides")
                 assert await ended(process) == 2
 
 

@@ -451,7 +451,7 @@ async def test_a_value_that_is_no_json_is_refused_and_the_next_save_works(store)
 async def test_a_file_that_makes_no_sense_is_a_store_error(store, file):
     await said(store, "one")
     file.write_bytes(file.read_bytes().replace(b'"created_at":"', b'"created_at":"no'))
-    with pytest.raises(StoreError, match="sense"):
+    with pytest.raises(StoreError, match="is damaged"):
         await store.load("s")
 
 

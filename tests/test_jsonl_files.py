@@ -164,7 +164,7 @@ async def test_reading_only_needs_no_lock_and_changes_nothing(store, tmp_path):
     assert [info.id async for info in reader.list()] == ["s"]
     back.add_message("user", "no")
     for call in (reader.save(back), reader.create(), reader.delete("s"), reader.bind("k", "s")):
-        with pytest.raises(StoreError, match="reading only"):
+        with pytest.raises(StoreError, match="open read-only"):
             await call
     await reader.close()
     assert contents(tmp_path) == before

@@ -178,7 +178,7 @@ async def test_a_wrong_token_is_refused_with_what_to_do(stage, tmp_path):
 
 
 async def test_another_accounts_token_is_refused(stage):
-    with pytest.raises(Refused, match=rf"{stage.bot.id}'s, not @other:example.org's"):
+    with pytest.raises(Refused, match=rf"{stage.bot.id}, not to @other:example.org"):
         await stage.platform(user="@other:example.org").listen(None, lambda: None)
 
 

@@ -101,7 +101,7 @@ async def test_what_is_forgotten_is_pinned_no_longer(store):
 def test_pins_are_bounded_in_number_and_in_length():
     session = pinned(*["x" * 2 * PIN_CHARS] * MOST_PINS)
     session.add_message("user", "one more")
-    with pytest.raises(SessionError, match="pinned already"):
+    with pytest.raises(SessionError, match="already pinned"):
         session.pin(session.window[-1])
     assert len(system_text("", pins=session.pins)) < MOST_PINS * (PIN_CHARS + 100)
 

@@ -118,7 +118,7 @@ def test_it_is_not_loaded_where_no_setting_names_it(install, load):
     ("code", "told"),
     [
         ("raise ValueError('k-1234567')", "'parrot' can't be loaded (ValueError at"),
-        ("PLUGIN = 5", "'parrot' is none: parrots:PLUGIN lacks"),
+        ("PLUGIN = 5", "'parrot' is not a plugin: parrots:PLUGIN lacks"),
         ("class PLUGIN: settings = None; make = print", 'greeting is "Hi", but there is no such'),
     ],
 )

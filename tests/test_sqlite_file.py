@@ -234,7 +234,7 @@ class TestReadOnly:
         assert [info async for info in store.list()] == []
         with pytest.raises(SessionNotFound):
             await store.load("s")
-        with pytest.raises(StoreError, match="for reading only"):
+        with pytest.raises(StoreError, match="open read-only"):
             await store.create(id="s")
         await store.close()
         assert not file.parent.exists()

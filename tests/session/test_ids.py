@@ -35,7 +35,7 @@ def test_an_unsafe_id_is_refused(wrong):
     with pytest.raises(InvalidSessionId):
         checked_id(wrong)
     if wrong is not None:
-        with pytest.raises(ValueError, match="no session id"):
+        with pytest.raises(ValueError, match="not a valid session id"):
             Session(id=wrong)
 
 
