@@ -66,7 +66,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "chat",
         metavar="CHAT",
-        help="its id, its key (such as telegram:42), or its name in `chat --session`",
+        help="the conversation's id, its key (such as telegram:42) or its `chat --session` name",
     )
     parser.add_argument("--output", metavar="FILE", help="the file to write; it must not exist yet")
 

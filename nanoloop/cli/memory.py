@@ -31,7 +31,9 @@ from nanoloop.writing import SessionWriter
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop memory`."""
     action = add_actions(parser)
-    shown = action("show", "draw where each part of a conversation is kept", show)
+    shown = action(
+        "show", "draw which parts of a conversation are in the window, pending or summarised", show
+    )
     edited = action(
         "edit", "correct the summary in $EDITOR, with --text, or from standard input", edit
     )
@@ -40,7 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         each.add_argument(
             "name",
             metavar="SESSION",
-            help="its id, its key (such as telegram:42), or its name in `chat --session`",
+            help="the conversation's id, its key (such as telegram:42) or its `chat --session` "
+            "name",
         )
     edited.add_argument("--text", metavar="TEXT", help="the new summary")
     for each in (shown, waiting):

@@ -30,7 +30,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     approved.add_argument("code", metavar="CODE", help="the code that the bot gave them")
     revoked = action("revoke", "revoke someone's access", revoke)
     revoked.add_argument("channel", metavar="CHANNEL", help="the platform, such as telegram")
-    revoked.add_argument("person", metavar="ID", help="their id there, as `pair list` shows it")
+    revoked.add_argument(
+        "person", metavar="ID", help="the person's id there, as shown by `pair list`"
+    )
 
 
 def show(args: Namespace, settings: Settings) -> int:

@@ -52,7 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         one.add_argument(
             "name",
             metavar="NAME",
-            help="its id, its key (such as telegram:42), or its name in `chat --session`",
+            help="the conversation's id, its key (such as telegram:42) or its `chat --session` "
+            "name",
         )
         return one
 

@@ -297,7 +297,7 @@ def _fit_to_show(asked: Asked, words: str) -> str:
 
 
 def _repeats(sent: str, words: str) -> bool:
-    """Whether the words contain a run of what was sent, or an entire short message."""
+    """Whether the words quote a long enough part of what was sent, or an entire short message."""
     runs = (words[at : at + RUN] for at in range(len(words) - RUN + 1))
     return any(run in sent for run in runs) or any(
         text in words for text in SHORT_TEXT.findall(sent)

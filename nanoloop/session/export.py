@@ -368,7 +368,7 @@ def _value_in(text: str | bytes, format: str | None) -> Any:  # noqa: A002 - as 
     if not isinstance(text, str):
         raise TypeError(f"a session can be read from text or a mapping, not {_kind(text)}")
     if not text.strip():
-        raise TypeError("a session must be an object with keys, not empty text")
+        raise TypeError("a session must be an object with keys, not an empty string")
     return (
         _json_value(text)
         if _checked_format(format or _guessed(text)) == "json"

@@ -53,7 +53,7 @@ class StoreSettings(Section):
     url: Annotated[str, AfterValidator(store_url)] | None = Field(
         default=None, examples=["sqlite:"]
     )
-    """`sqlite:FILE`, `jsonl:FOLDER` (plain files), `redis://…`, `postgresql://…`, `memory:`."""
+    """The store: `sqlite:FILE`, `jsonl:FOLDER`, `redis://…`, `postgresql://…` or `memory:`."""
     durability: Literal["flush", "fsync"] = "flush"
     """What a stored message survives: `flush` a killed process, `fsync` also a power cut."""
     timeout_seconds: Seconds = defaults.STORE_TIMEOUT_SECONDS

@@ -22,7 +22,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """Marks a table of tables that are not all alike, and says which one a name has.
+    """Marks a table of tables whose type depends on their name, and says which type a name has.
 
     It is part of a dict's annotation; a model that also has settings of its own returns it from
     `beside()`.
