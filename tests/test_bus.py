@@ -63,7 +63,7 @@ async def test_a_full_bus_tells_the_sender_and_the_chat():
     async with InProcessBus(inbound_limit=1) as bus:
         bus.attach(channel)
         bus.put_nowait(said("one"))
-        with pytest.raises(BusFull, match="1 messages are waiting"):
+        with pytest.raises(BusFull, match="1 messages are already waiting"):
             bus.put_nowait(said("two", chat="b"))
         await bus.flush()
     assert channel.sent == [("b", ENGLISH["full"])]

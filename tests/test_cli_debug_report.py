@@ -121,7 +121,7 @@ def test_it_is_for_its_owner_only_and_replaces_no_file(world, capsys):
     assert (world / "report.json").stat().st_mode & 0o777 == 0o600
     before = (world / "report.json").read_bytes()
     assert main(["debug-report", "work", "--output", "report.json"]) == 1
-    assert "report.json is there already" in capsys.readouterr().err
+    assert "report.json already exists" in capsys.readouterr().err
     assert (world / "report.json").read_bytes() == before
 
 

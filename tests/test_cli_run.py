@@ -68,7 +68,7 @@ async def test_what_failed_is_in_the_status_under_the_id_that_the_chat_was_told(
         with anyio.fail_after(20):
             while f"incident {incident}" not in (status := (await nanoloop.run("status"))[0]):
                 """It is written beside all else."""
-    assert f"incident {incident}  terminal:default: {server.url} wants a key" in status
+    assert f"incident {incident}  terminal:default: {server.url} requires a key" in status
     assert "hello" not in status
 
 

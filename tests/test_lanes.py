@@ -47,7 +47,7 @@ async def test_a_full_lane_refuses_and_a_waiting_put_gets_in_later():
         for number in range(3):  # one is being handled, two wait
             lanes.put_nowait("a", number)
             await anyio.wait_all_tasks_blocked()
-        with pytest.raises(LaneFull, match="'a' has 2 waiting"):
+        with pytest.raises(LaneFull, match="2 messages are already waiting in 'a'"):
             lanes.put_nowait("a", 3)
         group.start_soon(lanes.put, "a", 4)
         await anyio.wait_all_tasks_blocked()

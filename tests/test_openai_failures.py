@@ -46,9 +46,9 @@ from tests.openai_server import Answer, OpenAIServer
         (Answer(body=b'{"error": {"message": "Busy", "code": 429}}'), OverQuota, "no more"),
         (Answer(body=b'{"error": "Broken"}'), ServerFailed, "failed on its side"),
         (Answer(body=b"<html>Welcome</html>"), BadAnswer, "web page"),
-        (Answer(body=b"{oops"), BadAnswer, "no answer"),
-        (Answer(body=b"[" * 100_000), BadAnswer, "no answer"),
-        (Answer(body=b'{"choices": []}'), BadAnswer, "nothing in it"),
+        (Answer(body=b"{oops"), BadAnswer, "not an answer"),
+        (Answer(body=b"[" * 100_000), BadAnswer, "not an answer"),
+        (Answer(body=b'{"choices": []}'), BadAnswer, "an empty answer"),
     ],
 )
 async def test_each_failure_has_its_error_and_its_sentence(answer, kind, words):
@@ -63,7 +63,7 @@ async def test_each_failure_has_its_error_and_its_sentence(answer, kind, words):
 
 async def test_without_a_key_the_error_asks_for_one():
     refused = await failing(error(401), api_key=None)
-    assert "wants a key" in str(refused)
+    assert "requires a key" in str(refused)
 
 
 async def test_a_local_server_needs_no_key():

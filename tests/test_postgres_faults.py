@@ -286,11 +286,11 @@ class TestRefused:
     [
         (errors.InvalidSQLStatementNameError, "max_prepared_statements"),
         (errors.OutOfMemoryError, "out of memory"),
-        (errors.ConfigurationLimitExceededError, "not enough resources"),
+        (errors.ConfigurationLimitExceededError, "not have enough resources"),
         (errors.ReadOnlySQLTransactionError, "its primary"),
         (errors.CannotConnectNowError, "in a moment"),
         (errors.DeadlockDetectedError, "try again"),
-        (errors.ProgramLimitExceededError, "so large"),
+        (errors.ProgramLimitExceededError, "this large"),
         (errors.DivisionByZeroError, "DivisionByZeroError, 22012"),
     ],
 )

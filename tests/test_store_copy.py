@@ -186,7 +186,7 @@ def test_a_broken_session_is_named_and_the_exit_code_tells(tmp_path, capsys):
 
 
 def test_a_database_is_brought_up_to_date(postgres_url, tmp_path, capsys):
-    for said in ("the tables were made", "already"):
+    for said in ("the tables were created", "already"):
         assert main(["store", "migrate", postgres_url, "--data", str(tmp_path)]) == 0
         assert said in capsys.readouterr().err
     assert main(["store", "migrate", "sqlite:", "--data", str(tmp_path)]) == 0

@@ -27,7 +27,10 @@ async def told(web, method, path, status, **more):
         ({"attachments": "a"}, 'attachments is "a", not a list'),
         ({"attachments": ["a"] * 11}, "attachments has too many: at most 10"),
         ({"message_id": "x"}, 'message_id is "x", which does not match ^[A-Za-z0-9_-]{8,64}$'),
-        ({"message_id": "x" * 99}, f'message_id is "{"x" * 59}…, not like ^[A-Za-z0-9_-]{{8,64}}$'),
+        (
+            {"message_id": "x" * 99},
+            f'message_id is "{"x" * 59}…, which does not match ^[A-Za-z0-9_-]{{8,64}}$',
+        ),
         ({"text": "x" * 100_001}, "text is too long: at most 100000 characters"),
         ([], "the body is a list, not an object"),
     ],
