@@ -88,4 +88,4 @@ async def test_clients_of_openai_are_told_alike(web):
 async def test_a_token_is_never_said_again(tmp_path):
     async with serving(tmp_path, tokens=TOKENS) as web:
         said = await told(web, "POST", "/login", 422, json={"token": 1234567890})
-    assert said == "token is (not shown), not a text"
+    assert said == "token is (not shown), not a string"
