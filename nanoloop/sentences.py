@@ -198,9 +198,9 @@ ENGLISH: Mapping[str, str] = MappingProxyType(
         "wait_small": "for more messages",
         "summaries_running": "{count} running",
         "summaries_waiting": "{count} waiting {why}",
-        "model_open": "model {model} open",
-        "model_half-open": "model {model} half-open",
-        "model_as_answers": "the same as for answers",
+        "model_open": "breaker of {model} open",
+        "model_half-open": "breaker of {model} half-open",
+        "model_as_answers": "the answering model",
         "summaries_today": "today {calls} calls, {tokens} tokens",
         # An answer that the model did not come to.
         "gave_up": "I stopped after {steps} steps without reaching an answer.",

@@ -84,7 +84,7 @@ def test_without_a_settings_file_the_users_folder_has_them(tmp_path):
         ("cook.md", "---\n- a\n---\nHi", "cook.md:2: not a table"),
         ("cook.md", "+++\nmodel = 'x'\n", "cook.md:1: +++ is opened but never closed"),
         ("cook.md", "+++\nprompt = 'x'\n+++\nHi", "cook.md:2: the prompt is set both at the top"),
-        ("cook.md", " \n", "cook.md: it says nothing"),
+        ("cook.md", " \n", "cook.md: it is empty"),
         ("co ok.md", "Hi", "co ok.md: 'co ok' is not a valid agent name"),
         ("cook.toml", "max_steps = 0", "cook.toml:1: agents.cook.max_steps is 0, less than 1"),
     ],

@@ -250,9 +250,7 @@ class TestHeld:
         with raw(file) as other:
             other.execute("BEGIN IMMEDIATE")
             session.add_message("user", "two")
-            with pytest.raises(
-                StoreError, match="locked: another process has locked it: stop that"
-            ):
+            with pytest.raises(StoreError, match="locked: another process has locked it: stop it"):
                 await store.save(session)
             assert await texts_of(store) == ["one"]
             other.execute("ROLLBACK")
@@ -315,5 +313,5 @@ async def test_a_folder_that_may_not_be_written_in_can_be_read_and_nothing_else(
     done = await anyio.run_process([sys.executable, "-c", AS_NOBODY, str(file)])
     *_, looked, refused, written = done.stdout.decode().splitlines()
     assert looked == "['hi']"
-    assert "for reading only" in refused
+    assert "open read-only" in refused
     assert "check the permissions, or choose another place" in written

@@ -314,7 +314,7 @@ class TestFormats:
         self.make(file, len(sqlite_file.UPGRADES) + 1)
         before = file.read_bytes()
         store = SqliteStore(file, read_only=read_only)
-        with pytest.raises(StoreError, match=r"format 3, and .* up to 2: use the newer version"):
+        with pytest.raises(StoreError, match=r"format 3, but .* up to 2: use the newer version"):
             await store.load("s")
         await store.close()
         assert file.read_bytes() == before

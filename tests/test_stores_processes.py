@@ -215,7 +215,7 @@ async def test_who_waits_too_long_for_one_that_was_stopped_in_a_commit_is_told(k
         first.tell("stop")
         first.wait_stopped()
         session.add_message("user", "b 1")
-        with pytest.raises(StoreError, match=r"another process holds .*: stop that one, or try"):
+        with pytest.raises(StoreError, match=r"another process has locked .*: stop it, or try"):
             await store.save(session)
         assert len((await store.load("s")).window) == 1
         first.process.send_signal(signal.SIGCONT)

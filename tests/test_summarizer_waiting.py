@@ -361,8 +361,8 @@ async def test_how_it_stands_is_one_line_for_people(times):
         await fold(summarizer, *(trimmed() for _ in range(4)))
         line = state_text(summarizer)
     assert line == (
-        "0 running; 3 waiting for another attempt; 1 waiting for the model to recover;  "
-        "model as for answers open; today 0 calls, 0 tokens"
+        "0 running; 3 waiting for another attempt; 1 waiting for the model to recover; "
+        "breaker of the answering model open; today 0 calls, 0 tokens"
     )
 
 

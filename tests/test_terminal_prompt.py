@@ -175,7 +175,7 @@ async def test_ctrl_c_stops_the_answer_on_its_way(tmp_path):
     async with desk(tmp_path) as person:
         person.type("hello", ENTER)
         asked = await person.bus.next()
-        await person.shows("Ctrl-C stops")
+        await person.shows("Ctrl-C to stop")
         person.type("draft", CTRL_C)
         assert (await person.bus.next()).text == "/stop"
         await person.say("stopped", to=asked, kind="notice")
@@ -186,7 +186,7 @@ async def test_ctrl_c_twice_leaves_even_while_an_answer_is_on_its_way(tmp_path):
     async with desk(tmp_path) as person:
         person.type("hello", ENTER)
         await person.bus.next()
-        await person.shows("Ctrl-C stops")
+        await person.shows("Ctrl-C to stop")
         person.type(CTRL_C, CTRL_C)
         await person.is_left()
 
@@ -237,7 +237,7 @@ async def test_a_notice_leaves_a_growing_answer_alone_and_an_error_ends_it(tmp_p
         await person.stream("half")
         await person.say("by the way", kind="notice")
         assert person.channel._blocks.open == "half"
-        await person.shows("Ctrl-C stops")
+        await person.shows("Ctrl-C to stop")
         await person.say("sorry", to=asked, kind="error")
         assert person.channel._blocks.open == ""
 

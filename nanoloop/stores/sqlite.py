@@ -57,7 +57,7 @@ PAGE = 256
 """How many rows of a long list are read per trip."""
 
 _ADVICE: Mapping[int, str] = {
-    sqlite3.SQLITE_BUSY: "another process has locked it: stop that one, or try again",
+    sqlite3.SQLITE_BUSY: "another process has locked it: stop it, or try again",
     sqlite3.SQLITE_FULL: "free some space",
     sqlite3.SQLITE_READONLY: "check the permissions, or choose another place",
     sqlite3.SQLITE_CANTOPEN: "check the permissions, or choose another place",
