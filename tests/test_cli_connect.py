@@ -95,7 +95,7 @@ async def test_a_bot_on_matrix_is_registered_logged_in_and_invites_its_operator(
         bot = f"@bot:{ann.partition(':')[2]}"
         account = ("--homeserver", synapse.url, "--user", bot, "--password", "a long password")
         _, err = await nanoloop.run("connect", "matrix", *account, code=1)
-        assert f"does not let {bot} in (M_FORBIDDEN)" in err
+        assert f"rejected the login of {bot} (M_FORBIDDEN)" in err
         out, _ = await nanoloop.run("connect", "matrix", *account, "--register", "--operator", ann)
         assert f"The account is {bot}\n{ann} has been invited to a room with it" in out
         own = written(tmp_path)["matrix"]

@@ -26,7 +26,7 @@ async def test_what_flags_say_is_written_once_the_model_has_answered(nanoloop, f
         out, _ = await nanoloop.run("setup", "--base-url", server.url, "--model", "little")
         assert [request.json["model"] for request in server.requests] == ["little"]
     assert file.read_text() == f'base_url = "{server.url}"\nmodel = "little"\n'
-    assert f"Written: {file.with_name('AGENTS.md')}, " in out
+    assert f"Wrote {file.with_name('AGENTS.md')}, " in out
     assert "Next: nanoloop" in out
 
 
