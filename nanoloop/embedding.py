@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from threading import get_ident
 from typing import Any, Self, TypeVar
+from uuid import uuid4
 
 import anyio
 from anyio.abc import TaskStatus
@@ -17,7 +18,6 @@ from nanoloop.events import TextStreamed
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus, OnText, Provider, Store
 from nanoloop.sentences import Sentences
-from nanoloop.session.head import unique_name
 from nanoloop.session.queue import is_command_text
 from nanoloop.stores.store import sweep
 from nanoloop.words import did_you_mean
@@ -60,7 +60,7 @@ class DirectChannel:
             text=text,
             sender=sender,
             agent=agent,
-            message_id=(name := unique_name(16)),
+            message_id=(name := uuid4().hex),
         )
         self._arrived[name] = arrived = anyio.Event()
         if on_text is not None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from base64 import urlsafe_b64encode
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import count
 from math import inf
-from random import Random
 from typing import Any
 from uuid import uuid4
 
@@ -29,18 +26,6 @@ _UNSAFE_CHARACTER = re.compile(r"[^A-Za-z0-9_.:@-]")
 def new_id() -> str:
     """A fresh id: 32 lowercase hex digits."""
     return uuid4().hex
-
-
-def unique_name(size: int = 8) -> str:
-    """A name that nothing else has, made of so many random bytes; unlike an id, it can be guessed.
-
-    It takes no system call, at which other threads would take the interpreter in every turn.
-    """
-    return urlsafe_b64encode(_random.randbytes(size)).decode().rstrip("=")
-
-
-_random = Random()  # noqa: S311 - no secret
-os.register_at_fork(after_in_child=_random.seed)
 
 
 def checked_id(session_id: object) -> str:

@@ -1,5 +1,3 @@
-import os
-import random
 from datetime import datetime
 
 import pytest
@@ -7,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanoloop.errors import InvalidSessionId
-from nanoloop.session.head import checked_id, id_for_key, timestamp_id, unique_name
+from nanoloop.session.head import checked_id, id_for_key, timestamp_id
 from nanoloop.session.session import Session
 
 MOMENT = datetime(2025, 2, 21, 14, 30, 15)  # noqa: DTZ001 - the wall clock, as the names have it
@@ -48,21 +46,3 @@ def test_c19_every_key_has_a_safe_id(key):
 def test_c19_two_keys_never_share_an_id(keys):
     one, other = keys
     assert id_for_key(one) != id_for_key(other)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # it has threads of its own
-def test_a_unique_name_is_nobody_elses_in_a_child_and_after_a_seed_either():
-    random.seed(1)
-    read, write = os.pipe()
-    mine = [unique_name() for _ in range(1000)]
-    if (child := os.fork()) == 0:
-        os.write(write, "\n".join(unique_name() for _ in range(1000)).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as said:
-        theirs = said.read().split()
-    os.waitpid(child, 0)
-    random.seed(1)
-    mine += [unique_name() for _ in range(1000)]
-    assert len({*mine, *theirs}) == 3000
-    assert {len(name) for name in mine} == {11}
