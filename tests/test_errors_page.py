@@ -69,6 +69,7 @@ def said_by(folder, case, text, *words):
             "PYTHONPATH": f"{folder / 'packages'}:{ROOT}",
             "HOME": str(folder),
             "OPENAI_BASE_URL": "http://127.0.0.1:9",
+            "NANOLOOP_CONFIG": "nanoloop.toml",
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -15,6 +15,7 @@ import yaml
 
 from nanoloop import plugins
 from nanoloop.cli import COMMANDS, Exit, main
+from nanoloop.files import user_folder
 from nanoloop.loop import FLUSH_SECONDS
 from nanoloop.settings import ChannelSettings, Settings
 from tests.packages import without_what_is_gone
@@ -151,6 +152,8 @@ def test_compose_builds_the_image_and_gives_it_its_folder_and_settings(services,
     assert (CONFIG / bot["build"]["context"] / bot["build"]["dockerfile"]).exists()
     kept, settings = bot["volumes"]
     assert kept.split(":")[1] == steps["VOLUME"][0]
+    env = dict(variable.split("=") for variable in steps["ENV"][0].split())
+    assert settings.split(":")[1] == f"{user_folder('config', env)}/nanoloop.toml"
     assert settings.split(":")[1] == f"{steps['WORKDIR'][-1]}/nanoloop.toml"
 
 
@@ -195,8 +198,8 @@ def test_every_setting_an_example_shows_can_be_switched_on(path, tmp_path):
     shown = without_what_is_gone(path.read_text())
     shown = re.sub(r"^#(?=\[|\w+ = )", "", shown, flags=re.MULTILINE)
     shown = shown.replace("channels.NAME", f"channels.{plugins.names('channels')[0]}")
-    (tmp_path / "nanoloop.toml").write_text(shown)
-    Settings.load(env=KEY, cwd=tmp_path)
+    (tmp_path / path.name).write_text(shown)
+    Settings.load(config=tmp_path / path.name, env=KEY)
 
 
 def test_every_platform_of_ours_has_an_example():

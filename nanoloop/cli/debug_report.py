@@ -31,7 +31,7 @@ from nanoloop.protocols import Store
 from nanoloop.session.entry import rfc3339, utc_now
 from nanoloop.session.session import Session
 from nanoloop.settings import Settings
-from nanoloop.settings.problems import MASK
+from nanoloop.settings.secrets import MASK
 from nanoloop.stores.copying import problems_of, taken
 
 _ABOUT = f"""\

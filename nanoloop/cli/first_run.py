@@ -52,6 +52,7 @@ from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.files import NAME, write
 from nanoloop.settings.problems import http_address
+from nanoloop.settings.trust import Trust
 from nanoloop.settings.vendors import ServerSettings as Configured
 from nanoloop.settings.vendors import (
     keyed_vendors,
@@ -149,8 +150,8 @@ def set_up(args: Namespace, settings: Settings) -> Settings:
 
 def write_down(args: Namespace, said: Chosen, settings: Settings) -> Settings:
     """Save the choice to the settings file, and return the new settings."""
-    path = Path(args.config) if args.config else settings.file or _usual_file()
-    write(path, said)
+    path = Path(args.config) if args.config else settings.own_file or _usual_file()
+    Trust(os.environ).written(path, write(path, said))
     say(f"Written to {path}. To choose another model: nanoloop setup\n")
     return _loaded(args, said)
 
