@@ -20,7 +20,7 @@ from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings import ChannelSettings, Settings, ToolSettings
 from nanoloop.settings.files import NAME
 from nanoloop.settings.keys import Unit, beside, by_name, is_named, table_of
-from nanoloop.settings.secrets import MASK, open_in, shown
+from nanoloop.settings.secrets import MASK, kept_secret, open_in, shown
 from nanoloop.settings.trust import Trust
 from nanoloop.settings.vendors import table_for
 
@@ -116,7 +116,7 @@ def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(value, BaseModel):
             yield from values(value, f"{above}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{above}{name}", kept_secret(name, value)
     for own, inner in (table.model_extra or {}).items():
         yield from values(inner, f"{above}{own}.")
 

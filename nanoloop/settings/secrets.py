@@ -67,6 +67,11 @@ def open_in(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         yield str(key), _closed(value) if _ALL_SECRET.search(str(key)) else _marked(str(key), value)
 
 
+def kept_secret(name: str, value: Any) -> Any:
+    """A setting's value; of a table such as `headers` each text is a `SecretStr`."""
+    return _closed(value) if isinstance(value, Mapping) and _ALL_SECRET.search(name) else value
+
+
 def _marked(key: str, value: Any) -> Any:
     is_secret = isinstance(value, str) and may_be_secret(key, value)
     return SecretStr(value) if is_secret else value
