@@ -247,7 +247,7 @@ class SentenceSettings(Section):
 class TerminalSettings(Section):
     """The chat in the terminal that `nanoloop run` offers."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, HARMLESS] = True
     """Whether `nanoloop run` also reads standard input; `nanoloop chat` always does."""
     agent: str | None = Field(default=None, examples=["cook"])
     """The agent for new conversations here; by default, the default agent."""
@@ -268,7 +268,7 @@ class ChannelSettings(PluginTables):
         default=None, examples=["speech:words_of"]
     )
     """A function of yours that transcribes voice messages, as `package.module:function`."""
-    terminal: Annotated[TerminalSettings, HARMLESS] = TerminalSettings()
+    terminal: TerminalSettings = TerminalSettings()
 
 
 class AgentSettings(Section):

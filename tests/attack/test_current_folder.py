@@ -24,11 +24,11 @@ from nanoloop.settings.trust import Trust
 from tests.openai_server import Answer, OpenAIServer
 from tests.stages.command_line import CommandLine, Terminal, ended
 
-HARMLESS_TABLES = {"loop", "turn", "session", "log", "sentences", "channels.terminal"}
+HARMLESS_TABLES = {"loop", "turn", "session", "log", "sentences"}
 HARMLESS = {
     *("prompt", "language", "include_time", "handover"),
     *("message_buffer_limit", "message_buffer_min", "context_tokens", "context_limit"),
-    *("tools.timeout_seconds", "summary.timeout_seconds"),
+    *("channels.terminal.enabled", "tools.timeout_seconds", "summary.timeout_seconds"),
     *("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),
     *("local.context_tokens", "local.answer_tokens", "local.threads"),
     *("agents.NAME.prompt", "agents.NAME.language", "agents.NAME.max_steps"),
