@@ -104,7 +104,9 @@ def test_the_image_copies_what_is_there_and_holds_to_what_was_tested(steps):
     assert [source for source in copied if not (ROOT / source).exists()] == []
     assert {"nanoloop", "pyproject.toml", PROJECT["readme"], *IN_THE_WHEEL} <= {*copied}
     assert "--constraint config/constraints.txt" in steps["RUN"][0]
-    assert "config/constraints.txt" in copied
+    assert {"config/constraints.txt", "config/requirements.txt"} <= {*copied}
+    assert "--require-hashes --requirement config/requirements.txt" in steps["RUN"][0]
+    assert "--no-index --find-links /wheels" in steps["RUN"][0]
     assert from_build[0] == "--from=build"
 
 
