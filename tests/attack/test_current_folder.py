@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ from nanoloop.app import App
 from nanoloop.cli import Exit, main
 from nanoloop.cli.reload import Reload
 from nanoloop.errors import SettingsError
+from nanoloop.models import download
 from nanoloop.parts import make_transcriber
 from nanoloop.settings import Settings
 from nanoloop.settings.keys import is_harmless, known_settings, setting, without_harm
@@ -427,3 +429,12 @@ async def test_nothing_leaves_and_nothing_runs(folder, planted, words, codes):
     assert not planted.exists(), planted.read_text()
     assert done.stderr.count(b"is not trusted, so this of it is left out: ") == 1
     assert not (folder / "data").exists()
+
+
+async def test_uv_is_started_where_nobody_else_can_have_left_settings_for_it(folder, monkeypatch):
+    code = "import os, sys; open('where', 'w').write(os.getcwd())"
+    words = [sys.executable, "-c", code, "--target"]
+    monkeypatch.setattr(download, "pip_command", lambda _, __: words)
+    (folder.parent / "models").mkdir()
+    await download._download("x", Path("../models"), lambda _: None)
+    assert (folder.parent / "models" / "where").read_text() == str(folder.parent / "models")
