@@ -22,7 +22,7 @@ from nanoloop.settings.secrets import shown_as
 FILE = "trusted.json"
 _NAMED = 6
 """How many settings a sentence names."""
-_LONGEST = 80
+_LONGEST = 200
 """How much of a name or a value is shown."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 
@@ -98,7 +98,8 @@ class Trust:
         """Trust a file that was just written for the user, unless it is in the user's folder."""
         if path.resolve().parent != self.file.parent.resolve():
             digest = digest_of(text, read_agents(path.parent / "agents"))
-            self.answer(path, digest, is_trusted=True)
+            with suppress(SettingsError):  # then the file counts where it is named
+                self.answer(path, digest, is_trusted=True)
 
     def _keep(self, path: Path, answer: Mapping[str, Any] | None) -> None:
         answers = {name: said for name, said in self._answers().items() if Path(name).exists()}

@@ -220,6 +220,7 @@ def test_a_record_of_trust_that_says_nothing_trusts_nothing(folder, kept):
     assert loaded(folder, EVIL).base_url is None
 
 
+@pytest.mark.slow
 async def test_what_setup_writes_goes_to_the_users_file_or_is_trusted(folder):
     nanoloop = CommandLine(folder)
     nanoloop.set(HOME=str(folder.parent / "home"))
