@@ -3,7 +3,12 @@
 Names are imported on first use, so that `import nanoloop` costs next to nothing.
 """
 
-from __future__ import annotations
+import sys
+
+# `python -m nanoloop` has Python look for modules in the current folder first, whoever filled it.
+# Gone before anything else is imported, `__future__` too: no file there can pass for a module.
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("nanoloop", "-mnanoloop"):
+    sys.path[:] = sys.path[not sys.flags.safe_path :]
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +30,8 @@ from nanoloop.providers.models import Models
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.sentences import Sentences
 from nanoloop.settings import AgentSettings, Settings
-from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem
+from nanoloop.settings.secrets import shown
 from nanoloop.settings.vendors import (
     ServerSettings,
     call_timeout_seconds,
@@ -216,16 +219,20 @@ def function_of(settings: Settings, key: str) -> Callable[..., Any] | None:
     if name is None:
         return None
     module, _, path = name.partition(":")
+    origin = settings.origin(key)
     try:
-        return _called(path, _imported(module))
+        return _called(path, _imported(module, beside=origin.file))
     except SettingsError as why:
-        origin = settings.origin(key)
         text = f"{key} is {shown(name)}, but {why}"
         where = None if origin.kind == "default" else origin
         raise InvalidSettings([Problem(text=text, origin=where)]) from why
 
 
-def _imported(module: str) -> ModuleType:
+def _imported(module: str, *, beside: Path | None) -> ModuleType:
+    """The module, from the folder of the settings file that names it if it is nowhere else."""
+    folder = str(beside.absolute().parent) if beside else None
+    if folder and folder not in sys.path and find_spec(module.partition(".")[0]) is None:
+        sys.path.append(folder)
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:

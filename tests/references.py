@@ -19,7 +19,7 @@ from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings import SentenceSettings, Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import Unit, beside, by_name, is_named, table_of
-from nanoloop.settings.problems import shown
+from nanoloop.settings.secrets import shown
 from tests import demo_picture
 
 ROOT = Path(__file__).parent.parent

@@ -41,7 +41,7 @@ def test_it_is_written_beside_the_settings_and_written_anew(home):
 def test_someone_elses_file_stays_as_it_is(home):
     (home / "nanoloop.toml").write_text("")
     (home / "AGENTS.md").write_text("# Of my project\n")
-    assert write_agents_file(Settings.load()) is None
+    assert write_agents_file(Settings.load(config="nanoloop.toml")) is None
     assert (home / "AGENTS.md").read_text() == "# Of my project\n"
 
 

@@ -27,7 +27,7 @@ async def nanoloop(tmp_path):
     async with OpenAIServer(otherwise="ok") as server:
         nanoloop = CommandLine(tmp_path, server.url)
         path = nanoloop._env["PYTHONPATH"]
-        nanoloop.set(PYTHONPATH=f"{packages}:{path}")
+        nanoloop.set(PYTHONPATH=f"{packages}:{path}", NANOLOOP_CONFIG="nanoloop.toml")
         yield nanoloop
 
 

@@ -92,14 +92,16 @@ def test_the_example_in_config_is_what_the_settings_say():
 
 
 def test_the_example_changes_nothing(tmp_path):
-    (tmp_path / "nanoloop.toml").write_text(example())
-    assert Settings.load(cwd=tmp_path).model_dump() == Settings().model_dump()
+    file = tmp_path / "nanoloop.toml"
+    file.write_text(example())
+    assert Settings.load(config=file).model_dump() == Settings().model_dump()
 
 
 def test_the_example_with_every_line_taken_in_shows_each_setting(tmp_path):
     every = re.sub(r"^#(?! |$)", "", example(), flags=re.MULTILINE)
-    (tmp_path / "nanoloop.toml").write_text(every.replace("channels.NAME", f"channels.{PLATFORM}"))
-    settings = Settings.load(cwd=tmp_path)
+    file = tmp_path / "nanoloop.toml"
+    file.write_text(every.replace("channels.NAME", f"channels.{PLATFORM}"))
+    settings = Settings.load(config=file)
     keys = [key for key, _ in values(settings) if key not in OWN]
     shown = {re.sub(rf"\.(cook|groq|{PLATFORM})\.", ".NAME.", key) for key in keys}
     assert shown == {key for key, _ in known_settings(Settings)}

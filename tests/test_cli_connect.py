@@ -169,7 +169,8 @@ def test_each_platform_of_ours_asks_for_what_it_needs(name):
 
 
 @needs("telegram")
-def test_what_was_set_stays_and_an_operator_is_added(tmp_path):
+def test_what_was_set_stays_and_an_operator_is_added(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     file = tmp_path / "nanoloop.toml"
     file.write_text('# mine\n[channels.telegram]\noperators = ["1"]\nenabled = false\n')
     settings = Settings.load(config=file, env={}, cwd=tmp_path)

@@ -193,6 +193,7 @@ def variables(folder, url):
     kept = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     model = {"OPENAI_API_KEY": "sk-x", "OPENAI_BASE_URL": url}
+    model["NANOLOOP_CONFIG"] = "nanoloop.toml"
     return {**kept, "PATH": path, "HOME": str(folder), "TERM": "xterm", **model}
 
 
@@ -240,6 +241,7 @@ def test_a_command_that_shows_what_people_wrote_does_so_in_ascii_too(
 
 def test_a_name_that_is_no_text_is_one_that_nothing_has(template, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(shutil.copytree(template, tmp_path / "world"))
+    monkeypatch.setenv("NANOLOOP_CONFIG", "nanoloop.toml")
     assert main(["sessions", "show", "\udcff"]) == Exit.NOT_FOUND
     assert "no session" in capsys.readouterr().err
     assert (

@@ -107,6 +107,7 @@ async def test_a_second_signal_ends_at_once_and_the_message_is_answered_at_the_n
 async def test_settings_can_leave_standard_input_alone(nanoloop, tmp_path):
     only = "channels.terminal.enabled = false\nchannels.web = {enabled = true, port = 0}\n"
     (tmp_path / "nanoloop.toml").write_text(only)
+    nanoloop.set(NANOLOOP_CONFIG="nanoloop.toml")
     async with nanoloop.started("run") as process:
         assert json.loads(await line_with(process.stderr, "loop_started"))["channels"] == ["web"]
 

@@ -12,6 +12,7 @@ from packaging.utils import canonicalize_name
 
 from nanoloop import errors
 from nanoloop.errors import how_to_install
+from tests import pins
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -71,6 +72,51 @@ def test_every_distribution_is_pinned():
     lines = (ROOT / "config" / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0] for line in lines if "==" in line}
     assert needed(CORE + NEEDED_BY_EXTRAS) <= pinned
+
+
+def test_each_pin_of_an_operator_has_hashes_and_is_that_of_the_constraints():
+    found, pinned = pins.pins(pins.REQUIREMENTS), pins.pins()
+    where = pins.markers()
+    assert found == {name: pinned[name] for name in where}, "python -m tests.pins"
+    assert pins.hashes_in().keys() == where.keys()
+    assert all(pins.hashes_in().values())
+    lines = pins.REQUIREMENTS.read_text().splitlines()
+    marked = {line.partition("==")[0] for line in lines if " ; " in line}
+    assert marked == {name for name, marker in where.items() if marker}
+
+
+def test_the_pins_name_no_place():
+    for file in (pins.CONSTRAINTS, pins.REQUIREMENTS):
+        said = file.read_text()
+        assert "//" not in said
+        assert "index-url" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "is_for_us"),
+    [
+        ("a-1.0-py3-none-any.whl", True),
+        ("a-1.0-cp312-cp312-manylinux_2_28_x86_64.whl", True),
+        ("a-1.0-cp39-abi3-macosx_11_0_arm64.whl", True),
+        ("a-1.0-cp310-cp310-manylinux_2_28_x86_64.whl", False),
+        ("a-1.0-cp313-cp313t-manylinux_2_28_x86_64.whl", False),
+        ("a-1.0-cp312-cp312-win_amd64.whl", False),
+        ("a-1.1-py3-none-any.whl", False),
+        ("a-1.0.tar.gz", False),
+    ],
+)
+def test_hashes_are_of_the_wheels_that_operators_may_install(file, is_for_us):
+    assert pins._suits(file, "1.0") is is_for_us
+
+
+def test_the_hashes_of_a_page_are_those_of_its_wheels(tmp_path):
+    (tmp_path / "a").mkdir()
+    links = "".join(
+        f'<a href="https://x/a-{name}#sha256={digest}">a</a>'
+        for name, digest in (("1.0-py3-none-any.whl", "ab"), ("1.0.tar.gz", "cd"))
+    )
+    (tmp_path / "a" / "index.html").write_text(links)
+    assert [*pins.hashes("a", "1.0", [f"file://{tmp_path}"])] == ["ab"]
 
 
 def test_no_message_sends_anybody_to_another_projects_package():

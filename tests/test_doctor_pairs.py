@@ -72,6 +72,7 @@ def world(tmp_path, monkeypatch, url):
     monkeypatch.setenv("OPENAI_BASE_URL", url)
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("NANOLOOP_CONFIG", "nanoloop.toml")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -35,6 +35,7 @@ MORE = {
     "another's store": WEB,
     "an emptied store": WEB,
     "an earlier version": '[store]\nurl = "jsonl:"' + WEB,
+    "somebody's file": WEB,
 }
 """Beside those that the doctor is tested with."""
 PARROT = """
@@ -69,6 +70,7 @@ def said_by(folder, case, text, *words):
             "PYTHONPATH": f"{folder / 'packages'}:{ROOT}",
             "HOME": str(folder),
             "OPENAI_BASE_URL": "http://127.0.0.1:9",
+            "NANOLOOP_CONFIG": "" if case == "somebody's file" else "nanoloop.toml",
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,

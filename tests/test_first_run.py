@@ -5,6 +5,7 @@ from collections import deque
 
 import anyio
 import pytest
+from pydantic import SecretStr
 
 from nanoloop.cli import first_run
 from nanoloop.cli.first_run import (
@@ -230,6 +231,17 @@ async def test_a_server_by_its_address_is_used_once_it_answered(typed, capsys):
         assert server.requests[-1].json["model"] == "little"
     assert said == {"base_url": server.url, "model": "little"}
     assert "'no address' is not an address: begin it with" in capsys.readouterr().out
+
+
+async def test_no_key_that_is_there_goes_to_an_address_that_it_was_not_given_for(typed):
+    async with OpenAIServer() as server:
+        settings = Settings(api_key=SecretStr("sk-secret"))
+        typed.extend(["4", server.url, "", "little", ""])
+        said = await found(settings, always_asks=True)
+        assert said == {"base_url": server.url, "model": "little", "api_key": ""}
+        assert (await found(settings, running(server, "little")))["api_key"] == ""
+        assert server.count > 1
+        assert not any("authorization" in request.headers for request in server.requests)
 
 
 @pytest.mark.slow

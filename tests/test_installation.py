@@ -168,6 +168,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     (tmp_path / "nanoloop.toml").write_text('data = "data"\n')
+    monkeypatch.setenv("NANOLOOP_CONFIG", "nanoloop.toml")
     return tmp_path
 
 

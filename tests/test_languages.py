@@ -276,8 +276,9 @@ async def test_all_words_of_a_commands_answer_are_of_the_list(command, is_new):
 
 
 def settings_of(tmp_path, text):
-    (tmp_path / "nanoloop.toml").write_text(text)
-    return Settings.load(cwd=tmp_path, env={"OPENAI_API_KEY": "sk-x"})
+    file = tmp_path / "nanoloop.toml"
+    file.write_text(text)
+    return Settings.load(config=file, env={"OPENAI_API_KEY": "sk-x"})
 
 
 def test_the_settings_name_the_languages(tmp_path):

@@ -9,8 +9,9 @@ from nanoloop.settings import Settings
 
 
 def load(tmp_path, text="", **env):
-    (tmp_path / "nanoloop.toml").write_text(text)
-    return Settings.load(cwd=tmp_path, env={"HOME": str(tmp_path)} | env)
+    file = tmp_path / "nanoloop.toml"
+    file.write_text(text)
+    return Settings.load(config=file, env={"HOME": str(tmp_path)} | env)
 
 
 @pytest.mark.parametrize("name", ["local:tiny", "/srv/models/big.gguf", "~/big.gguf"])

@@ -56,7 +56,9 @@ def environment(tmp_path_factory):
 
 @pytest.fixture
 def home(tmp_path):
-    (tmp_path / "nanoloop.toml").write_text(SETTINGS)
+    folder = tmp_path / ".config" / "nanoloop"
+    folder.mkdir(parents=True)
+    (folder / "nanoloop.toml").write_text(SETTINGS)
     (tmp_path / "box").mkdir()
     return tmp_path
 

@@ -15,6 +15,7 @@ import yaml
 
 from nanoloop import plugins
 from nanoloop.cli import COMMANDS, Exit, main
+from nanoloop.files import user_folder
 from nanoloop.loop import FLUSH_SECONDS
 from nanoloop.settings import ChannelSettings, Settings
 from tests.packages import without_what_is_gone
@@ -103,7 +104,9 @@ def test_the_image_copies_what_is_there_and_holds_to_what_was_tested(steps):
     assert [source for source in copied if not (ROOT / source).exists()] == []
     assert {"nanoloop", "pyproject.toml", PROJECT["readme"], *IN_THE_WHEEL} <= {*copied}
     assert "--constraint config/constraints.txt" in steps["RUN"][0]
-    assert "config/constraints.txt" in copied
+    assert {"config/constraints.txt", "config/requirements.txt"} <= {*copied}
+    assert "--require-hashes --requirement config/requirements.txt" in steps["RUN"][0]
+    assert "--no-index --find-links /wheels" in steps["RUN"][0]
     assert from_build[0] == "--from=build"
 
 
@@ -151,6 +154,8 @@ def test_compose_builds_the_image_and_gives_it_its_folder_and_settings(services,
     assert (CONFIG / bot["build"]["context"] / bot["build"]["dockerfile"]).exists()
     kept, settings = bot["volumes"]
     assert kept.split(":")[1] == steps["VOLUME"][0]
+    env = dict(variable.split("=") for variable in steps["ENV"][0].split())
+    assert settings.split(":")[1] == f"{user_folder('config', env)}/nanoloop.toml"
     assert settings.split(":")[1] == f"{steps['WORKDIR'][-1]}/nanoloop.toml"
 
 
@@ -195,8 +200,8 @@ def test_every_setting_an_example_shows_can_be_switched_on(path, tmp_path):
     shown = without_what_is_gone(path.read_text())
     shown = re.sub(r"^#(?=\[|\w+ = )", "", shown, flags=re.MULTILINE)
     shown = shown.replace("channels.NAME", f"channels.{plugins.names('channels')[0]}")
-    (tmp_path / "nanoloop.toml").write_text(shown)
-    Settings.load(env=KEY, cwd=tmp_path)
+    (tmp_path / path.name).write_text(shown)
+    Settings.load(config=tmp_path / path.name, env=KEY)
 
 
 def test_every_platform_of_ours_has_an_example():

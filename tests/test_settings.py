@@ -23,10 +23,11 @@ ROOT = Path(__file__).parent.parent
 def load(tmp_path):
     """Load with a file of that text, in an otherwise empty world."""
 
-    def load(text="", *, env=None, flags=None, name="nanoloop.toml"):
-        (tmp_path / name).write_text(text)
+    def load(text="", *, env=None, flags=None):
+        file = tmp_path / "nanoloop.toml"
+        file.write_text(text)
         world = {"HOME": str(tmp_path / "home")} | (env or {})
-        return Settings.load(env=world, flags=flags, cwd=tmp_path)
+        return Settings.load(config=file, env=world, flags=flags, cwd=tmp_path)
 
     return load
 
@@ -70,17 +71,20 @@ def test_each_value_knows_where_it_came_from(load, tmp_path):
     assert str(settings.origin("model")) == "default"
 
 
-def test_a_named_file_beats_the_working_folder_and_that_the_user_folder(tmp_path):
+def test_a_named_file_beats_the_current_folder_and_that_the_users_folder(tmp_path):
     home, here = tmp_path / "home" / ".config" / "nanoloop", tmp_path / "here"
     for folder in (home, here):
         folder.mkdir(parents=True)
     world = {"env": {"HOME": str(tmp_path / "home")}, "cwd": here}
-    (home / "nanoloop.toml").write_text('model = "user"')
-    assert Settings.load(**world).model == "user"
-    (here / "nanoloop.toml").write_text('model = "folder"')
-    assert Settings.load(**world).model == "folder"
-    (tmp_path / "my.toml").write_text('model = "mine"')
-    assert Settings.load(config=tmp_path / "my.toml", **world).model == "mine"
+    (home / "nanoloop.toml").write_text('prompt = "user"')
+    assert Settings.load(**world).prompt == "user"
+    (here / "nanoloop.toml").write_text('prompt = "folder"')
+    assert Settings.load(**world).prompt == "folder"
+    named = tmp_path / "my.toml"
+    named.write_text('prompt = "mine"')
+    assert Settings.load(config=named, **world).prompt == "mine"
+    world["env"] |= {"NANOLOOP_CONFIG": str(named)}
+    assert Settings.load(**world).prompt == "mine"
 
 
 def test_data_lies_where_the_user_keeps_data(load, tmp_path):

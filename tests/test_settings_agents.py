@@ -19,7 +19,7 @@ def write(folder, name, text):
 
 
 def load(folder, **more):
-    return Settings.load(cwd=folder, env={"HOME": "/nowhere"}, **more)
+    return Settings.load(config=folder / "nanoloop.toml", env={"HOME": "/nowhere"}, **more)
 
 
 def refusal(folder):

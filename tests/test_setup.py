@@ -31,6 +31,18 @@ async def test_what_flags_say_is_written_once_the_model_has_answered(nanoloop, f
 
 
 @pytest.mark.slow
+async def test_a_key_of_before_is_not_sent_to_a_new_address(nanoloop, file):
+    file.parent.mkdir(parents=True)
+    file.write_text('api_key = "sk-secret-key"\nbase_url = "http://127.0.0.1:9"\n')
+    async with OpenAIServer() as server:
+        await nanoloop.run("setup", "--base-url", server.url, "--model", "little")
+        nanoloop.set(OPENAI_API_KEY="sk-of-all-programs")
+        await nanoloop.run("chat", "-m", "hello")
+        assert not any("authorization" in request.headers for request in server.requests)
+    assert "sk-secret-key" not in file.read_text()
+
+
+@pytest.mark.slow
 async def test_a_key_that_is_refused_is_not_written(nanoloop, file):
     async with OpenAIServer(otherwise=REFUSED) as server:
         words = ("--base-url", server.url, "--model", "m", "--api-key", "-")

@@ -182,6 +182,7 @@ async def test_the_daemon_does_not_start_without_it_and_the_check_says_so(tmp_pa
     make_package(tmp_path / "packages")
     nanoloop = CommandLine(tmp_path, "http://127.0.0.1:9")
     nanoloop.set(PYTHONPATH=f"{tmp_path / 'packages'}:{nanoloop._env['PYTHONPATH']}")
+    nanoloop.set(NANOLOOP_CONFIG="nanoloop.toml")
     told = 'nanoloop.toml:1: channels.transcribe is "nl_none:f", but there is no module nl_none'
     assert told in (await nanoloop.run("run", code=2))[1]
     assert f"{told}: install it" in (await nanoloop.run("check", code=1))[0]

@@ -41,8 +41,9 @@ def load(tmp_path):
     """Load with a file of that text, in an otherwise empty world."""
 
     def load(text="", **env):
-        (tmp_path / "nanoloop.toml").write_text(text)
-        return Settings.load(env={"HOME": str(tmp_path)} | env, cwd=tmp_path)
+        file = tmp_path / "nanoloop.toml"
+        file.write_text(text)
+        return Settings.load(config=file, env={"HOME": str(tmp_path)} | env)
 
     return load
 

@@ -53,6 +53,7 @@ async def test_a_terminal_is_told_the_address(nanoloop):
 @pytest.mark.slow
 async def test_a_changed_settings_file_is_applied_and_a_typed_port_is_no_change(nanoloop, tmp_path):
     (tmp_path / "nanoloop.toml").write_text('prompt = "Be brief."\n')
+    nanoloop.set(NANOLOOP_CONFIG="nanoloop.toml")
     command = ("serve", "--port", free_port())
     async with nanoloop.started(*command, stdin=subprocess.DEVNULL) as process:
         await line_with(process.stderr, "channel_started")

@@ -11,11 +11,12 @@ from tests.web_server import TOKEN
 @pytest.fixture
 def load(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NANOLOOP_CONFIG", "nanoloop.toml")
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def load(text="", **env):
         (tmp_path / "nanoloop.toml").write_text(text)
-        return Settings.load(env={"HOME": str(tmp_path)} | env, cwd=tmp_path)
+        return Settings.load(config="nanoloop.toml", env={"HOME": str(tmp_path)} | env)
 
     return load
 

@@ -20,6 +20,7 @@ from importlib import import_module
 from traceback import format_exception
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from nanoloop.channels.screen import printable
 from nanoloop.cli.output import adapt, ask, failure, say
 from nanoloop.errors import (
     DISTRIBUTION,
@@ -36,6 +37,7 @@ from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from nanoloop.settings import Settings
+    from nanoloop.settings.trust import LeftOut
 
 
 class Exit(IntEnum):
@@ -285,13 +287,44 @@ NAMESAKE = (
 )
 
 
-def load_settings(args: argparse.Namespace) -> Settings:
-    """The settings for a command; raises `SettingsError`."""
+def load_settings(args: argparse.Namespace, *, can_ask: bool = True) -> Settings:
+    """The settings for a command; raises `SettingsError`.
+
+    If a file in the current folder is not trusted, its user is asked once, at a terminal; or told
+    what was left out.
+    """
     from nanoloop.settings import Settings  # noqa: PLC0415 - `--help` does without pydantic
 
     typed = vars(args)
     flags = {key: typed.get(key.replace(".", "_")) for key in ("data", "model", "log.level")}
-    return Settings.load(config=typed.get("config"), flags=flags)
+    settings = Settings.load(config=typed.get("config"), flags=flags)
+    left = settings.left_out
+    if left is None or not can_ask or typed.get("told_of") == left.digest:
+        return settings
+    args.told_of = left.digest
+    if not left.is_refused and _is_anyone_there() and _is_trusted(left):
+        return load_settings(args)
+    say(f"nanoloop: {left.sentence}", err=True)
+    return settings
+
+
+def _is_trusted(left: LeftOut) -> bool:
+    """Whether the person at the terminal trusts the file; the answer is kept."""
+    from nanoloop.settings.trust import Trust  # noqa: PLC0415 - as above
+
+    settings = "\n".join(f"  {line}" for line in left.lines)
+    say(f"{left.path} in this folder is new, or has changed. It would set\n{settings}", err=True)
+    is_trusted = is_agreed("Trust it?", nobody_there=SettingsError("not a terminal"))
+    Trust(os.environ).answer(left.path, left.digest, is_trusted=is_trusted)
+    return is_trusted
+
+
+def _is_anyone_there() -> bool:
+    """Whether somebody at a terminal can be asked; in its background that would stop us."""
+    try:
+        return os.isatty(0) and os.isatty(2) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal that controls jobs: nothing is in its background
+        return True
 
 
 def loop_options() -> dict[str, bool]:
@@ -546,5 +579,6 @@ def exit_of(error: BaseException) -> Exit:
 
 
 def _say(sentence: str, code: Exit) -> Exit:
-    say(f"nanoloop: {sentence}", err=True)
+    # It may quote a file, which a terminal must not obey.
+    say(f"nanoloop: {printable(sentence)}", err=True)
     return code

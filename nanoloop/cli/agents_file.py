@@ -86,7 +86,7 @@ def agents_text(settings: Settings) -> str:
     data, folder = settings.data.absolute(), _folder(settings)
     return _TEXT.format(
         mark=_MARK,
-        settings=settings.file.absolute() if settings.file else folder / NAME,
+        settings=settings.own_file.absolute() if settings.own_file else folder / NAME,
         agents=folder / "agents",
         variables=user_folder("config", os.environ) / "service.env",
         data=data,
@@ -99,15 +99,16 @@ def agents_text(settings: Settings) -> str:
 
 
 def _folder(settings: Settings) -> Path:
-    return settings.file.absolute().parent if settings.file else user_folder("config", os.environ)
+    file = settings.own_file
+    return file.absolute().parent if file else user_folder("config", os.environ)
 
 
 def _flags(settings: Settings) -> list[str]:
     """The flags that make a command mean this bot, wherever it is typed."""
     usual = user_folder("config", os.environ) / NAME
     said = []
-    if settings.file and settings.file.absolute() != usual:
-        said.append(f" --config {shlex.quote(str(settings.file.absolute()))}")
+    if settings.own_file and settings.own_file.absolute() != usual:
+        said.append(f" --config {shlex.quote(str(settings.own_file.absolute()))}")
     if settings.origin("data").kind in ("env", "flag"):
         said.append(f" --data {shlex.quote(str(settings.data.absolute()))}")
     return said

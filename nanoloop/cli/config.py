@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -16,16 +18,19 @@ from nanoloop.cli import Exit, load_settings
 from nanoloop.cli.output import json_text, say, say_json
 from nanoloop.providers.vendors import VENDORS
 from nanoloop.settings import ChannelSettings, Settings, ToolSettings
+from nanoloop.settings.files import NAME
 from nanoloop.settings.keys import Unit, beside, by_name, is_named, table_of
-from nanoloop.settings.problems import MASK, shown
+from nanoloop.settings.secrets import MASK, kept_secret, open_in, shown
+from nanoloop.settings.trust import Trust
 from nanoloop.settings.vendors import table_for
 
 _HEAD = """\
 # Settings of nanoloop, written by `nanoloop config --example`.
 #
 # Each setting is listed with its default, or with an example if it has none:
-# remove the # in front of its name to change it. This file is read from --config FILE, else
-# from nanoloop.toml in the working folder, else from ~/.config/nanoloop/nanoloop.toml.
+# remove the # in front of its name to change it. This file is read from --config FILE (or
+# NANOLOOP_CONFIG), else from nanoloop.toml in the current folder if you trust it
+# (`nanoloop config trust`), else from ~/.config/nanoloop/nanoloop.toml.
 # Variables override the file (NANOLOOP_MODEL; two underscores separate a table:
 # NANOLOOP_LOG__LEVEL), and flags override variables (--model).
 """
@@ -33,6 +38,13 @@ _HEAD = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `nanoloop config`."""
+    parser.add_argument(
+        "answer",
+        choices=("trust", "distrust"),
+        nargs="?",
+        help="whether nanoloop.toml in this folder, as it is now, may set everything; left out, "
+        "the settings are shown",
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     how.add_argument(
@@ -53,8 +65,25 @@ def run(args: Namespace) -> int:
     if args.example:
         say(example(), end="")
         return Exit.DONE
+    if args.answer:
+        return _answer(args)
     settings = load_settings(args)
     say(json_text(as_json(settings)) if args.json else as_text(settings))
+    return Exit.DONE
+
+
+def _answer(args: Namespace) -> int:
+    """Keep whether the current folder's file is trusted, and say what it sets."""
+    here, trust = Path(NAME).absolute(), Trust(os.environ)
+    left = load_settings(args, can_ask=False).left_out
+    if args.answer == "distrust":
+        was_trusted = trust.forget(here)
+        say(f"{here} is {'no longer' if was_trusted else 'not'} trusted")
+    elif left is None:
+        say(f"{here} sets nothing that has to be trusted, or is trusted already")
+    else:
+        trust.answer(here, left.digest, is_trusted=True)
+        say("\n".join((f"{here} now sets", *(f"  {line}" for line in left.lines))))
     return Exit.DONE
 
 
@@ -63,7 +92,8 @@ def as_text(settings: Settings) -> str:
     rows = [(key, shown(value), str(settings.origin(key))) for key, value in values(settings)]
     wide = max(len(key) for key, _, _ in rows)
     lines = [f"{key:{wide}}  {value:28}  {origin}" for key, value, origin in rows]
-    return "\n".join((f"settings file: {settings.file or 'none'}", "", *lines))
+    files = " and ".join(map(str, settings.files)) or "none"
+    return "\n".join((f"settings file: {files}", "", *lines))
 
 
 def as_json(settings: Settings) -> str:
@@ -86,7 +116,7 @@ def values(table: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(value, BaseModel):
             yield from values(value, f"{above}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{above}{name}", kept_secret(name, value)
     for own, inner in (table.model_extra or {}).items():
         yield from values(inner, f"{above}{own}.")
 
@@ -197,6 +227,6 @@ def _plain(value: Any) -> Any:
         case list() | tuple():
             return [_plain(inner) for inner in value]
         case dict():
-            return {str(key): _plain(inner) for key, inner in value.items()}
+            return {key: _plain(inner) for key, inner in open_in(value)}
         case _:
             return json.loads(shown(value))

@@ -26,6 +26,7 @@ from nanoloop.plugins import Connected, ConnectQuestion, Plugin
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.files import NAME, write
+from nanoloop.settings.trust import Trust
 
 _OPERATOR = "operator"
 """The question whose answer becomes one of `operators`."""
@@ -84,7 +85,7 @@ def write_connected(
         if _plain(getattr(own, key, None)) != value
     }
     if said:
-        write(path, said)
+        Trust(os.environ).written(path, write(path, said))
     return [*said]
 
 
@@ -92,7 +93,7 @@ def _connect(plugin: Plugin, args: Namespace, settings: Settings) -> int:
     name = plugin.name
     told = _answers(plugin, args, settings.channels.of(name))
     done = connect(name, told, settings)
-    path = Path(args.config) if args.config else settings.file or _usual_file()
+    path = Path(args.config) if args.config else settings.own_file or _usual_file()
     written = write_connected(name, told, done, settings, path)
     for sentence in done.says:
         say(sentence)

@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from pydantic import SecretStr
 
 from nanoloop import __version__
 from nanoloop.channels.states import running
@@ -31,7 +30,7 @@ from nanoloop.protocols import Store
 from nanoloop.session.entry import rfc3339, utc_now
 from nanoloop.session.session import Session
 from nanoloop.settings import Settings
-from nanoloop.settings.problems import MASK
+from nanoloop.settings.secrets import MASK, secrets_in
 from nanoloop.stores.copying import problems_of, taken
 
 _ABOUT = f"""\
@@ -151,7 +150,7 @@ class _Masked:
     """Masks secrets: those from the settings, and anything that looks like one."""
 
     def __init__(self, settings: Settings) -> None:
-        known = {one for _, value in values(settings) for one in _secrets(value)}
+        known = {one for _, value in values(settings) for one in secrets_in(value)}
         longest_first = sorted((one for one in known if len(one) >= _LEAST), key=len, reverse=True)
         exactly = [re.escape(one) for one in longest_first]
         self._secret = re.compile("|".join((*exactly, _SECRET_VALUE.pattern)))
@@ -178,19 +177,6 @@ class _Masked:
             self.count += value != MASK
             return MASK
         return self(value)
-
-
-def _secrets(value: Any) -> Iterator[str]:
-    match value:
-        case SecretStr():
-            yield value.get_secret_value()
-            yield from value.get_secret_value().split(",")
-        case Mapping():
-            for inner in value.values():
-                yield from _secrets(inner)
-        case list() | tuple():
-            for inner in value:
-                yield from _secrets(inner)
 
 
 def _usual_file(session_id: str) -> Path:

@@ -52,6 +52,7 @@ from nanoloop.providers.vendors import VENDORS, split
 from nanoloop.settings import Settings
 from nanoloop.settings.files import NAME, write
 from nanoloop.settings.problems import http_address
+from nanoloop.settings.trust import Trust
 from nanoloop.settings.vendors import ServerSettings as Configured
 from nanoloop.settings.vendors import (
     keyed_vendors,
@@ -149,8 +150,8 @@ def set_up(args: Namespace, settings: Settings) -> Settings:
 
 def write_down(args: Namespace, said: Chosen, settings: Settings) -> Settings:
     """Save the choice to the settings file, and return the new settings."""
-    path = Path(args.config) if args.config else settings.file or _usual_file()
-    write(path, said)
+    path = Path(args.config) if args.config else settings.own_file or _usual_file()
+    Trust(os.environ).written(path, write(path, said))
     say(f"Written to {path}. To choose another model: nanoloop setup\n")
     return _loaded(args, said)
 
@@ -237,14 +238,21 @@ def _keyed_servers(settings: Settings) -> list[Configured]:
 def _first_verified(settings: Settings, server: RunningServer) -> Chosen | None:
     for model in server.models[:_TRIED]:
         if said := _verified(
-            settings, _of_server(server, model), on=f"{server.name}, on this machine"
+            settings, _of_server(settings, server, model), on=f"{server.name}, on this machine"
         ):
             return said
     return None
 
 
-def _of_server(server: RunningServer, model: str) -> Chosen:
-    return {"model": model} if server.place.word else {"base_url": server.place.url, "model": model}
+def _of_server(settings: Settings, server: RunningServer, model: str) -> Chosen:
+    if server.place.word:
+        return {"model": model}
+    return {"base_url": server.place.url, "model": model} | no_key(settings)
+
+
+def no_key(settings: Settings) -> dict[str, str]:
+    """What keeps a key that is there already from an address that it was not given for."""
+    return {"api_key": ""} if settings.api_key else {}
 
 
 def _is_key_welcome(server: Configured) -> bool:
@@ -358,7 +366,7 @@ def _server(settings: Settings, server: RunningServer, verified: Chosen | None) 
         usual = split((verified or {}).get("model", server.models[0]))[1]
         name = _one_of(names, usual)
         word = server.place.word
-        said = _of_server(server, f"{word}:{name}" if word else name)
+        said = _of_server(settings, server, f"{word}:{name}" if word else name)
         return verified if said == verified else _verified(settings, said, on=server.name)
 
     return _Choice(line, follow, is_verified=verified is not None)
@@ -453,7 +461,7 @@ def _with_address(settings: Settings) -> Chosen | None:
     if not models:
         say(f"{url} does not list its models: check the address, or continue.")
     model = _one_of(models, models[0] if models else settings.model)
-    said = {"base_url": url, "model": model} | ({"api_key": key} if key else {})
+    said = {"base_url": url, "model": model} | ({"api_key": key} if key else no_key(settings))
     return _verified(settings, said, on=url)
 
 

@@ -22,6 +22,7 @@ from nanoloop.protocols import Channel
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.files import NAME
+from nanoloop.settings.trust import FILE as TRUSTED
 from nanoloop.settings.vendors import suited
 
 if TYPE_CHECKING:
@@ -72,12 +73,14 @@ class Reload:
     def _stamps(self) -> Stamps:
         """Which files exist, each with a stamp that shows whether it has changed."""
         usual = user_folder("config", os.environ)
-        file = self._settings.file
-        places = [file] if file else [Path(NAME), usual / NAME]
-        agents = (file.parent if file else usual) / "agents"
+        files = [*self._settings.files]
+        if self._settings.own_file not in files[:1]:  # another may come to count
+            files = [Path(NAME), usual / NAME]
+        places = [*files, usual / TRUSTED]
         found = {}
-        with suppress(OSError):
-            places += agents.iterdir()
+        for file in files:
+            with suppress(OSError):
+                places += (file.parent / "agents").iterdir()
         for place in places:
             with suppress(OSError):
                 about = place.stat()
@@ -88,7 +91,7 @@ class Reload:
         """Read the files again; if they contain a mistake, report it and change nothing."""
         self._applied = self._stamps()  # before: what changes meanwhile is seen by the next look
         try:
-            fresh = self._load()
+            fresh = self._fresh()
             agents = make_agents(suited(fresh), self._app.loop.recall)
             check_models(fresh)
             self._check_agents(fresh)
@@ -103,6 +106,13 @@ class Reload:
             if isinstance(channel, PlatformChannel) and isinstance(own, PlatformSettings):
                 channel.access.rules = own
         self._tell(dict(values(fresh)))
+
+    def _fresh(self) -> Settings:
+        """The settings as they are now; raises `SettingsError` if a file lost its user's trust."""
+        fresh = self._load()
+        if fresh.left_out and not self._settings.left_out:
+            raise SettingsError(fresh.left_out.sentence)
+        return fresh
 
     def _check_agents(self, fresh: Settings) -> None:
         """Raise `SettingsError` if an agent's model can't be asked before a restart."""

@@ -54,7 +54,12 @@ def run(args: Namespace) -> int:
     settings = settings_with_model(args, can_ask=_is_in_foreground() and os.isatty(1))
     if settings is None:
         return Exit.NOT_CONFIGURED
-    anyio.run(_serve, settings, partial(load_settings, args), backend_options=loop_options())
+    anyio.run(
+        _serve,
+        settings,
+        partial(load_settings, args, can_ask=False),
+        backend_options=loop_options(),
+    )
     return Exit.DONE
 
 

@@ -44,7 +44,7 @@ def run(args: Namespace) -> int:
         return Exit.NOT_CONFIGURED
 
     def load() -> Settings:
-        return _placed(load_settings(args), args)
+        return _placed(load_settings(args, can_ask=False), args)
 
     anyio.run(_serve, _placed(settings, args), load, backend_options=loop_options())
     return Exit.DONE

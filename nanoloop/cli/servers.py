@@ -13,7 +13,7 @@ import anyio
 
 from nanoloop.channels.screen import printable
 from nanoloop.providers.vendors import VENDORS
-from nanoloop.settings.problems import shown
+from nanoloop.settings.secrets import shown
 from nanoloop.settings.vendors import server_of, servers_of
 
 if TYPE_CHECKING:

@@ -144,7 +144,12 @@ def install(settings: Settings) -> None:
 
 def service_for(settings: Settings) -> Service:
     """A service that runs the daemon with the settings of this call."""
-    file = settings.file.absolute() if settings.file else None
+    if settings.file != settings.own_file and settings.file is not None:
+        raise NoService(
+            f"{settings.file} in the current folder is not trusted, so no service is made of it: "
+            f"name it with --config {settings.file}, or trust it: nanoloop config trust"
+        )
+    file = settings.own_file.absolute() if settings.own_file else None
     # With `-P` no folder that it is started in can stand for a module of ours.
     command = [sys.executable, "-P", "-m", "nanoloop", "run"]
     command += ["--config", str(file)] if file else []

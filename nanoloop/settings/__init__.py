@@ -6,7 +6,7 @@ From weakest to strongest: the default, the TOML file, the environment, a flag.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -27,7 +27,16 @@ from nanoloop.files import user_folder
 from nanoloop.messages import Language
 from nanoloop.sentences import ENGLISH
 from nanoloop.settings.channels import PlatformSettings
-from nanoloop.settings.keys import ByName, Folder, Messages, Names, Seconds, Section, Unit
+from nanoloop.settings.keys import (
+    HARMLESS,
+    ByName,
+    Folder,
+    Messages,
+    Names,
+    Seconds,
+    Section,
+    Unit,
+)
 from nanoloop.settings.plugins import NoSettings, PluginTable, PluginTables
 from nanoloop.settings.problems import (
     InvalidSettings,
@@ -37,6 +46,7 @@ from nanoloop.settings.problems import (
     http_address,
 )
 from nanoloop.settings.sources import DEFAULT, Origin, read_environment, read_sources
+from nanoloop.settings.trust import LeftOut
 from nanoloop.settings.vendors import VendorSettings, lacking, table_for, with_names
 from nanoloop.stores.place import store_url
 
@@ -90,16 +100,16 @@ class ToolSettings(PluginTables):
     kind = "tools"
     usual = ToolTable
 
-    timeout_seconds: Seconds = defaults.TOOL_TIMEOUT_SECONDS
+    timeout_seconds: Annotated[Seconds, HARMLESS] = defaults.TOOL_TIMEOUT_SECONDS
     """How long one tool call may take before it is stopped and the model is told."""
 
 
 class ProviderSettings(Section):
     """Calls to the model."""
 
-    first_token_timeout_seconds: Seconds = defaults.FIRST_TOKEN_TIMEOUT_SECONDS
+    first_token_timeout_seconds: Annotated[Seconds, HARMLESS] = defaults.FIRST_TOKEN_TIMEOUT_SECONDS
     """How long the server may take to begin its answer."""
-    call_timeout_seconds: Seconds = defaults.CALL_TIMEOUT_SECONDS
+    call_timeout_seconds: Annotated[Seconds, HARMLESS] = defaults.CALL_TIMEOUT_SECONDS
     """How long a whole answer may take."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{"temperature": 0.3}])
     """Extra fields for each request; never put a secret here."""
@@ -108,13 +118,17 @@ class ProviderSettings(Section):
 class LocalSettings(Section):
     """Models that run on this machine: model = "local:NAME" (`nanoloop model list`)."""
 
-    context_tokens: Annotated[int, Field(ge=256), Unit("tokens")] | None = Field(
-        default=None, examples=[8192]
+    context_tokens: Annotated[Annotated[int, Field(ge=256), Unit("tokens")] | None, HARMLESS] = (
+        Field(default=None, examples=[8192])
     )
     """How much context one conversation may use; by default, it depends on the model."""
-    answer_tokens: Annotated[int, Field(ge=1), Unit("tokens")] = defaults.LOCAL_ANSWER_TOKENS
+    answer_tokens: Annotated[int, Field(ge=1), Unit("tokens"), HARMLESS] = (
+        defaults.LOCAL_ANSWER_TOKENS
+    )
     """How long an answer may be; a longer one is cut off, and the log says so."""
-    threads: Annotated[int, Field(ge=1), Unit("threads")] | None = Field(default=None, examples=[1])
+    threads: Annotated[Annotated[int, Field(ge=1), Unit("threads")] | None, HARMLESS] = Field(
+        default=None, examples=[1]
+    )
     """How many threads to use; by default, it depends on the machine."""
     hub: Annotated[str, AfterValidator(http_address)] | None = Field(
         default=None, examples=["https://hub.example"]
@@ -125,7 +139,7 @@ class LocalSettings(Section):
 class SummarySettings(Section):
     """The summary of messages that left the window, written in the background."""
 
-    timeout_seconds: Seconds = defaults.SUMMARY_TIMEOUT_SECONDS
+    timeout_seconds: Annotated[Seconds, HARMLESS] = defaults.SUMMARY_TIMEOUT_SECONDS
     """How long one call may take before it is stopped and retried later."""
     fallback_model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The model to use if the summary model fails; by default, none."""
@@ -233,7 +247,7 @@ class SentenceSettings(Section):
 class TerminalSettings(Section):
     """The chat in the terminal that `nanoloop run` offers."""
 
-    enabled: bool = True
+    enabled: Annotated[bool, HARMLESS] = True
     """Whether `nanoloop run` also reads standard input; `nanoloop chat` always does."""
     agent: str | None = Field(default=None, examples=["cook"])
     """The agent for new conversations here; by default, the default agent."""
@@ -260,21 +274,23 @@ class ChannelSettings(PluginTables):
 class AgentSettings(Section):
     """A named agent; anything not set here is as above. It can also be a file: agents/cook.md."""
 
-    prompt: str | None = Field(default=None, examples=["You are a patient cook."])
+    prompt: Annotated[str | None, HARMLESS] = Field(
+        default=None, examples=["You are a patient cook."]
+    )
     """Its system prompt."""
     model: str | None = Field(default=None, min_length=1, examples=["gpt-5.4"])
     """The model it uses."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
     """The tools that it may call; by default, all of them."""
-    max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
+    max_steps: Annotated[Annotated[int, Field(ge=1), Unit("model calls")] | None, HARMLESS] = Field(
         default=None, examples=[20]
     )
     """How many times its model may be called in one turn."""
-    message_buffer_limit: Messages | None = Field(default=None, examples=[50])
+    message_buffer_limit: Annotated[Messages | None, HARMLESS] = Field(default=None, examples=[50])
     """How many messages its window may have before it is trimmed."""
-    message_buffer_min: Messages | None = Field(default=None, examples=[10])
+    message_buffer_min: Annotated[Messages | None, HARMLESS] = Field(default=None, examples=[10])
     """How many of the newest messages are kept when its window is trimmed."""
-    language: Language | None = Field(default=None, examples=["fr"])
+    language: Annotated[Language | None, HARMLESS] = Field(default=None, examples=["fr"])
     """The language of the bot's own messages in its chats, such as answers to commands."""
 
 
@@ -310,30 +326,30 @@ class Settings(BaseSettings):
         None, examples=["http://localhost:11434/v1"]
     )
     """The address of the model's server (also OPENAI_BASE_URL); by default, OpenAI's."""
-    prompt: str = PROMPT
+    prompt: Annotated[str, HARMLESS] = PROMPT
     """The system prompt: who the assistant is and how it talks."""
-    language: Language = "en"
+    language: Annotated[Language, HARMLESS] = "en"
     """The language of the bot's own messages; an agent or a platform may use another one."""
-    include_time: bool = False
+    include_time: Annotated[bool, HARMLESS] = False
     """Whether the model is told the date and time of the newest message."""
-    message_buffer_limit: Messages = defaults.MESSAGE_BUFFER_LIMIT
+    message_buffer_limit: Annotated[Messages, HARMLESS] = defaults.MESSAGE_BUFFER_LIMIT
     """How many messages the window may have; then it is trimmed, and the rest is summarised."""
-    message_buffer_min: Messages = defaults.MESSAGE_BUFFER_MIN
+    message_buffer_min: Annotated[Messages, HARMLESS] = defaults.MESSAGE_BUFFER_MIN
     """How many of the newest messages are kept word for word when the window is trimmed."""
-    context_tokens: Annotated[int, Field(ge=1000), Unit("tokens")] | None = Field(
-        None, examples=[32_000]
+    context_tokens: Annotated[Annotated[int, Field(ge=1000), Unit("tokens")] | None, HARMLESS] = (
+        Field(None, examples=[32_000])
     )
     """How many tokens (estimated) a request may have before it is shortened."""
-    context_limit: Annotated[int, Field(ge=1), Unit("tokens")] | None = Field(
+    context_limit: Annotated[Annotated[int, Field(ge=1), Unit("tokens")] | None, HARMLESS] = Field(
         None, examples=[128_000]
     )
     """How many tokens the model can read; the log warns if a conversation uses most of them."""
-    handover: bool = False
+    handover: Annotated[bool, HARMLESS] = False
     """Whether messages stay in the prompt until a summary covers them."""
 
     store: StoreSettings = StoreSettings()
-    loop: LoopSettings = LoopSettings()
-    turn: TurnSettings = TurnSettings()
+    loop: Annotated[LoopSettings, HARMLESS] = LoopSettings()
+    turn: Annotated[TurnSettings, HARMLESS] = TurnSettings()
     tools: ToolSettings = ToolSettings()
     provider: ProviderSettings = ProviderSettings()
     providers: Annotated[
@@ -343,15 +359,17 @@ class Settings(BaseSettings):
     ] = Field(default_factory=dict)
     local: LocalSettings = LocalSettings()
     summary: SummarySettings = SummarySettings()
-    session: SessionSettings = SessionSettings()
+    session: Annotated[SessionSettings, HARMLESS] = SessionSettings()
     recall: RecallSettings = RecallSettings()
-    log: LogSettings = LogSettings()
-    sentences: SentenceSettings = SentenceSettings()
+    log: Annotated[LogSettings, HARMLESS] = LogSettings()
+    sentences: Annotated[SentenceSettings, HARMLESS] = SentenceSettings()
     channels: ChannelSettings = Field(default_factory=ChannelSettings)
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
 
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
-    _file: Path | None = PrivateAttr(default=None)
+    _files: tuple[Path, ...] = PrivateAttr(default=())
+    _own_file: Path | None = PrivateAttr(default=None)
+    _left_out: LeftOut | None = PrivateAttr(default=None)
 
     @classmethod
     def load(
@@ -364,12 +382,14 @@ class Settings(BaseSettings):
     ) -> Settings:
         """Load the settings; raises `SettingsError` with every problem, one per line.
 
-        `flags` maps dotted keys to what was typed; None means that a flag was not given.
+        `flags` maps dotted keys to what was typed; None means that a flag was not given. A file in
+        the current folder counts only as far as `left_out` says.
         """
         env = os.environ if env is None else env
         read = read_sources(cls, config=config, flags=flags or {}, env=env, cwd=Path(cwd or "."))
         settings = read.together(cls)
-        settings._origins, settings._file = read.origins, read.file  # noqa: SLF001 - its own
+        settings._origins, settings._files = read.origins, read.files  # noqa: SLF001 - its own
+        settings._own_file, settings._left_out = read.own_file, read.left_out  # noqa: SLF001 - its own
         return settings
 
     @classmethod
@@ -407,8 +427,23 @@ class Settings(BaseSettings):
 
     @property
     def file(self) -> Path | None:
-        """The settings file that was read, or None."""
-        return self._file
+        """The settings file that was read, the stronger one of two; or None."""
+        return self._files[0] if self._files else None
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """All settings files that were read, strongest first."""
+        return self._files
+
+    @property
+    def own_file(self) -> Path | None:
+        """The file that is the user's own word: in their folder, named, or trusted; or None."""
+        return self._own_file
+
+    @property
+    def left_out(self) -> LeftOut | None:
+        """What a file in the current folder would also set if it were trusted; None if nothing."""
+        return self._left_out
 
     @property
     def has_model(self) -> bool:

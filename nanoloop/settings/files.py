@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,28 @@ class SettingsFile:
     table: Mapping[str, Any] = field(default_factory=dict)
     lines: Mapping[str, int] = field(default_factory=dict)
     """The line on which each dotted key or table begins, counted from 1."""
-
-
-def find(cwd: Path, user_folder: Path) -> Path | None:
-    """The working folder's file, else the user's, else None."""
-    places = (cwd / NAME, user_folder / NAME)
-    return next((place for place in places if place.is_file()), None)
+    text: str = ""
+    """The whole file, as it was read for this."""
 
 
 def read_file(path: Path) -> SettingsFile:
     """What the file says; raises `UnreadableFile`."""
-    return parse(text_of(path))
+    text = text_of(path)
+    return replace(parse(text), text=text)
+
+
+_MOST_BYTES = 1_000_000
+"""How large a settings file may be."""
 
 
 def text_of(path: Path) -> str:
     """The file's text; raises `UnreadableFile`."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            said = file.read(_MOST_BYTES + 1)
+        if len(said) > _MOST_BYTES:
+            raise UnreadableFile(f"larger than {_MOST_BYTES:,} bytes: it is no settings file")
+        return said.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise UnreadableFile("not a text file in UTF-8") from None
     except OSError as error:
@@ -143,6 +149,12 @@ def read_agents(folder: Path) -> Iterator[AgentFile]:
                 yield AgentFile(path=path, unreadable=error)
 
 
+def digest_of(text: str, agents: Iterable[AgentFile]) -> str:
+    """A digest of a settings file's text and of the agents' files beside it, as they were read."""
+    texts = {NAME: text} | {f"agents/{each.path.name}": each.said.text for each in agents}
+    return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+
+
 def _said(path: Path) -> SettingsFile:
     if not _NAME.fullmatch(path.stem):
         raise UnreadableFile(f"{path.stem!r} is not a valid agent name: use a-z, A-Z, 0-9, _ and -")
@@ -150,7 +162,7 @@ def _said(path: Path) -> SettingsFile:
     said = parse(text) if path.suffix == ".toml" else _with_prompt(text)
     if not said.table:
         raise UnreadableFile("it is empty: write the agent's prompt into it")
-    return said
+    return replace(said, text=text)
 
 
 def _with_prompt(text: str) -> SettingsFile:
@@ -203,11 +215,11 @@ def _yaml(text: str) -> SettingsFile:
 _FOR_ITS_OWNER = 0o600
 
 
-def write(path: Path, said: Mapping[str, Any]) -> None:
+def write(path: Path, said: Mapping[str, Any]) -> str:
     """Write these settings, by their dotted keys, to a file, which is created if it is missing.
 
     A file with a secret is readable by its owner only. Raises `SettingsError` if the
-    file can't be edited; it is then unchanged.
+    file can't be edited; it is then unchanged. Returns its text.
     """
     path = path.resolve()  # a link stays one
     mode = path.stat().st_mode & 0o777 if path.exists() else _FOR_ITS_OWNER
@@ -215,6 +227,7 @@ def write(path: Path, said: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.encode(), durable=True)
     path.chmod(_FOR_ITS_OWNER if any(map(_is_key, said)) else mode)
+    return text
 
 
 def with_settings(text: str, said: Mapping[str, Any]) -> str:

@@ -21,6 +21,18 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
+class Harmless:
+    """Marks a setting, or a whole table, that any file in the current folder may set.
+
+    What has no mark is left out of such a file until its user trusts it. So nothing has one that
+    names a place, a key, a person, a model, a tool or code, or that costs money.
+    """
+
+
+HARMLESS = Harmless()
+
+
+@dataclass(frozen=True, slots=True)
 class ByName:
     """Marks a table of tables whose type depends on their name, and says which type a name has.
 
@@ -97,6 +109,48 @@ def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
         yield f"{above}{name}", value
         if isinstance(value, Mapping):
             yield from all_in(value, f"{above}{name}.")
+
+
+def is_harmless(field: FieldInfo) -> bool:
+    """Whether it, or all of the table that it is, may be set by any file."""
+    return HARMLESS in field.metadata
+
+
+def without_harm(
+    model: type[BaseModel], table: Mapping[str, Any], above: str = ""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What any file may set of this table, and the rest by its dotted keys.
+
+    No plugin is loaded for it. What is no setting at all stays, to be refused by its name.
+    """
+    kept: dict[str, Any] = {}
+    left: dict[str, Any] = {}
+    for name, value in table.items():
+        key, field = f"{above}{name}", model.model_fields.get(name)
+        own = table_of(field) if field and not by_name(field) else None
+        if (field is None and not hasattr(model, "beside")) or (field and is_harmless(field)):
+            kept[name] = value
+        elif field is None or own is None or not isinstance(value, Mapping):
+            left |= _leaves(key, value) if field is None or by_name(field) else {key: value}
+        elif is_named(field):
+            kept[name] = {}
+            for each, inner in value.items():
+                is_table = isinstance(inner, Mapping)
+                found = without_harm(own, inner, f"{key}.{each}.") if is_table else (inner, {})
+                kept[name][each], more = found
+                left |= more
+        else:
+            kept[name], more = without_harm(own, value, f"{key}.")
+            left |= more
+    return kept, left
+
+
+def _leaves(key: str, value: Any) -> dict[str, Any]:
+    """The values below this key by their dotted keys; the value itself if it is no table."""
+    if not isinstance(value, Mapping) or not value:
+        return {key: value}
+    inner = dict(all_in(value, f"{key}."))
+    return {name: said for name, said in inner.items() if not isinstance(said, Mapping)}
 
 
 def variable(key: str) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
 from nanoloop.errors import SettingsError
 from nanoloop.settings.keys import is_secret, setting, settings_near, table_of
+from nanoloop.settings.secrets import MASK, may_be_secret, shown
 from nanoloop.words import did_you_mean, nearest
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from nanoloop.settings import Settings
     from nanoloop.settings.sources import Origin
 
-MASK = "********"
 NO_SUCH_TABLE = "no_such_table"
 """The type of pydantic's error for a table that belongs to no plugin."""
 GONE = {
@@ -55,9 +53,6 @@ GONE = {
 """Former settings, each with what applies now or what to set instead."""
 DEFAULT_AGENT = "assistant"
 """The agent that the settings above all tables describe."""
-_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
-_SECRET_VALUE = re.compile(r"^(sk|pk|gh[a-z]|xox[a-z])[-_]|[A-Za-z0-9+_-]{32,}")
-_LOGIN = re.compile(r"//[^/@\s]*@")
 
 _WRONG = {
     "bool": "not true or false",
@@ -107,31 +102,6 @@ class InvalidSettings(SettingsError):
         self.problems = tuple(problems)
 
 
-def shown(value: Any) -> str:
-    """A value as it may be printed: secrets masked, the rest as in the settings file."""
-    match value:
-        case SecretStr():
-            text = MASK
-        case None:
-            text = "none"
-        case str() | Path():
-            text = json.dumps(_masked(value), ensure_ascii=False)
-        case list() | tuple():
-            text = f"[{', '.join(map(shown, value))}]"
-        case dict():
-            text = f"{{{', '.join(f'{key} = {shown(inner)}' for key, inner in value.items())}}}"
-        case float() if value.is_integer():
-            text = str(int(value))
-        case _:
-            text = json.dumps(value, default=_masked)
-    return text
-
-
-def _masked(value: object) -> str:
-    """The value as text, with any login in an address masked."""
-    return _LOGIN.sub(f"//{MASK}@", str(value))
-
-
 def refused(
     model: type[BaseModel],
     path: tuple[str, ...],
@@ -162,7 +132,7 @@ def _unknown(model: type[BaseModel], key: str, value: Any, origin: Origin) -> Pr
     """Explain that no setting has this name, and suggest the nearest one."""
     known = settings_near(model, tuple(key.split(".")))
     name = _nearest(key, _tables(known) if isinstance(value, dict) else known)
-    hidden = _may_be_secret(key, value) or (name in known and is_secret(known[name]))
+    hidden = may_be_secret(key, value) or (name in known and is_secret(known[name]))
     what = MASK if hidden else "a table" if isinstance(value, dict) else shown(value)
     near = origin.spell(_with_names_of(key, name))
     advice = f"did you mean {near}?" if name else "`nanoloop config` lists them all"
@@ -243,11 +213,6 @@ def _with_names_of(key: str, name: str) -> str:
     if len(mine) != len(parts):
         return name
     return ".".join(m if part == "NAME" else part for m, part in zip(mine, parts, strict=True))
-
-
-def _may_be_secret(key: str, value: Any) -> bool:
-    named_so = isinstance(value, str) and _SECRET_NAME.search(key)
-    return bool(named_so or _SECRET_VALUE.search(str(value)))
 
 
 def http_address(value: str) -> str:

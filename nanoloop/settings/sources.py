@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +17,25 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSourc
 from nanoloop.errors import SettingsError
 from nanoloop.files import user_folder
 from nanoloop.providers.vendors import VENDORS, address_in, split
-from nanoloop.settings.files import SettingsFile, UnreadableFile, find, read_agents, read_file
-from nanoloop.settings.keys import PREFIX, all_in, flag, is_list, setting, setting_in, variable
+from nanoloop.settings.files import (
+    NAME,
+    AgentFile,
+    SettingsFile,
+    UnreadableFile,
+    digest_of,
+    read_agents,
+    read_file,
+)
+from nanoloop.settings.keys import (
+    PREFIX,
+    all_in,
+    flag,
+    is_list,
+    setting,
+    setting_in,
+    variable,
+    without_harm,
+)
 from nanoloop.settings.problems import (
     InvalidSettings,
     Problem,
@@ -27,6 +44,7 @@ from nanoloop.settings.problems import (
     is_table_gone,
     refused,
 )
+from nanoloop.settings.trust import LeftOut, Trust
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -49,6 +67,9 @@ EVERYWHERE = (
 """Names that other programs use too, weaker before stronger; our own override them all."""
 _MODELS = {"model", "summary_model", "fallback_model"}
 """The last parts of the keys that name a model."""
+_OF_ALL_PROGRAMS = {name for name, _ in EVERYWHERE}
+CONFIG = f"{PREFIX}CONFIG"
+"""The variable that names the settings file, as `--config` does."""
 _SERVICE_LINK = re.compile(r"NANOLOOP_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 """The variables that Kubernetes gives every process for a service called nanoloop."""
 
@@ -71,6 +92,11 @@ class Origin:
                 return f"{self.name}:{self.line}" if self.line else self.name
             case _:
                 return f"{self.kind} {self.name}"
+
+    @property
+    def file(self) -> Path | None:
+        """The file that says it; None if none does."""
+        return Path(self.name) if self.kind == "file" else None
 
     def spell(self, key: str) -> str:
         """A key as this source writes it."""
@@ -106,6 +132,13 @@ class Source:
             key = key.rpartition(".")[0]
         return self.places.get(key, self.place)
 
+    def says(self, *path: str) -> bool:
+        """Whether it sets this key."""
+        table: Any = self.table
+        for name in path:
+            table = table.get(name) if isinstance(table, Mapping) else None
+        return table is not None
+
     def take_out(self, path: tuple[str, ...]) -> Any:
         """Remove and return what it says there; raises KeyError if it says nothing."""
         if (key := ".".join(path)) in self.table:
@@ -132,7 +165,12 @@ class Sources:
 
     said: tuple[Source, ...]
     """The sources, strongest first."""
-    file: Path | None
+    files: tuple[Path, ...] = ()
+    """The settings files that were read, strongest first."""
+    own_file: Path | None = None
+    """The one of them that is the user's own word."""
+    left_out: LeftOut | None = None
+    """What one of them would set if it were trusted."""
 
     @property
     def origins(self) -> dict[str, Origin]:
@@ -206,20 +244,50 @@ def read_sources(
     cwd: Path,
 ) -> Sources:
     """Read every source; what can't be read becomes one of its problems, and nothing is raised."""
-    path = Path(config) if config else find(cwd, user_folder("config", env))
-    file = _of_file(path) if path else Source()
-    agents = _of_agents(path.parent if path else user_folder("config", env))
+    named = config or env.get(CONFIG)
+    files = [_read(Path(named), is_needed=True)] if named else _found(model, cwd, env)
     typed = {key: str(value) for key, value in flags.items() if value is not None}
     words = _vendors_in(*typed.items())
-    words |= _vendors_in(*(each for source in (file, *agents) for each in all_in(source.table)))
+    by_files = [source for file in files for source in file.sources]
+    words |= _vendors_in(*(each for source in by_files for each in all_in(source.table)))
     said = (
         _of_texts(model, typed, {key: Origin(kind="flag", name=flag(key)) for key in typed}),
         _of_environment(model, env, words),
-        file,
-        *reversed(agents),
+        *by_files,
         _of_user(env),
     )
-    return Sources(said=said, file=path)
+    _keep_keys_apart(said)
+    return Sources(
+        said=said,
+        files=tuple(file.path for file in files if file.is_there),
+        own_file=files[-1].path if files[-1].is_there else None,
+        left_out=next((file.left_out for file in files if file.left_out), None),
+    )
+
+
+def _keep_keys_apart(said: Sequence[Source]) -> None:
+    """Take out the keys that would go to an address which they were not given for.
+
+    A variable that other programs use too says nothing of a file: its key does not go to an address
+    that has a key beside it in the file, and no key of a file goes to its address.
+    """
+    words = {word for source in said for word in _table(source.table.get("providers"))}
+    for above in ((), *(("providers", word) for word in sorted(words))):
+        key, address = (*above, "api_key"), (*above, "base_url")
+        place = next((source for source in said if source.says(*address)), None)
+        if place is None:
+            continue
+        is_general = place.origin(".".join(address)).name == "OPENAI_BASE_URL"
+        for source in said:
+            if source is place or not source.says(*key):
+                continue
+            is_for_all = source.origin(".".join(key)).name in _OF_ALL_PROGRAMS
+            if is_general or (is_for_all and place.says(*key)):
+                source.take_out(key)
+
+
+def _table(said: Any) -> Mapping[str, Any]:
+    return said if isinstance(said, Mapping) else {}
 
 
 def read_environment(
@@ -228,7 +296,7 @@ def read_environment(
     """What the environment says, overridden by what a program says."""
     words = _vendors_in(*said.items())
     own = _of_texts(model, said, {})
-    return Sources(said=(own, _of_environment(model, env, words), _of_user(env)), file=None)
+    return Sources(said=(own, _of_environment(model, env, words), _of_user(env)))
 
 
 def _of_environment(model: type[BaseSettings], env: Mapping[str, str], words: set[str]) -> Source:
@@ -287,11 +355,47 @@ def _of_texts(
     return Source(table={**table, **unknown}, places=places)
 
 
-def _of_file(path: Path) -> Source:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """A settings file with the agents' files beside it."""
+
+    path: Path
+    sources: tuple[Source, ...]
+    """What they say, strongest first: the settings file overrides the agents'."""
+    digest: str = ""
+    left_out: LeftOut | None = None
+    is_there: bool = True
+
+
+def _read(path: Path, *, is_needed: bool = False) -> _Read:
+    agents = [*read_agents(path.parent / "agents")]
+    sources = [_of_agent(each) for each in reversed(agents)]
+    if not is_needed and not path.is_file():
+        return _Read(path=path, sources=tuple(sources), is_there=False)
     try:
-        return _of_table(str(path), read_file(path))
+        file = read_file(path)
     except UnreadableFile as error:
-        return _unreadable(path, error)
+        return _Read(path=path, sources=(_unreadable(path, error), *sources))
+    sources.insert(0, _of_table(str(path), file))
+    return _Read(path=path, sources=tuple(sources), digest=digest_of(file.text, agents))
+
+
+def _found(model: type[BaseSettings], cwd: Path, env: Mapping[str, str]) -> list[_Read]:
+    """The file of the current folder, unless it is not trusted; then beside it the user's own."""
+    own, here = user_folder("config", env) / NAME, cwd / NAME
+    if not here.is_file() or (own.exists() and own.samefile(here)):
+        return [_read(own)]
+    found, trust = _read(here), Trust(env)
+    if (answer := trust.of(here, found.digest)) is True:
+        return [found]
+    left: dict[str, Any] = {}
+    sources = []
+    for source in found.sources:
+        kept, more = without_harm(model, source.table)
+        sources.append(replace(source, table=kept))
+        left = more | left
+    left_out = LeftOut(path=here, digest=found.digest, said=left, is_refused=answer is False)
+    return [replace(found, sources=tuple(sources), left_out=left_out if left else None), _read(own)]
 
 
 def _of_table(name: str, said: SettingsFile, *above: str) -> Source:
@@ -310,14 +414,10 @@ def _unreadable(path: Path, error: UnreadableFile) -> Source:
     return Source(problems=[Problem(text=str(error), origin=origin)])
 
 
-def _of_agents(folder: Path) -> list[Source]:
-    """What the agents' files say; the settings file, whose folder they are in, overrides them."""
-    return [
-        _unreadable(file.path, file.unreadable)
-        if file.unreadable
-        else _of_table(str(file.path), file.said, "agents", file.name)
-        for file in read_agents(folder / "agents")
-    ]
+def _of_agent(file: AgentFile) -> Source:
+    if file.unreadable:
+        return _unreadable(file.path, file.unreadable)
+    return _of_table(str(file.path), file.said, "agents", file.name)
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -327,7 +427,8 @@ def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
         if env.get(name):
             yield name, key, address_in(name, env[name])
     for name, value in env.items():
-        if name.startswith(PREFIX) and value and not _SERVICE_LINK.fullmatch(name):
+        is_ours = name.startswith(PREFIX) and name != CONFIG
+        if is_ours and value and not _SERVICE_LINK.fullmatch(name):
             yield name, name.removeprefix(PREFIX).lower().replace("__", "."), value
 
 

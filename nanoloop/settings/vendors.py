@@ -16,7 +16,8 @@ from nanoloop.providers import vendors
 from nanoloop.providers.vendors import VENDORS, Vendor, split
 from nanoloop.settings.keys import Section
 from nanoloop.settings.plugins import NoSettings, Unchecked, empty
-from nanoloop.settings.problems import Problem, http_address, shown
+from nanoloop.settings.problems import Problem, http_address
+from nanoloop.settings.secrets import shown
 from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:

@@ -1,0 +1,114 @@
+"""What of a setting may be shown.
+
+A setting that is secret is of the type `SecretStr`, in a plugin's table too. Of all others the
+login and the query of an address are hidden, and what has the name or the look of a key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from pydantic import SecretStr
+
+MASK = "********"
+_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORECASE)
+_ALL_SECRET = re.compile(r"headers?$|quer(y|ies)$|cookies?$", re.IGNORECASE)
+"""Names of tables whose texts are all hidden."""
+_VALUE = re.compile(r"^(sk|pk|gh[a-z]|xox[a-z])[-_]|^(Bearer|Basic) |[A-Za-z0-9+_-]{32,}")
+# Greedy: a password may have an @ in it.
+_LOGIN = re.compile(r"(?<=//)[^\s\"]*(?=@)")
+_QUERY = re.compile(r"(?<=//)([^\s\"?#]*)[?#]([^\s\"]+)")
+
+
+def shown(value: Any) -> str:
+    """A value as it may be printed: secrets masked, the rest as in the settings file."""
+    match value:
+        case SecretStr():
+            text = MASK
+        case None:
+            text = "none"
+        case str() | Path():
+            text = json.dumps(masked(value), ensure_ascii=False)
+        case list() | tuple():
+            text = f"[{', '.join(map(shown, value))}]"
+        case Mapping():
+            text = f"{{{', '.join(f'{key} = {shown(each)}' for key, each in open_in(value))}}}"
+        case float() if value.is_integer():
+            text = str(int(value))
+        case _:
+            text = json.dumps(value, default=masked)
+    return text
+
+
+def shown_as(key: str, value: Any) -> str:
+    """The same for a value of which only its name tells whether it is secret."""
+    return MASK if may_be_secret(key, value) else shown(value)
+
+
+def masked(value: object) -> str:
+    """The value as text, with any login and any query in an address masked."""
+    return _QUERY.sub(rf"\1?{MASK}", _LOGIN.sub(MASK, str(value)))
+
+
+def may_be_secret(key: str, value: Any) -> bool:
+    """Whether a value has the name or the look of a secret."""
+    named_so = isinstance(value, str) and _NAME.search(key)
+    return bool(named_so or _VALUE.search(str(value)))
+
+
+def open_in(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """What a table of free names holds, with a `SecretStr` for each text that may be secret."""
+    for key, value in table.items():
+        yield str(key), _closed(value) if _ALL_SECRET.search(str(key)) else _marked(str(key), value)
+
+
+def kept_secret(name: str, value: Any) -> Any:
+    """A setting's value; of a table such as `headers` each text is a `SecretStr`."""
+    return _closed(value) if isinstance(value, Mapping) and _ALL_SECRET.search(name) else value
+
+
+def _marked(key: str, value: Any) -> Any:
+    is_secret = isinstance(value, str) and may_be_secret(key, value)
+    return SecretStr(value) if is_secret else value
+
+
+def _closed(value: Any) -> Any:
+    match value:
+        case str():
+            return SecretStr(value)
+        case Mapping():
+            return {key: _closed(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_closed(inner) for inner in value]
+        case _:
+            return value
+
+
+def secrets_in(value: Any) -> Iterator[str]:
+    """Every text in a value that `shown` hides, to be found again elsewhere."""
+    match value:
+        case SecretStr():
+            yield value.get_secret_value()
+            yield from value.get_secret_value().split(",")
+        case str():
+            yield from _in_address(value)
+        case Mapping():
+            for _, inner in open_in(value):
+                yield from secrets_in(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from secrets_in(inner)
+
+
+def _in_address(text: str) -> Iterator[str]:
+    found = [*_LOGIN.findall(text)]
+    found += [part for login in found for part in login.split(":", 1)[1:]]
+    for _, query in _QUERY.findall(_LOGIN.sub("", text)):
+        found += [query, *(part.partition("=")[2] for part in re.split("[&#]", query))]
+    yield from found
+    yield from map(unquote, found)

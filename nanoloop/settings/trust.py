@@ -1,0 +1,119 @@
+"""Whose a settings file is: one that lies in the current folder may be anybody's.
+
+Until its user trusts it, by path and content, such a file changes only what is harmless, and the
+user's own file counts beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nanoloop.errors import SettingsError
+from nanoloop.files import make_folder, refusal, replace_file, user_folder
+from nanoloop.settings.files import NAME, digest_of, read_agents
+from nanoloop.settings.secrets import shown_as
+
+FILE = "trusted.json"
+_NAMED = 6
+"""How many settings a sentence names."""
+_LONGEST = 200
+"""How much of a name or a value is shown."""
+_PLAIN = re.compile(r"[\w.-]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """What a file in the current folder would set if it were trusted."""
+
+    path: Path
+    digest: str
+    said: Mapping[str, Any] = field(repr=False)
+    """The values that do not count, by their dotted keys."""
+    is_refused: bool = False
+    """Whether its user said once that it is not trusted."""
+
+    @property
+    def sentence(self) -> str:
+        """What does not count, and the next step."""
+        names = [*self._names()]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return (
+            f"{NAME} in the current folder is not trusted, so this of it is left out: "
+            f"{', '.join(names[:_NAMED])}{more}. If the file is yours: nanoloop config trust"
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """Each of its settings with its value, secrets masked."""
+        shown = zip(self._names(), self.said.items(), strict=True)
+        return [f"{name} = {_short(shown_as(key, value))}" for name, (key, value) in shown]
+
+    def _names(self) -> Iterator[str]:
+        # They are somebody's text: a terminal must not obey it.
+        yield from (
+            key if _PLAIN.fullmatch(key) else json.dumps(key) for key in map(_short, self.said)
+        )
+
+
+def _short(text: str) -> str:
+    text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+class Trust:
+    """The files that the user has answered for; kept in the user's folder for settings."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.file = user_folder("config", env) / FILE
+
+    def of(self, path: Path, digest: str) -> bool | None:
+        """Whether the file is trusted with this content; None if nobody was asked."""
+        said = self._answers().get(str(path.resolve()))
+        if not isinstance(said, dict) or said.get("sha256") != digest:
+            return None
+        return said.get("trusted") is True
+
+    def answer(self, path: Path, digest: str, *, is_trusted: bool) -> None:
+        """Remember the user's answer, instead of the one for other content.
+
+        Raises `SettingsError` if that can't be written.
+        """
+        self._keep(path, {"sha256": digest, "trusted": is_trusted})
+
+    def forget(self, path: Path) -> bool:
+        """Forget the answer; returns whether the file was trusted. Raises `SettingsError`."""
+        before = self._answers().get(str(path.resolve()))
+        if before is None:
+            return False
+        self._keep(path, None)
+        return isinstance(before, dict) and before.get("trusted") is True
+
+    def written(self, path: Path, text: str) -> None:
+        """Trust a file that was just written for the user, unless it is in the user's folder."""
+        if path.resolve().parent != self.file.parent.resolve():
+            digest = digest_of(text, read_agents(path.parent / "agents"))
+            with suppress(SettingsError):  # then the file counts where it is named
+                self.answer(path, digest, is_trusted=True)
+
+    def _keep(self, path: Path, answer: Mapping[str, Any] | None) -> None:
+        answers = {name: said for name, said in self._answers().items() if Path(name).exists()}
+        answers[str(path.resolve())] = answer
+        answers = {name: said for name, said in answers.items() if said is not None}
+        try:
+            make_folder(self.file.parent)
+            replace_file(self.file, json.dumps(answers, indent=2).encode(), durable=True)
+        except OSError as error:
+            raise SettingsError(f"{self.file} can't be written: {refusal(error)}") from None
+
+    def _answers(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            said = json.loads(self.file.read_text(encoding="utf-8"))
+            if isinstance(said, dict):
+                return said
+        return {}
