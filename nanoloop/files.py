@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from secrets import token_hex
+from secrets import token_bytes, token_hex
 from threading import Lock
 from typing import Any, Literal
 from urllib.parse import quote, unquote
@@ -102,6 +102,34 @@ async def read_file(path: Path) -> bytes | None:
 def _private(path: str, flags: int) -> int:
     """Open a file that only its owner can read, whatever the umask."""
     return os.open(path, flags, 0o600)
+
+
+KEY_FILE = "own.key"
+"""The file in the data folder with the key that `own_key` returns."""
+_KEY_BYTES = 32
+_PAUSE_SECONDS = 0.005
+_NEW_KEY = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+
+
+def own_key(folder: Path) -> bytes:
+    """The secret key of this data folder, for keyed digests; made at its first use.
+
+    Every process gets the same one, however many ask at once. A key that a power cut has cut short
+    is made anew: no process has used it yet.
+    """
+    path = folder / KEY_FILE
+    make_folder(folder)
+    while True:
+        with suppress(BlockingIOError), locked_file(path, _NEW_KEY) as fd:
+            if len(key := os.pread(fd, _KEY_BYTES, 0)) == _KEY_BYTES:
+                return key
+            key = token_bytes(_KEY_BYTES)
+            os.ftruncate(fd, 0)
+            write_all(fd, key)
+            os.fsync(fd)
+            sync_folder(folder)
+            return key
+        time.sleep(_PAUSE_SECONDS)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -265,7 +293,6 @@ class ProcessLock:
 
 UPGRADE_SECONDS = 1.0
 """How long another process of this version may take to upgrade the format."""
-_PAUSE_SECONDS = 0.005
 
 
 def without_earlier(path: Path, *, of: Path) -> ExitStack:
