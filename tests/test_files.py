@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from nanoloop.errors import FileRefused
 from nanoloop.files import KEY_FILE, own_key, replace_file, save_json
 
 
@@ -80,6 +81,6 @@ def test_a_key_that_was_cut_short_is_made_anew(tmp_path):
 def test_a_link_in_the_place_of_a_folders_key_is_not_followed(tmp_path):
     (tmp_path / "elsewhere").write_bytes(bytes(32))
     (tmp_path / KEY_FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(FileRefused, match=r"own\.key is a link"):
         own_key(tmp_path)
     assert (tmp_path / "elsewhere").read_bytes() == bytes(32)

@@ -32,7 +32,7 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
-from nanoloop.files import make_folder, replace_file
+from nanoloop.files import load_file, make_folder, opener, replace_file
 from nanoloop.messages import Outbound
 
 FIRST_SECONDS = 0.2
@@ -398,7 +398,7 @@ class Progress:
         self._open.clear()
         self._done.clear()
         make_folder(self._file.parent)
-        if self._file.exists():
+        with suppress(FileNotFoundError):
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
@@ -436,7 +436,7 @@ class Progress:
             if self._lines > _LINES:
                 self._rewrite(self._file)
             else:
-                with self._file.open("ab") as lines:
+                with open(self._file, "ab", opener=opener) as lines:
                     lines.write(_lines((fact,)))
 
     def _learn(self, fact: dict[str, Any]) -> None:
@@ -457,7 +457,7 @@ class Progress:
                     self._done[name] = None
 
     def _load(self, file: Path) -> None:
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in load_file(file).decode("utf-8", "replace").splitlines():
             with suppress(ValueError, KeyError):  # torn by a kill, or older than what is known
                 self._learn(json.loads(line))
         for posted in self._open.values():
