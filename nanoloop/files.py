@@ -393,6 +393,29 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
             os.close(fd)
 
 
+@contextmanager
+def waited_lock(path: Path) -> Iterator[None]:
+    """Hold the lock in this file, once others have let go of it; it blocks.
+
+    Raises TimeoutError if one of them, perhaps a stopped process, doesn't let go.
+    """
+    with ExitStack() as stack:
+        give_up = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                stack.enter_context(locked_file(path))
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise TimeoutError(errno.ETIMEDOUT, f"{path} is held by a process") from None
+                time.sleep(_PAUSE_SECONDS)
+        yield
+
+
+LOCK_SECONDS = 30.0
+"""How long `waited_lock` waits; what is done under such locks takes a moment."""
+
+
 def lock(fd: int) -> None:
     """Prevent others from locking this file until `unlock`; raises `BlockingIOError`."""
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,6 @@ import anyio
 from nanoloop import plugins
 from nanoloop.agents import Agent
 from nanoloop.app import App
-from nanoloop.attachments import is_pillow_here
 from nanoloop.channels.kit.channel import PlatformChannel, make_channel, wanted
 from nanoloop.channels.kit.platform import Heard, Refused
 from nanoloop.channels.screen import printable
@@ -39,6 +38,7 @@ from nanoloop.errors import (
     place_of,
 )
 from nanoloop.files import connection_limit, make_folder, raise_open_files, refusal
+from nanoloop.images import is_pillow_here
 from nanoloop.models.catalogue import PREFIX, file_of, find, is_local
 from nanoloop.parts import make_attachments, make_installation, make_models, make_transcriber
 from nanoloop.protocols import Channel, Provider, Store

@@ -17,7 +17,7 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
-from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.attachments import Attachments
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.connection import Connection
 from nanoloop.channels.kit.markdown import closed, split
@@ -34,6 +34,7 @@ from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
 from nanoloop.files import load_file, make_folder, opener, replace_file
 from nanoloop.messages import Outbound
+from nanoloop.session.entry import SCHEME
 
 FIRST_SECONDS = 0.2
 """How long the first words wait for more, so that a message does not start with a single word."""
@@ -146,10 +147,12 @@ class Drafts:
         self._progress.finish(f"{answer} files")
 
     async def _files(self, item: Outbound) -> list[Upload]:
-        """The files named in an answer that exist and are small enough for the platform."""
-        if self._attachments is None or item.kind != "answer":
+        """The files named in an answer that its session may use, if the platform takes them."""
+        session_id = item.session_id
+        if self._attachments is None or item.kind != "answer" or session_id is None:
             return []
-        found = [await _upload(self._attachments, name) for name in enclosed(item.text)]
+        names = enclosed(item.text)
+        found = [await _upload(self._attachments, session_id, name) for name in names]
         limit = self._platform.limits.file_bytes
         return [file for file in found if file is not None and len(file.data) <= limit]
 
@@ -497,8 +500,9 @@ def without(text: str) -> str:
     return _ENCLOSED.sub("", text).strip() if SCHEME in text else text
 
 
-async def _upload(attachments: Attachments, attachment_id: str) -> Upload | None:
-    kept, data = await attachments.about(attachment_id), await attachments.data(attachment_id)
+async def _upload(attachments: Attachments, session_id: str, attachment_id: str) -> Upload | None:
+    kept = await attachments.held(session_id, attachment_id)
+    data = None if kept is None else await attachments.data(attachment_id)
     if kept is None or data is None:
         return None
     return Upload(name=kept.name, mime_type=kept.mime_type, data=data)

@@ -130,7 +130,7 @@ async def _in_session(
     if asked.wants_form:
         raise invalid_field("response_format", "in a session, answers are text: remove it")
     # Before the session: nothing is begun for what says nothing.
-    text, images = await new_in(call.backend, call.who.prefix, messages)
+    text, images = await new_in(call.backend, call.who.account, messages)
     session, key = await named_session(call, asked, name)
     named.settle(session)
     message = inbound(
