@@ -57,6 +57,8 @@ LOCK = "lock"
 TEXT_SHOWN = 20_000
 """How many characters of a text file the model sees."""
 _ID = re.compile(r"[0-9a-f]{40}")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}")
+"""What `put_file` writes into, before the file has its name."""
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -243,7 +245,7 @@ class Attachments:
     def _clear(self, attachment_id: str) -> None:
         # Marked first: what a kill leaves of it is swept. What is known of it goes before the rest.
         self._mark(attachment_id)
-        for suffix in (".json", ".data", UNSURE):
+        for suffix in (".json.new", ".json", ".data", UNSURE):
             (self.folder / f"{attachment_id}{suffix}").unlink(missing_ok=True)
 
     @contextmanager
@@ -275,6 +277,13 @@ class Attachments:
         before = time.time() - UNUSED_SECONDS
         marks = self.folder.glob(f"*{UNSURE}")
         return [mark.name.removesuffix(UNSURE) for mark in marks if _time_of(mark) < before]
+
+    def tidy(self) -> None:
+        """Remove what kills left of writing; it blocks."""
+        before = time.time() - UNUSED_SECONDS
+        for file in self.folder.glob(".*"):
+            if _UNFINISHED.fullmatch(file.name) and _time_of(file) < before:
+                file.unlink(missing_ok=True)
 
     def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
         """Take a file from the sessions that turned out not to refer to it; it blocks.
@@ -443,6 +452,7 @@ class Forgetting:
         return False
 
     async def _sweep(self) -> None:
+        await run_sync(self.attachments.tidy)
         for name in await run_sync(self.attachments.unsure):
             kept = await self.attachments.about(name)
             users = () if kept is None else kept.sessions or ()

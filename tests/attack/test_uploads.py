@@ -329,6 +329,26 @@ async def test_what_a_kill_left_of_an_upload_or_of_a_deletion_goes_too(place, le
     assert place.names(cat) == []
 
 
+async def test_what_a_kill_left_in_the_middle_of_a_write_goes_too(place):
+    await place.uploaded()
+    folder = place.folder / "attachments"
+    for name in ("0" * 16, "1" * 16):
+        (folder / f".{name}").write_bytes(b"half a")
+    os.utime(folder / f".{'0' * 16}", (0, 0))
+    await place.store.delete_expired()
+    assert [file.name for file in folder.glob(".*")] == [f".{'1' * 16}"]
+
+
+async def test_many_that_refer_to_one_file_at_once_all_do(place):
+    cat = await place.uploaded()
+    others = make_attachments(place.settings)  # as another process has them
+    async with anyio.create_task_group() as group:
+        for number in range(10):
+            for files in (place.files, others):
+                group.start_soon(files.refer, f"s{number}{files is others}", [cat])
+    assert len((await place.files.about(cat)).sessions) == 20
+
+
 async def test_a_damaged_session_loses_none_of_its_files_to_the_sweep(place, monkeypatch):
     cat = await place.uploaded()
     await place.told("one", cat)
