@@ -27,7 +27,7 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.errors import AttachmentsFull, SessionDamaged, SessionNotFound
+from nanoloop.errors import AttachmentsFull, DiskRefused, SessionDamaged, SessionNotFound
 from nanoloop.fairness import FairLimiter
 from nanoloop.files import (
     load_file,
@@ -35,6 +35,7 @@ from nanoloop.files import (
     open_file,
     put_file,
     read_file,
+    refusal,
     replace_file,
     save_json,
     waited_lock,
@@ -85,11 +86,13 @@ class StoredFile:
     """When it was uploaded, in seconds since 1970; 0 if that isn't known."""
 
     @classmethod
-    def of(cls, text: bytes) -> StoredFile:
-        """What was noted about it."""
-        known = json.loads(text)
-        sessions = known.pop("sessions", None)
-        return cls(**known, sessions=None if sessions is None else tuple(sessions))
+    def of(cls, text: bytes | None) -> StoredFile | None:
+        """What was noted about it; None if that is not there, or can't be read."""
+        with suppress(ValueError, TypeError):  # sealed, and there is no key
+            known = json.loads(text or b"")
+            sessions = known.pop("sessions", None)
+            return cls(**known, sessions=None if sessions is None else tuple(sessions))
+        return None
 
 
 def mime_type_of(data: bytes) -> str | None:
@@ -158,8 +161,7 @@ class Attachments:
         """What is known about it, or None if there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
-        text = await self._read(attachment_id, ".json")
-        return None if text is None else StoredFile.of(text)
+        return StoredFile.of(await self._read(attachment_id, ".json"))
 
     async def data(self, attachment_id: str) -> bytes | None:
         """The file, or None if there is no such file; ask `held` first whether it may be used."""
@@ -173,23 +175,38 @@ class Attachments:
         return kept if kept is not None and session_id in (kept.sessions or ()) else None
 
     async def _read(self, attachment_id: str, suffix: str) -> bytes | None:
-        data = await read_file(self.folder / f"{attachment_id}{suffix}")
-        seal = self._seal
-        return data if data is None or seal is None else await run_sync(seal.open, data.decode())
+        name = f"{attachment_id}{suffix}"
+        data = await read_file(self.folder / name)
+        return None if data is None else await run_sync(self._opened, name, data)
 
     async def _put(self, name: str, data: bytes) -> None:
-        sealed = data if self._seal is None else (await run_sync(self._seal.seal, data)).encode()
+        sealed = await run_sync(self._sealed, name, data)
         await put_file(self.folder / name, sealed, durable=True)
+
+    def _opened(self, _: str, data: bytes) -> bytes | None:
+        """The content of the file of this name; None if it can't be opened."""
+        if self._seal is None:
+            return data
+        with suppress(ValueError):  # another key, or none when it was kept
+            return self._seal.open(data.decode())
+        return None
+
+    def _sealed(self, _: str, data: bytes) -> bytes:
+        return data if self._seal is None else self._seal.seal(data).encode()
 
     # Whose it is
 
     async def refer(self, session_id: str, attachment_ids: Iterable[str]) -> None:
         """Let this session use these files, durable when this returns.
 
-        Call it before the session's own commit, with files that its chat sent.
+        Call it before the session's own commit, with files that its chat sent. Raises
+        `DiskRefused`.
         """
-        for each in attachment_ids:
-            await run_sync(self._change, each, partial(_with, session_ids=(session_id,)))
+        try:
+            for each in attachment_ids:
+                await run_sync(self._change, each, partial(_with, session_ids=(session_id,)))
+        except OSError as error:
+            raise DiskRefused(self.folder, refusal(error)) from error
 
     async def share(self, attachment_ids: Iterable[str], *, by: str, to: str) -> None:
         """Let another session use those of these files that this one may use."""
@@ -226,16 +243,15 @@ class Attachments:
         elif (after := tuple(dict.fromkeys(users))) != kept.sessions:
             if set(after) - set(kept.sessions or ()):  # it may not come to the commit
                 self._mark(attachment_id)
-            text = _noted(replace(kept, sessions=after))
-            sealed = text if self._seal is None else self._seal.seal(text).encode()
-            replace_file(self.folder / f"{attachment_id}.json", sealed, durable=True)
+            name = f"{attachment_id}.json"
+            sealed = self._sealed(name, _noted(replace(kept, sessions=after)))
+            replace_file(self.folder / name, sealed, durable=True)
 
     def _known(self, attachment_id: str) -> StoredFile | None:
-        try:
-            text = load_file(self.folder / f"{attachment_id}.json")
-        except FileNotFoundError:
-            return None
-        return StoredFile.of(text if self._seal is None else self._seal.open(text.decode()))
+        name = f"{attachment_id}.json"
+        with suppress(FileNotFoundError):
+            return StoredFile.of(self._opened(name, load_file(self.folder / name)))
+        return None
 
     def _remove(self, attachment_id: str) -> None:
         if _ID.fullmatch(attachment_id) and self.folder.is_dir():
@@ -294,6 +310,8 @@ class Attachments:
             if attachment_id not in self.unsure():
                 return
             kept = self._known(attachment_id)
+            if kept is None and (self.folder / f"{attachment_id}.json").exists():
+                return  # sealed with another key, with which it will turn out
             if kept is None or not set(kept.sessions or ()) - set(unused_by):
                 self._clear(attachment_id)
             else:
@@ -316,7 +334,8 @@ class Attachments:
         for name, sessions in users.items():
             self._change(name, partial(_with, session_ids=tuple(sessions)))
             self._mark(name)
-        save_json(self.folder / NOTED, True)
+        if all(self._known(name) is not None for name in self.all()):  # else with its key
+            save_json(self.folder / NOTED, True)
 
     # Room
 
@@ -371,7 +390,8 @@ class Forgetting:
     def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:
         """`is_kept` says whether the sessions outlive the process, as the files do."""
         self._store = store
-        self._is_kept = is_kept
+        self._has_former = is_kept
+        """Whether it may still have to be noted who may use the files of earlier versions."""
         self.attachments = attachments
         self._folder = attachments.folder
 
@@ -397,7 +417,7 @@ class Forgetting:
         """
         removed = int(await self._store.delete_expired())
         if self._has_any():
-            if self._is_kept:
+            if self._has_former:
                 await self._note_former()
             if removed:
                 await self._drop_expired()
@@ -494,6 +514,7 @@ class Forgetting:
                 for name in await self._files_of(session_id) & users.keys():
                     users[name].add(session_id)
         await run_sync(self.attachments.note_former, users)
+        self._has_former = False
 
     async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
         """The files that a session, or only these entries of it, refers to."""

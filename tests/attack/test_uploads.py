@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from cryptography.fernet import Fernet
 
 from nanoloop.attachments import UNSURE, UNUSED_SECONDS, Attachments
-from nanoloop.errors import SessionDamaged
+from nanoloop.errors import DiskRefused, SessionDamaged
 from nanoloop.intake import user_entry
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.parts import make_attachments, make_store
@@ -239,9 +240,9 @@ def test_what_came_with_a_message_does():
 class Place:
     """A store, and files beside it, as one process has them."""
 
-    def __init__(self, folder, url="sqlite:"):
+    def __init__(self, folder, url="sqlite:", **more):
         self.folder = folder
-        self.settings = Settings(data=folder, store={"url": url})
+        self.settings = Settings(data=folder, store={"url": url, **more})
         self.open()
 
     def open(self):
@@ -349,6 +350,15 @@ async def test_many_that_refer_to_one_file_at_once_all_do(place):
     assert len((await place.files.about(cat)).sessions) == 20
 
 
+async def test_a_disk_that_fails_makes_the_message_wait_as_for_the_store(place):
+    cat = await place.uploaded()
+    lock = place.folder / "attachments" / "lock"
+    lock.unlink(missing_ok=True)
+    lock.symlink_to(place.folder / "elsewhere")
+    with pytest.raises(DiskRefused, match="is a link"):
+        await place.files.refer("one", [cat])
+
+
 async def test_a_damaged_session_loses_none_of_its_files_to_the_sweep(place, monkeypatch):
     cat = await place.uploaded()
     await place.told("one", cat)
@@ -417,3 +427,21 @@ async def test_files_of_an_earlier_version_are_held_where_they_were_sent(place):
     await place.told("four", cat, refers=False)
     await place.store.delete_expired()
     assert await place.files.held("four", cat) is None
+
+
+async def test_files_that_another_key_sealed_wait_for_it(tmp_path):
+    keys = [{"encryption_key": Fernet.generate_key().decode()} for _ in range(2)]
+    place = Place(tmp_path, **keys[0])
+    cat, dog = await place.uploaded(), await place.uploaded(b"a dog")
+    await place.told("one", cat)
+    place.age(dog)
+    await place.store.close()
+    other = Place(tmp_path, url="sqlite:other.sqlite", **keys[1])
+    assert (await other.files.about(cat), await other.files.data(cat)) == (None, None)
+    await other.store.delete_expired()
+    await other.store.close()
+    place = Place(tmp_path, **keys[0])
+    assert await place.files.held("one", cat)
+    await place.store.delete_expired()
+    assert (await place.has(cat), await place.has(dog)) == (True, False)
+    await place.store.close()
