@@ -31,6 +31,7 @@ from nanoloop.errors import AttachmentsFull, DiskRefused, SessionDamaged, Sessio
 from nanoloop.fairness import FairLimiter
 from nanoloop.files import (
     load_file,
+    locked_file,
     make_folder,
     open_file,
     put_file,
@@ -58,8 +59,8 @@ LOCK = "lock"
 TEXT_SHOWN = 20_000
 """How many characters of a text file the model sees."""
 _ID = re.compile(r"[0-9a-f]{40}")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{16}")
-"""What `put_file` writes into, before the file has its name."""
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.*\.new")
+"""What `put_file` and `replace_file` write into, before the file has its name."""
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -297,9 +298,11 @@ class Attachments:
     def tidy(self) -> None:
         """Remove what kills left of writing; it blocks."""
         before = time.time() - UNUSED_SECONDS
-        for file in self.folder.glob(".*"):
+        for file in [*self.folder.glob(".*"), *self.folder.glob("*.new")]:
             if _UNFINISHED.fullmatch(file.name) and _time_of(file) < before:
-                file.unlink(missing_ok=True)
+                # Locked, unless its writer is dead.
+                with suppress(FileNotFoundError, BlockingIOError), locked_file(file, os.O_RDWR):
+                    file.unlink()
 
     def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
         """Take a file from the sessions that turned out not to refer to it; it blocks.

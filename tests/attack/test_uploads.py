@@ -2,8 +2,10 @@
 
 import json
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 
+import aiofiles.os
 import anyio
 import pytest
 from cryptography.fernet import Fernet
@@ -445,3 +447,80 @@ async def test_files_that_another_key_sealed_wait_for_it(tmp_path):
     await place.store.delete_expired()
     assert (await place.has(cat), await place.has(dog)) == (True, False)
     await place.store.close()
+
+
+# Killed at any write
+
+
+class Killed(BaseException):
+    """What stops a process where it is: after it nothing more is written."""
+
+
+class Kill:
+    """Lets a process write this often, and kills it then."""
+
+    def __init__(self, patch, after):
+        self.left = after
+        for place, name in ((os, "open"), (os, "replace"), (os, "unlink"), (os, "fsync")):
+            patch.setattr(place, name, self._counted(getattr(place, name)))
+        patch.setattr(aiofiles.os, "replace", self._waiting(aiofiles.os.replace))
+
+    def _counted(self, call):
+        def counted(*args, **more):
+            self._count()
+            return call(*args, **more)
+
+        return counted
+
+    def _waiting(self, call):
+        async def counted(*args, **more):
+            self._count()
+            return await call(*args, **more)
+
+        return counted
+
+    def _count(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+
+
+async def lived(place, how_far):
+    """Uploads, tells, forgets and deletes; notes how far it came."""
+    cat, dog = await place.uploaded(), await place.uploaded(b"a dog")
+    await place.told("one", cat)
+    await place.told("two", dog)
+    how_far.append(dog)
+    await place.store.delete("one")
+    await place.files.remove(cat)
+    how_far.append(cat)
+
+
+@pytest.mark.slow
+async def test_a_kill_at_any_write_leaves_nothing_behind_and_takes_nothing_away(tmp_path):
+    for after in count():
+        place, how_far = Place(tmp_path / str(after)), []
+        await place.sessions.named("one")
+        await place.sessions.named("two")
+        with pytest.MonkeyPatch.context() as patch:
+            Kill(patch, after)
+            with suppress(Killed):
+                await lived(place, how_far)
+        await place.store.close()
+        place.open()
+        for mark in (place.folder / "attachments").glob("*"):
+            os.utime(mark, (0, 0))
+        await place.store.delete_expired()
+        infos = [info.id async for info in place.store.list()]
+        told = {name: (await place.store.get(name)).window for name in infos}
+        users = {file: name for name in infos for entry in told[name] for file in files_in(entry)}
+        named = set(users)
+        assert set(place.files.all()) == named, f"killed after {after}"
+        assert all([await place.files.held(name, file) for file, name in users.items()])
+        left = {file.name for file in (place.folder / "attachments").glob("*")}
+        parts = {f"{file}{suffix}" for file in named for suffix in (".json", ".data")}
+        assert left - {"lock", "sessions-noted"} == parts, f"killed after {after}"
+        await place.store.close()
+        if len(how_far) == 2:
+            break
+    assert after > 20
