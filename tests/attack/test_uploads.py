@@ -493,6 +493,7 @@ async def lived(place, how_far):
     how_far.append(dog)
     await place.store.delete("one")
     await place.files.remove(cat)
+    await place.store.delete("zero")
     how_far.append(cat)
 
 
@@ -502,6 +503,9 @@ async def test_a_kill_at_any_write_leaves_nothing_behind_and_takes_nothing_away(
         place, how_far = Place(tmp_path / str(after)), []
         await place.sessions.named("one")
         await place.sessions.named("two")
+        await place.told("zero", owl := await place.uploaded(b"an owl"))
+        place.age(owl)
+        await place.store.delete_expired()  # of this one it has turned out
         with pytest.MonkeyPatch.context() as patch:
             Kill(patch, after)
             with suppress(Killed):
