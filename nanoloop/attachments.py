@@ -27,7 +27,13 @@ from typing import Any
 from anyio.to_thread import run_sync
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.errors import AttachmentsFull, DiskRefused, SessionDamaged, SessionNotFound
+from nanoloop.errors import (
+    AttachmentsFull,
+    DiskRefused,
+    FileRefused,
+    SessionDamaged,
+    SessionNotFound,
+)
 from nanoloop.fairness import FairLimiter
 from nanoloop.files import (
     load_file,
@@ -206,6 +212,8 @@ class Attachments:
         try:
             for each in attachment_ids:
                 await run_sync(self._change, each, partial(_with, session_ids=(session_id,)))
+        except FileRefused:
+            raise
         except OSError as error:
             raise DiskRefused(self.folder, refusal(error)) from error
 

@@ -98,7 +98,7 @@ def _check_ours(path: Path | str, there: os.stat_result, *, writes: bool) -> Non
     # A whole folder of somebody else's may be read, if they allow it; nothing is planted there.
     if writes or there.st_uid != Path(path).parent.stat().st_uid:
         owner = _user(there.st_uid)
-        advice = f"run this as {owner}, or make it yours with `chown {_user(me)}`"
+        advice = f"run this as {owner}, or make it yours with `chown {_user(me)} {path}`"
         raise FileRefused(path, f"belongs to {owner}: {advice}")
 
 

@@ -305,10 +305,10 @@ async def _store(settings: Settings) -> Check:
             count = len([info async for info in store.list()])
             if path is None:
                 await _try_to_keep(store)
-    except OSError as error:
-        return _wrong("store", DiskRefused(path, refusal(error)))
     except NanoloopError as error:
         return _wrong("store", error)
+    except OSError as error:
+        return _wrong("store", DiskRefused(path, refusal(error)))
     return Check("store", is_well=True, says=f"{count} sessions in {where}")
 
 

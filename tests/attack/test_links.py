@@ -101,7 +101,7 @@ def test_whose_a_file_is_and_what_to_do_is_one_sentence(data, precious):
         load_file(data / "place")
     assert str(refused.value) == (
         f"{data / 'place'} belongs to user 12345: run this as user 12345, or make it yours with "
-        "`chown root`"
+        f"`chown root {data / 'place'}`"
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from nanoloop.attachments import UNSURE, UNUSED_SECONDS, Attachments
-from nanoloop.errors import DiskRefused, SessionDamaged
+from nanoloop.errors import FileRefused, SessionDamaged
 from nanoloop.intake import user_entry
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.parts import make_attachments, make_store
@@ -357,7 +357,7 @@ async def test_a_disk_that_fails_makes_the_message_wait_as_for_the_store(place):
     lock = place.folder / "attachments" / "lock"
     lock.unlink(missing_ok=True)
     lock.symlink_to(place.folder / "elsewhere")
-    with pytest.raises(DiskRefused, match="is a link"):
+    with pytest.raises(FileRefused, match="is a link"):
         await place.files.refer("one", [cat])
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import anyio
 from aiofiles.os import wrap
 
-from nanoloop.errors import DiskRefused, NotReadable, SessionDamaged, StoreError
+from nanoloop.errors import DiskRefused, FileRefused, NotReadable, SessionDamaged, StoreError
 from nanoloop.events import announce
 from nanoloop.files import (
     file_name,
@@ -326,7 +326,7 @@ class _Folder:
         """The result of the work; raises `StoreError` for what the disk refuses."""
         try:
             return await work
-        except BlockingIOError:  # another process is at it
+        except (BlockingIOError, FileRefused):  # another process is at it, or it says all itself
             raise
         except OSError as error:
             raise DiskRefused(self._folder.path, refusal(error)) from error
