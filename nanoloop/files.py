@@ -84,7 +84,7 @@ def _opened(name: Path | str, path: Path | str, flags: int, folder: int | None =
 
 _LINKS = {errno.ELOOP, errno.EMLINK}
 IS_LINK = "is a link, which is not followed here: put the file itself there"
-NO_FILE = "is no file, but a device, a pipe or a folder: move it away"
+NO_FILE = "is not a file, but a device, a pipe or a folder: move it away"
 
 
 def _check_ours(path: Path | str, there: os.stat_result, *, writes: bool) -> None:
@@ -288,7 +288,7 @@ def own_key(folder: Path) -> bytes:
     """The secret key of this data folder, for keyed digests; made at its first use.
 
     Every process gets the same one, however many ask at once. A key that a power cut has cut short
-    is made anew: no process has used it yet.
+    is replaced: no process has used it yet.
     """
     path = folder / KEY_FILE
     make_folder(folder)

@@ -89,7 +89,7 @@ OPENING = {
 def test_nothing_but_a_file_of_ours_is_opened(kind, opens, data, precious):
     path = data / "place"
     planted(kind, path, precious)
-    with pytest.raises(FileRefused, match=f"^{path} (is a link|is no file|belongs to)"):
+    with pytest.raises(FileRefused, match=f"^{path} (is a link|is not a file|belongs to)"):
         opens(path)
     assert not precious.with_name("nothing").exists()
 
@@ -294,9 +294,9 @@ def test_a_folder_swapped_for_a_link_while_it_is_walked_leads_nowhere(shelf, tmp
 def test_a_pipe_a_device_and_a_folder_are_no_files(shelf, flags):
     os.mkfifo(shelf / "pipe")
     for name in ("pipe", "a"):
-        with pytest.raises(FileRefused, match="is no file"):
+        with pytest.raises(FileRefused, match="is not a file"):
             open_beneath(shelf, name, flags)
-    with pytest.raises(FileRefused, match="is no file"):
+    with pytest.raises(FileRefused, match="is not a file"):
         open_beneath(shelf.__class__("/dev"), "zero", flags)
 
 
