@@ -1,39 +1,72 @@
-"""Files that people send: checked, kept by owner, and deleted with their conversation."""
+"""Files that people send: checked, kept for the sessions that refer to them, deleted with these."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+import time
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import inf
 from pathlib import Path
-from struct import (  # noqa: N812 - what it means here
-    error as CutOff,
-)
-from struct import (
-    unpack_from,
-)
+from secrets import token_hex
 from typing import Any
 
-import anyio
 from anyio.to_thread import run_sync
 
-from nanoloop.errors import AttachmentsFull, PictureRefused, SessionDamaged, SessionNotFound
+from nanoloop.bounded import BoundedDict
+from nanoloop.errors import (
+    AttachmentsFull,
+    DiskRefused,
+    FileRefused,
+    SessionDamaged,
+    SessionNotFound,
+)
 from nanoloop.fairness import FairLimiter
-from nanoloop.files import make_folder, put_file, read_file, replace_file
+from nanoloop.files import (
+    load_file,
+    locked_file,
+    make_folder,
+    open_file,
+    put_file,
+    read_file,
+    refusal,
+    replace_file,
+    save_json,
+    waited_lock,
+)
+from nanoloop.images import TYPES, checked
 from nanoloop.protocols import Seal
-from nanoloop.session.entry import Entry
+from nanoloop.session.entry import Entry, entries_in, files_in
 from nanoloop.session.head import WAITING
 from nanoloop.session.session import Session
 
-SCHEME = "attachment:"
-"""The prefix of a reference to a file."""
+REMEMBERED = 1000
+"""How many uploads are recognised if they come again."""
+UNUSED_SECONDS = 24 * 3600
+"""How long an upload that no session refers to is kept."""
+UNSURE = ".unsure"
+"""Ends the name of a mark: it has yet to turn out whether any session refers to the file."""
+NOTED = "sessions-noted"
+"""Marks a folder in which each file's sessions are noted."""
+LOCK = "lock"
 TEXT_SHOWN = 20_000
 """How many characters of a text file the model sees."""
 _ID = re.compile(r"[0-9a-f]{40}")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.*\.new")
+"""What `put_file` and `replace_file` write into, before the file has its name."""
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -49,11 +82,24 @@ class StoredFile:
 
     id: str
     owner: str
-    """The prefix of the sessions of the person who uploaded it."""
+    """Who uploaded it: an account of the web, or a chat of a platform."""
     kind: str
     name: str
     mime_type: str
     size: int
+    sessions: tuple[str, ...] | None = None
+    """The sessions that may use it; None if an earlier version kept it, which didn't note them."""
+    at: float = 0.0
+    """When it was uploaded, in seconds since 1970; 0 if that isn't known."""
+
+    @classmethod
+    def of(cls, text: bytes | None) -> StoredFile | None:
+        """What was noted about it; None if that is not there, or can't be read."""
+        with suppress(ValueError, TypeError):  # sealed, and there is no key
+            known = json.loads(text or b"")
+            sessions = known.pop("sessions", None)
+            return cls(**known, sessions=None if sessions is None else tuple(sessions))
+        return None
 
 
 def mime_type_of(data: bytes) -> str | None:
@@ -73,317 +119,277 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps files in a folder, created with the first one; encrypts them if it has a seal."""
+    """Keeps files in a folder, created with the first one; encrypts them if it has a seal.
+
+    An id grants no access. A file belongs to the sessions that were given it (`refer`, `share`):
+    only there is it shown to the model and sent with an answer.
+    """
 
     def __init__(self, folder: Path, *, limit_bytes: int, seal: Seal | None = None) -> None:
-        self._folder = folder
+        self.folder = folder
         self._limit_bytes = limit_bytes
         self._seal = seal
         self._bytes: int | None = None
+        self._recent: BoundedDict[tuple[str, str, bytes], str] = BoundedDict(REMEMBERED)
         # One at a time: no other thread waits for one.
         self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
-        """Store a file, durable when this returns; the same file is stored once.
+        """Store a file, durable when this returns; what one owner sends again is stored once.
 
         A picture is checked, and stored as models and people should see it. Raises
-        `AttachmentsFull` and `PictureRefused`.
+        `AttachmentsFull` and `PictureRefused`. No session may use it yet.
         """
         if mime_type in TYPES:
             picture = await checked(data, limiter=self._checks.turn(owner))
             data, mime_type = picture.data, picture.mime_type
-        # The owner is part of it: nobody learns by an upload what others have.
-        digest = hashlib.sha256(owner.encode() + b"\0" + data).hexdigest()
+        # In memory only: what names a file on the disk says nothing of who sent what.
+        same = (owner, name, hashlib.sha256(data).digest())
+        if (known := await run_sync(self._kept_again, self._recent.get(same, ""))) is not None:
+            return known
         kept = StoredFile(
-            id=digest[:40],
+            id=token_hex(20),
             owner=owner,
             kind="image" if mime_type in TYPES else "file",
             name=name,
             mime_type=mime_type,
             size=len(data),
+            sessions=(),
+            at=time.time(),
         )
-        if await run_sync(self._take_room_for, kept):
-            await self._put(f"{kept.id}.data", data)
+        await run_sync(self._begin, kept)
+        await self._put(f"{kept.id}.data", data)
         # Last: what is known of a file is known of a whole one.
-        await self._put(f"{kept.id}.json", json.dumps(asdict(kept)).encode())
+        await self._put(f"{kept.id}.json", _noted(kept))
+        self._recent[same] = kept.id
         return kept
 
     async def about(self, attachment_id: str) -> StoredFile | None:
         """What is known about it, or None if there is no such file."""
         if not _ID.fullmatch(attachment_id):
             return None
-        text = await self._read(attachment_id, ".json")
-        return None if text is None else StoredFile(**json.loads(text))
+        return StoredFile.of(await self._read(attachment_id, ".json"))
 
     async def data(self, attachment_id: str) -> bytes | None:
-        """The file, or None if there is no such file."""
+        """The file, or None if there is no such file; ask `held` first whether it may be used."""
         if not _ID.fullmatch(attachment_id):
             return None
         return await self._read(attachment_id, ".data")
 
+    async def held(self, session_id: str, attachment_id: str) -> StoredFile | None:
+        """What is known about a file that this session may use; None for any other."""
+        kept = await self.about(attachment_id)
+        return kept if kept is not None and session_id in (kept.sessions or ()) else None
+
     async def _read(self, attachment_id: str, suffix: str) -> bytes | None:
-        data = await read_file(self._folder / f"{attachment_id}{suffix}")
-        seal = self._seal
-        return data if data is None or seal is None else await run_sync(seal.open, data.decode())
+        name = f"{attachment_id}{suffix}"
+        data = await read_file(self.folder / name)
+        return None if data is None else await run_sync(self._opened, name, data)
 
     async def _put(self, name: str, data: bytes) -> None:
-        sealed = data if self._seal is None else (await run_sync(self._seal.seal, data)).encode()
-        await put_file(self._folder / name, sealed, durable=True)
+        sealed = await run_sync(self._sealed, name, data)
+        await put_file(self.folder / name, sealed, durable=True)
 
-    def _take_room_for(self, kept: StoredFile) -> bool:
-        """Reserve its room; returns whether its data must be written. Raises `AttachmentsFull`."""
-        make_folder(self._folder)
-        if (self._folder / f"{kept.id}.data").exists():
-            return False
+    def _opened(self, _: str, data: bytes) -> bytes | None:
+        """The content of the file of this name; None if it can't be opened."""
+        if self._seal is None:
+            return data
+        with suppress(ValueError):  # another key, or none when it was kept
+            return self._seal.open(data.decode())
+        return None
+
+    def _sealed(self, _: str, data: bytes) -> bytes:
+        return data if self._seal is None else self._seal.seal(data).encode()
+
+    # Whose it is
+
+    async def refer(self, session_id: str, attachment_ids: Iterable[str]) -> None:
+        """Let this session use these files, durable when this returns.
+
+        Call it before the session's own commit, with files that its chat sent. Raises
+        `DiskRefused`.
+        """
+        try:
+            for each in attachment_ids:
+                await run_sync(self._change, each, partial(_with, session_ids=(session_id,)))
+        except FileRefused:
+            raise
+        except OSError as error:
+            raise DiskRefused(self.folder, refusal(error)) from error
+
+    async def share(self, attachment_ids: Iterable[str], *, by: str, to: str) -> None:
+        """Let another session use those of these files that this one may use."""
+        for each in attachment_ids:
+            if await self.held(by, each) is not None:
+                await self.refer(to, (each,))
+
+    async def drop(self, attachment_id: str, session_ids: Collection[str]) -> None:
+        """Let these sessions no longer use a file; it is removed with the last that may."""
+        left = partial(_without, session_ids=session_ids)
+        await run_sync(self._change, attachment_id, left)
+
+    async def remove(self, attachment_id: str) -> None:
+        """Remove a file, whoever uses it; a missing one is fine."""
+        await run_sync(self._remove, attachment_id)
+
+    def _change(
+        self, attachment_id: str, change: Callable[[Sequence[str]], Sequence[str] | None]
+    ) -> None:
+        """Change which sessions may use a file; None removes it."""
+        if _ID.fullmatch(attachment_id) and self.folder.is_dir():
+            with self._alone():
+                self._rewrite(attachment_id, change)
+
+    def _rewrite(
+        self, attachment_id: str, change: Callable[[Sequence[str]], Sequence[str] | None]
+    ) -> None:
+        kept = self._known(attachment_id)
+        if kept is None:
+            return
+        users = change(kept.sessions or ())
+        if users is None:
+            self._clear(attachment_id)
+        elif (after := tuple(dict.fromkeys(users))) != kept.sessions:
+            if set(after) - set(kept.sessions or ()):  # it may not come to the commit
+                self._mark(attachment_id)
+            name = f"{attachment_id}.json"
+            sealed = self._sealed(name, _noted(replace(kept, sessions=after)))
+            replace_file(self.folder / name, sealed, durable=True)
+
+    def _known(self, attachment_id: str) -> StoredFile | None:
+        name = f"{attachment_id}.json"
+        with suppress(FileNotFoundError):
+            return StoredFile.of(self._opened(name, load_file(self.folder / name)))
+        return None
+
+    def _remove(self, attachment_id: str) -> None:
+        if _ID.fullmatch(attachment_id) and self.folder.is_dir():
+            with self._alone():
+                self._clear(attachment_id)
+
+    def _clear(self, attachment_id: str) -> None:
+        # Marked first: what a kill leaves of it is swept. What is known of it goes before the rest.
+        self._mark(attachment_id)
+        for suffix in (".json.new", ".json", ".data", UNSURE):
+            (self.folder / f"{attachment_id}{suffix}").unlink(missing_ok=True)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let nobody else change what is known of files meanwhile; it blocks."""
+        with waited_lock(self.folder / LOCK):
+            yield
+
+    # What is not used yet
+
+    def _mark(self, attachment_id: str) -> None:
+        """Note that from now on it must turn out within a day whether any session refers to it."""
+        path = self.folder / f"{attachment_id}{UNSURE}"
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
+        os.utime(path)
+
+    def _kept_again(self, attachment_id: str) -> StoredFile | None:
+        """A file that is there already, given another day."""
+        if not attachment_id or not self.folder.is_dir():
+            return None
+        with self._alone():
+            kept = self._known(attachment_id)
+            if kept is not None:
+                self._mark(attachment_id)
+            return kept
+
+    def unsure(self) -> list[str]:
+        """The files of which it must turn out now whether any session refers to them; it blocks."""
+        before = time.time() - UNUSED_SECONDS
+        marks = self.folder.glob(f"*{UNSURE}")
+        return [mark.name.removesuffix(UNSURE) for mark in marks if _time_of(mark) < before]
+
+    def tidy(self) -> None:
+        """Remove what kills left of writing; it blocks."""
+        before = time.time() - UNUSED_SECONDS
+        for file in [*self.folder.glob(".*"), *self.folder.glob("*.new")]:
+            if _UNFINISHED.fullmatch(file.name) and _time_of(file) < before:
+                # Locked, unless its writer is dead.
+                with suppress(FileNotFoundError, BlockingIOError), locked_file(file, os.O_RDWR):
+                    file.unlink()
+
+    def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
+        """Take a file from the sessions that turned out not to refer to it; it blocks.
+
+        One that no session refers to is removed, unless it was given to one meanwhile.
+        """
+        with self._alone():
+            if attachment_id not in self.unsure():
+                return
+            kept = self._known(attachment_id)
+            if kept is None and (self.folder / f"{attachment_id}.json").exists():
+                return  # sealed with another key, with which it will turn out
+            if kept is None or not set(kept.sessions or ()) - set(unused_by):
+                self._clear(attachment_id)
+            else:
+                self._rewrite(attachment_id, partial(_without, session_ids=unused_by))
+                (self.folder / f"{attachment_id}{UNSURE}").unlink(missing_ok=True)
+
+    def all(self) -> list[str]:
+        """The ids of all files; it blocks."""
+        return [file.stem for file in self.folder.glob("*.json") if _ID.fullmatch(file.stem)]
+
+    def former(self) -> list[str]:
+        """The files of earlier versions, of which is not noted who may use them; it blocks."""
+        if (self.folder / NOTED).exists():
+            return []
+        known = ((name, self._known(name)) for name in self.all())
+        return [name for name, kept in known if kept is not None and kept.sessions is None]
+
+    def note_former(self, users: Mapping[str, Collection[str]]) -> None:
+        """Note who may use the files of earlier versions; it blocks."""
+        for name, sessions in users.items():
+            self._change(name, partial(_with, session_ids=tuple(sessions)))
+            self._mark(name)
+        if all(self._known(name) is not None for name in self.all()):  # else with its key
+            save_json(self.folder / NOTED, True)
+
+    # Room
+
+    def _begin(self, kept: StoredFile) -> None:
+        """Reserve its room; raises `AttachmentsFull`."""
+        make_folder(self.folder)
         self._take_room(kept.size)
-        return True
+        self._mark(kept.id)
 
     def _take_room(self, size: int) -> None:
         # Counted anew where there seems to be no room: some may have gone with their messages.
         if self._bytes is None or self._bytes + size > self._limit_bytes:
-            self._bytes = sum(file.stat().st_size for file in self._folder.glob("*.data"))
+            self._bytes = sum(file.stat().st_size for file in self.folder.glob("*.data"))
         if self._bytes + size > self._limit_bytes:
             raise AttachmentsFull(self._limit_bytes)
         self._bytes += size
 
 
-MOST_PIXELS = 50_000_000
-"""The pixel limit for a non-progressive JPEG, which is decoded directly to the smaller size."""
-_SHARE = {"image/png": 2, "image/gif": 2, "image/webp": 4}
-"""That limit is divided by this for other formats: their decoders take more memory."""
-MOST_SIDE = 65_535
-"""The pixel limit for one side: each row takes memory too."""
-MOST_SCANS = 500_000_000
-"""The limit on a JPEG's pixels times the number of passes its decoder makes over them."""
-READ_SECONDS = 30.0
-SLOW = "it takes too long to read"
-_PARTS = 20_000
-"""How many parts of a file are scanned; a file with more is decoded to see what it holds."""
+def _noted(kept: StoredFile) -> bytes:
+    return json.dumps(asdict(kept)).encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What a picture's header says."""
-
-    mime_type: str
-    width: int
-    height: int
-    is_bare: bool
-    """Whether it holds one picture and nothing else: no location, no camera, no second file."""
-    scans: int = 1
-    is_progressive: bool = False
+def _with(users: Sequence[str], *, session_ids: Sequence[str]) -> Sequence[str]:
+    return (*users, *session_ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """A picture that was checked."""
-
-    data: bytes
-    mime_type: str
+def _without(users: Sequence[str], *, session_ids: Collection[str]) -> Sequence[str] | None:
+    left = [user for user in users if user not in session_ids]
+    return None if users and not left else left
 
 
-async def checked(data: bytes, *, limiter: AbstractAsyncContextManager[None]) -> Picture:
-    """The picture, upright and without the camera's metadata; raises `PictureRefused`.
-
-    Without Pillow only its header is checked, and it stays unchanged.
-    """
-    async with limiter:
-        with anyio.move_on_after(READ_SECONDS):
-            # Nobody can stop the thread: what it may have to do is bounded by the header.
-            return await run_sync(_checked, data, abandon_on_cancel=True)
-    raise PictureRefused(SLOW)
-
-
-def _checked(data: bytes) -> Picture:
-    header = header_of(data)
+def _time_of(file: Path) -> float:
+    """When it was touched last; never, if it is gone."""
     try:
-        # Loaded with the first picture, and an extra.
-        from nanoloop.pillow import cleaned  # noqa: PLC0415 - as above
-    except ImportError:
-        return Picture(data=data, mime_type=header.mime_type)
-    return cleaned(data, header)
-
-
-def is_pillow_here() -> bool:
-    """Whether pictures can be decoded; if not, only their headers are checked."""
-    return find_spec("PIL") is not None
-
-
-def header_of(data: bytes) -> Header:
-    """A picture's header; raises `PictureRefused` if its size is nonsense or too large."""
-    try:
-        header = next(read(data) for magic, read in _HEADERS.items() if data.startswith(magic))
-    except (CutOff, IndexError, StopIteration):
-        raise PictureRefused("it is damaged") from None
-    bound(header)
-    return header
-
-
-def bound(header: Header) -> None:
-    """Raise `PictureRefused` for a picture that would take too much memory or time."""
-    pixels = header.width * header.height
-    share = 2 if header.is_progressive else _SHARE.get(header.mime_type, 1)
-    most = MOST_PIXELS // share
-    if not pixels:
-        raise PictureRefused("it has no pixels")
-    if pixels > most:
-        raise PictureRefused(f"it has {pixels:,} pixels, more than {most:,}")
-    if max(header.width, header.height) > MOST_SIDE:
-        raise PictureRefused(f"one side of it has more than {MOST_SIDE:,} pixels")
-    if pixels * header.scans > MOST_SCANS:
-        raise PictureRefused(SLOW)
-
-
-_PNG_KEPT = frozenset(
-    b"IHDR PLTE IDAT IEND bKGD cHRM cICP gAMA hIST iCCP pHYs sBIT sRGB tRNS".split()
-)
-
-
-def _png(data: bytes) -> Header:
-    width, height = unpack_from(">II", data, 16)
-    return Header(mime_type="image/png", width=width, height=height, is_bare=_is_bare_png(data))
-
-
-def _is_bare_png(data: bytes) -> bool:
-    at = 8
-    for _ in range(_PARTS):
-        if at + 12 > len(data):
-            return False
-        size, name = unpack_from(">I4s", data, at)
-        at += size + 12
-        if name == b"IEND":
-            return bool(at == len(data))
-        if name not in _PNG_KEPT:
-            return False
-    return False
-
-
-_MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
-_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_JPEG_KEPT = _SIZES | {0xC4, 0xDA, 0xDB, 0xDD}
-_PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
-
-
-def _jpeg(data: bytes) -> Header:
-    at, scans, is_bare, size = 2, 0, True, None
-    is_progressive = False
-    while found := _MARKER.search(data, at):
-        marker, at = found[1][0], found.end()
-        if marker == 0xD9:  # noqa: PLR2004 - the end
-            break
-        if marker in (0x01, 0xD8):
-            continue
-        (length,) = unpack_from(">H", data, at)
-        if marker in _SIZES:
-            size = size or unpack_from(">HH", data, at + 3)
-            is_progressive |= marker in _PROGRESSIVE
-        scans += marker == 0xDA  # noqa: PLR2004 - the start of one
-        is_bare &= marker in _JPEG_KEPT or _is_harmless(marker, data[at : at + length])
-        at += length
-    height, width = size or unpack_from(">HH", b"")
-    return Header(
-        mime_type="image/jpeg",
-        width=width,
-        height=height,
-        is_bare=is_bare and at == len(data),
-        scans=max(scans, 1),
-        is_progressive=is_progressive,
-    )
-
-
-def _is_harmless(marker: int, segment: bytes) -> bool:
-    """Whether it is plain JFIF (no thumbnail), Adobe's colour transform or a colour profile."""
-    name = segment[2:]
-    return (
-        (marker == 0xE0 and name.startswith(b"JFIF\0") and len(segment) == 16)  # noqa: PLR2004
-        or (marker == 0xEE and name.startswith(b"Adobe"))  # noqa: PLR2004 - APP14
-        or (marker == 0xE2 and name.startswith(b"ICC_PROFILE\0"))  # noqa: PLR2004 - APP2
-    )
-
-
-def _gif(data: bytes) -> Header:
-    width, height, flags = unpack_from("<HHB", data, 6)
-    at, is_bare = 13 + _table(flags), True
-    while data[at] == 0x21:  # noqa: PLR2004 - an extension
-        is_bare &= data[at + 1] == 0xF9  # noqa: PLR2004 - how the next frame is shown
-        at = _behind_blocks(data, at + 2)
-    left, top, wide, high, flags = unpack_from("<HHHHB", data, at + 1)
-    at += 10 + _table(flags) + 1
-    try:
-        at = _behind_blocks(data, at)
-        is_bare &= data[at] == 0x3B and at + 1 == len(data)  # noqa: PLR2004 - the end
-    except (CutOff, IndexError):
-        is_bare = False
-    width, height = max(width, left + wide), max(height, top + high)
-    return Header(mime_type="image/gif", width=width, height=height, is_bare=is_bare)
-
-
-def _table(flags: int) -> int:
-    """The size in bytes of the colour table that follows."""
-    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
-
-
-def _behind_blocks(data: bytes, at: int) -> int:
-    for _ in range(_PARTS):
-        size = data[at]
-        at += size + 1
-        if not size:
-            return at
-    raise IndexError
-
-
-_WEBP_KEPT = frozenset((b"VP8 ", b"VP8L", b"VP8X", b"ALPH", b"ICCP"))
-
-
-def _webp(data: bytes) -> Header:
-    if data[8:12] != b"WEBP":
-        raise IndexError
-    width, height = _webp_size(data)
-    return Header(mime_type="image/webp", width=width, height=height, is_bare=_is_bare_webp(data))
-
-
-def _webp_size(data: bytes) -> tuple[int, int]:
-    match data[12:16]:
-        case b"VP8 ":
-            width, height = unpack_from("<HH", data, 26)
-            return width & 0x3FFF, height & 0x3FFF
-        case b"VP8L":
-            (bits,) = unpack_from("<I", data, 21)
-            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-        case b"VP8X":
-            wide, high = data[24:27], data[27:30]
-            return int.from_bytes(wide, "little") + 1, int.from_bytes(high, "little") + 1
-    raise IndexError
-
-
-def _is_bare_webp(data: bytes) -> bool:
-    at = 12
-    for _ in range(_PARTS):
-        if at + 8 > len(data):
-            break
-        name, size = unpack_from("<4sI", data, at)
-        if name not in _WEBP_KEPT:
-            return False
-        at += 8 + size + size % 2
-    return at == len(data)
-
-
-_HEADERS: Mapping[bytes, Callable[[bytes], Header]] = {
-    b"\x89PNG\r\n\x1a\n": _png,
-    b"\xff\xd8\xff": _jpeg,
-    b"GIF87a": _gif,
-    b"GIF89a": _gif,
-    b"RIFF": _webp,
-}
-TYPES = frozenset(("image/png", "image/jpeg", "image/gif", "image/webp"))
-"""The picture types that the model can see."""
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return inf
 
 
 NOTE = ".forgetting"
 """The file next to them that lists those that may need to be deleted."""
 READ_AT_ONCE = 500
 """How many entries are examined at a time."""
-_REFERENCE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
 
 
 class Forgetting:
@@ -392,9 +398,13 @@ class Forgetting:
     A file stays as long as any session refers to it; an unreadable session refers to none.
     """
 
-    def __init__(self, store: Any, folder: Path) -> None:
+    def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:
+        """`is_kept` says whether the sessions outlive the process, as the files do."""
         self._store = store
-        self._folder = folder
+        self._has_former = is_kept
+        """Whether it may still have to be noted who may use the files of earlier versions."""
+        self.attachments = attachments
+        self._folder = attachments.folder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -412,9 +422,18 @@ class Forgetting:
         await self._let_go(gone)
 
     async def delete_expired(self) -> int:
-        """Delete as the store does, then any noted files still there, for example after a kill."""
+        """Delete as the store does, then the files that no session refers to any more.
+
+        That includes what a kill left, and uploads that no session referred to within a day.
+        """
         removed = int(await self._store.delete_expired())
-        await self._let_go(await self._noted(set()))
+        if self._has_any():
+            if self._has_former:
+                await self._note_former()
+            if removed:
+                await self._drop_expired()
+            await self._let_go(await self._noted(set()))
+            await self._sweep()
         return removed
 
     def _has_any(self) -> bool:
@@ -426,27 +445,87 @@ class Forgetting:
         return await run_sync(self._note, gone) if self._has_any() else gone
 
     def _note(self, gone: set[str]) -> set[str]:
-        file = self._folder / NOTE
-        known = set(file.read_text().split()) if file.exists() else set()
+        try:
+            known = set(load_file(self._folder / NOTE).decode().split())
+        except FileNotFoundError:
+            known = set()
         if gone - known:
-            replace_file(file, " ".join(gone | known).encode(), durable=True)
+            replace_file(self._folder / NOTE, " ".join(gone | known).encode(), durable=True)
         return gone | known
 
     async def _let_go(self, gone: set[str]) -> None:
-        if not gone:
-            return
-        for session_id in [info.id async for info in self._store.list()]:
-            gone -= await self._files_of(session_id)
-            if not gone:
-                break
-        await run_sync(self._remove, gone)
-
-    def _remove(self, gone: Collection[str]) -> None:
+        """Take these files from the sessions that no longer refer to them."""
         for name in gone:
-            # What is known of it goes first: a half of it is none.
-            for suffix in (".json", ".data"):
-                (self._folder / f"{name}{suffix}").unlink(missing_ok=True)
-        (self._folder / NOTE).unlink(missing_ok=True)
+            kept = await self.attachments.about(name)
+            if kept is not None and kept.sessions:
+                unused = [user for user in kept.sessions if not await self._refers(user, kept)]
+                await self.attachments.drop(name, unused)
+        if gone:
+            (self._folder / NOTE).unlink(missing_ok=True)
+
+    async def _drop_expired(self) -> None:
+        """Take the files from the sessions that are no longer there."""
+        missing: dict[str, bool] = {}
+        for name in await run_sync(self.attachments.all):
+            kept = await self.attachments.about(name)
+            users = () if kept is None else kept.sessions or ()
+            for user in users:
+                if user not in missing:
+                    missing[user] = await self._is_missing(user)
+            if gone := [user for user in users if missing[user]]:
+                await self.attachments.drop(name, gone)
+
+    async def _is_missing(self, session_id: str) -> bool:
+        try:
+            await self._store.revision(session_id)
+        except SessionNotFound:
+            return True
+        return False
+
+    async def _sweep(self) -> None:
+        await run_sync(self.attachments.tidy)
+        for name in await run_sync(self.attachments.unsure):
+            kept = await self.attachments.about(name)
+            users = () if kept is None else kept.sessions or ()
+            unused = [
+                user
+                for user in users
+                if kept is not None and not await self._refers(user, kept, if_damaged=True)
+            ]
+            await run_sync(partial(self.attachments.settle, name, unused_by=unused))
+
+    async def _refers(self, session_id: str, file: StoredFile, *, if_damaged: bool = False) -> bool:
+        """Whether this session refers to a file, in what it was told since that was uploaded."""
+        try:
+            session = await self._store.load(session_id)
+            if any(file.id in files_in(entry) for entry in session.waiting):
+                return True
+            upto = session.last_seq
+            while upto > 0:
+                after = max(0, upto - READ_AT_ONCE)
+                entries = await self._store.entries(session_id, after=after, upto=upto)
+                if any(file.id in files_in(entry) for entry in entries):
+                    return True
+                # A day of grace: clocks are set back.
+                if entries and entries[0].timestamp.timestamp() < file.at - UNUSED_SECONDS:
+                    return False
+                upto = after
+        except SessionNotFound:
+            return False
+        except SessionDamaged:
+            return if_damaged
+        return False
+
+    async def _note_former(self) -> None:
+        """Note which sessions refer to the files of earlier versions."""
+        former = await run_sync(self.attachments.former)
+        users: dict[str, set[str]] = {name: set() for name in former}
+        if former:
+            for session_id in [info.id async for info in self._store.list()]:
+                for name in await self._files_of(session_id) & users.keys():
+                    users[name].add(session_id)
+        await run_sync(self.attachments.note_former, users)
+        self._has_former = False
 
     async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
         """The files that a session, or only these entries of it, refers to."""
@@ -456,9 +535,9 @@ class Forgetting:
         with suppress(SessionNotFound, SessionDamaged):
             if seqs is None:
                 waiting = (await self._store.load(session_id)).waiting
-                found.update(*map(_files_in, waiting))
+                found.update(*map(files_in, waiting))
             async for entry in self._entries(session_id, seqs):
-                found |= _files_in(entry)
+                found |= files_in(entry)
         return found
 
     async def _files_ever_of(self, session_id: str) -> set[str]:
@@ -467,8 +546,9 @@ class Forgetting:
         if self._has_any():
             with suppress(SessionNotFound, SessionDamaged):
                 snapshot = await self._store.snapshot(session_id)
-                found.update(_REFERENCE.findall(str(snapshot.sections.get(WAITING))))
-                found.update(*map(_files_in, snapshot.entries))
+                waiting = entries_in(snapshot.sections.get(WAITING) or ())
+                found.update(*map(files_in, waiting))
+                found.update(*map(files_in, snapshot.entries))
         return found
 
     async def _entries(self, session_id: str, seqs: Collection[int] | None) -> AsyncIterator[Entry]:
@@ -481,8 +561,3 @@ class Forgetting:
                 if seqs is None or entry.seq in seqs:
                     yield entry
             after = some[-1].seq
-
-
-def _files_in(entry: Entry) -> set[str]:
-    told = (entry.content.get("parts"), entry.metadata.get("attachments"))
-    return set(_REFERENCE.findall(str(told))) if any(told) else set()

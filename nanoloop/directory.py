@@ -16,6 +16,7 @@ from nanoloop.files import (
     file_name,
     former_file_name,
     make_folder,
+    open_beneath,
     replace_file,
 )
 from nanoloop.session.entry import Entry
@@ -144,7 +145,7 @@ class SessionDirectory:
         and `StoreError` for a newer format. An agent that isn't known is left out, with a warning.
         """
         file = self._file(path)
-        data = json.loads(_text(file))
+        data = json.loads(self._text(file))
         _check_format(file, data)
         session = from_magent(data, agents=self._agents, unknown_agent=_warn_of_agent)
         self._given.add(session.id)
@@ -155,6 +156,15 @@ class SessionDirectory:
         if isinstance(path, str) and not file.exists() and file.suffix != SUFFIX:
             return self._saved(path)
         return file
+
+    def _text(self, file: Path) -> str:
+        try:
+            if file.parent != self.folder:  # a file that the program chose, wherever it leads
+                return file.read_text(encoding="utf-8")
+            with os.fdopen(open_beneath(self.folder, file.name), encoding="utf-8") as opened:
+                return opened.read()
+        except UnicodeDecodeError as broken:
+            raise ValueError(f"{file} is not a text file: {broken}") from broken
 
     def _with_rest(self, session: Session, data: dict[str, Any]) -> Session:
         """Add all that the messages don't contain, unless they were changed since."""
@@ -237,13 +247,6 @@ def _data(file: Path) -> Any:
         return json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as broken:
-        raise ValueError(f"{file} is not a text file: {broken}") from broken
 
 
 def _warn_of_agent(name: str) -> None:

@@ -20,6 +20,7 @@ NanoloopError
 ├── StoreError               (the store can't do it; nothing was half-written)
 │   ├── StoreLocked          an earlier version owns the folder
 │   ├── DiskRefused          a file of the store could not be read or written
+│   ├── FileRefused          (also an OSError) a link, a device, or a file of somebody else
 │   ├── StoreConflict        another writer committed first
 │   ├── SessionDamaged       the stored data is not what was written
 │   ├── NotReadable          a key is missing, or it was written by a newer version
@@ -233,6 +234,13 @@ class DiskRefused(StoreError):
 
     def __init__(self, where: object, what: str) -> None:
         super().__init__(f"the store in {where} failed: {what}; everything saved earlier is intact")
+
+
+class FileRefused(StoreError, OSError):
+    """A file is not opened: it is a link, no file at all, or belongs to somebody else."""
+
+    def __init__(self, path: object, why: str) -> None:
+        super().__init__(f"{path} {why}")
 
 
 class StoreConflict(StoreError):

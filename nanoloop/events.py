@@ -620,6 +620,15 @@ class PictureLeftOut(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileNarrowed(Event):
+    """Others of this machine could read or write a file of ours; from now on they can't."""
+
+    file: str
+    mode: str
+    """What it was, as `chmod` has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsReloaded(Event):
     """The settings were reloaded: what was applied, and what needs a restart."""
 

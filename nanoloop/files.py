@@ -1,22 +1,30 @@
-"""Files: safe names, all-or-nothing writes, private permissions, short locks."""
+"""Files: safe names, all-or-nothing writes, private permissions, no links, short locks.
+
+Every file of the data folder is opened by `open_file`, or checked by `check_file` where SQLite
+opens it; what somebody else named is opened by `open_beneath`.
+"""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
+import hmac
 import json
 import os
+import pwd
 import re
 import resource
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from secrets import token_hex
+from secrets import token_bytes, token_hex
 from threading import Lock
 from typing import Any, Literal
 from urllib.parse import quote, unquote
@@ -25,7 +33,8 @@ import aiofiles
 import aiofiles.os
 from aiofiles.os import wrap
 
-from nanoloop.errors import StoreLocked
+from nanoloop.errors import FileRefused, StoreLocked
+from nanoloop.events import FileNarrowed, announce
 from nanoloop.session.entry import rfc3339
 
 MOST_OPEN_FILES = 65_536
@@ -33,6 +42,176 @@ MOST_OPEN_FILES = 65_536
 KEPT_FILES = 256
 """How many of these are reserved for the store, models, platforms and whatever a turn opens."""
 MOST_CONNECTIONS = 10_000
+
+
+Tell = Callable[[FileNarrowed], object]
+PRIVATE = 0o600
+"""The mode of every file of ours."""
+_OTHERS = 0o077
+_NEVER_THROUGH = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""Neither through a link, nor waiting for whoever is at the other end of a pipe."""
+
+
+def open_file(path: Path | str, flags: int = os.O_RDONLY) -> int:
+    """Open a file of the data folder; what it creates is private, whatever the umask.
+
+    Raises `FileRefused` for a link, for anything but a file, and for a file of somebody else. One
+    of ours that others may read or write is made private.
+    """
+    fd = _opened(path, path, flags)
+    try:
+        there = os.fstat(fd)
+        _check_ours(path, there, writes=bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)))
+        is_fresh = bool(flags & os.O_CREAT) and not there.st_size
+        _narrow(path, there, partial(os.fchmod, fd), is_fresh=is_fresh)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _opened(name: Path | str, path: Path | str, flags: int, folder: int | None = None) -> int:
+    """Open this name, in an open folder if one is given; `path` is for the refusal."""
+    try:
+        return os.open(name, flags | _NEVER_THROUGH, PRIVATE, dir_fd=folder)
+    except OSError as error:
+        if error.errno in _LINKS:
+            raise FileRefused(path, IS_LINK) from None
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise FileRefused(path, NO_FILE) from None
+        raise
+
+
+_LINKS = {errno.ELOOP, errno.EMLINK}
+IS_LINK = "is a link, which is not followed here: put the file itself there"
+NO_FILE = "is not a file, but a device, a pipe or a folder: move it away"
+
+
+def _check_ours(path: Path | str, there: os.stat_result, *, writes: bool) -> None:
+    if not stat.S_ISREG(there.st_mode):
+        # A folder is told apart by those who can make use of it.
+        if stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise FileRefused(path, NO_FILE)
+    if there.st_uid == (me := os.geteuid()):
+        return
+    # A whole folder of somebody else's may be read, if they allow it; nothing is planted there.
+    if writes or there.st_uid != Path(path).parent.stat().st_uid:
+        owner = _user(there.st_uid)
+        advice = f"run this as {owner}, or make it yours with `chown {_user(me)} {path}`"
+        raise FileRefused(path, f"belongs to {owner}: {advice}")
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def _narrow(
+    path: Path | str,
+    there: os.stat_result,
+    chmod: Callable[[int], None],
+    *,
+    is_fresh: bool = False,
+    tell: Tell = announce,
+) -> None:
+    """Make a file of ours private; a fresh one has what the umask left of its mode."""
+    mode = stat.S_IMODE(there.st_mode)
+    if there.st_uid != os.geteuid() or not (mode & _OTHERS or (is_fresh and mode != PRIVATE)):
+        return
+    with suppress(OSError):  # a file system without modes, or one for reading only
+        chmod(PRIVATE)
+        if mode & _OTHERS:
+            tell(FileNarrowed(file=str(path), mode=f"{mode:04o}"))
+
+
+def check_file(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
+    """Like `open_file`, for a file that SQLite opens; a missing one is fine.
+
+    It isn't opened for this: closing it would let go of all locks that SQLite has on it.
+    Without `writes` its mode stays. `tell` gets the event.
+    """
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(there.st_mode):
+        raise FileRefused(path, IS_LINK)
+    _check_ours(path, there, writes=writes)
+    if writes:
+        _narrow(path, there, path.chmod, tell=tell)
+
+
+_BESIDE = ("", "-wal", "-shm", "-journal")
+
+
+def check_database(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
+    """`check_file` for a database and all that SQLite puts beside it."""
+    for suffix in _BESIDE:
+        check_file(path.with_name(path.name + suffix), writes=writes, tell=tell)
+
+
+def make_database_file(path: Path, *, tell: Tell = announce) -> None:
+    """Create this file for SQLite, which gives those beside it the same mode; check all of them."""
+    check_database(path, tell=tell)
+    with suppress(FileExistsError):
+        os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+
+
+def load_file(path: Path | str) -> bytes:
+    """The whole content of a file of the data folder; raises as `open_file` does."""
+    with os.fdopen(open_file(path), "rb") as file:
+        return file.read()
+
+
+def opener(path: str, flags: int) -> int:
+    """`open_file`, for `open(..., opener=opener)`."""
+    return open_file(path, flags)
+
+
+def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
+    """Open the file of this name, which somebody else chose, beneath a folder.
+
+    The name may have folders in it. Raises `FileRefused` if it leads out of the folder or through
+    a link, or names anything but a file; nothing that happens meanwhile can change that.
+    """
+    *folders, last = parts = name.split("/")
+    path = folder / name.lstrip("/")
+    if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
+        raise FileRefused(folder, f"has no file {name!r}: give a plain name beneath it")
+    with ExitStack() as stack:
+
+        def entered(name: Path | str, flags: int, within: int | None = None) -> int:
+            fd = os.open(name, flags | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=within)
+            stack.callback(os.close, fd)
+            return fd
+
+        within = entered(folder, os.O_RDONLY)
+        for part in folders:
+            try:
+                within = entered(part, os.O_RDONLY | os.O_NOFOLLOW, within)
+            except OSError as error:
+                if error.errno in {errno.ENOTDIR, *_LINKS}:
+                    raise FileRefused(path, f"leads through {part!r}, which is no folder") from None
+                raise
+        _check_file_in(within, last, path)
+        fd = _opened(last, path, flags, within)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise FileRefused(path, NO_FILE)
+        return fd
+
+
+def _check_file_in(folder: int, name: str, path: Path) -> None:
+    """Refuse a device before it is opened: that alone can have effects."""
+    with suppress(FileNotFoundError):
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if stat.S_ISLNK(mode):
+            raise FileRefused(path, IS_LINK)
+        if not stat.S_ISREG(mode):
+            raise FileRefused(path, NO_FILE)
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], *, durable: bool) -> None:
@@ -77,7 +256,7 @@ async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
     """Like `replace_file`, without blocking the event loop; any number may write the same file."""
     beside = path.with_name(f".{token_hex(8)}")
     try:
-        async with aiofiles.open(beside, "xb", opener=_private) as file:
+        async with aiofiles.open(beside, "xb", opener=opener) as file:
             await file.write(data)
             await file.flush()
             if durable:
@@ -93,15 +272,43 @@ async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
 async def read_file(path: Path) -> bytes | None:
     """The whole file, or None if there is none."""
     try:
-        async with aiofiles.open(path, "rb") as file:
+        async with aiofiles.open(path, "rb", opener=opener) as file:
             return await file.read()
     except FileNotFoundError:
         return None
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a file that only its owner can read, whatever the umask."""
-    return os.open(path, flags, 0o600)
+KEY_FILE = "own.key"
+"""The file in the data folder with the key that `own_key` returns."""
+_KEY_BYTES = 32
+_PAUSE_SECONDS = 0.005
+
+
+def own_key(folder: Path) -> bytes:
+    """The secret key of this data folder, for keyed digests; made at its first use.
+
+    Every process gets the same one, however many ask at once. A key that a power cut has cut short
+    is replaced: no process has used it yet.
+    """
+    path = folder / KEY_FILE
+    make_folder(folder)
+    while True:
+        with suppress(BlockingIOError), locked_file(path) as fd:
+            if len(key := os.pread(fd, _KEY_BYTES, 0)) == _KEY_BYTES:
+                return key
+            key = token_bytes(_KEY_BYTES)
+            os.ftruncate(fd, 0)
+            write_all(fd, key)
+            os.fsync(fd)
+            sync_folder(folder)
+            return key
+        time.sleep(_PAUSE_SECONDS)
+
+
+def keyed_digest(folder: Path, text: str) -> str:
+    """32 hex digits in place of a text that must not stand in plain in the data folder."""
+    data = text.encode("utf-8", "surrogatepass")
+    return hmac.new(own_key(folder), data, hashlib.sha256).hexdigest()[:32]
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -145,7 +352,10 @@ def make_folder(folder: Path) -> None:
     """Create a folder and those above it; existing ones stay unchanged."""
     if not folder.is_dir():  # `mkdir` would make those above it as the umask has it
         make_folder(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+            folder.chmod(0o700)  # whatever the umask took from it
+        folder.mkdir(exist_ok=True)  # a file there is told of
 
 
 _ELSEWHERE = "check the permissions, or choose another place"
@@ -168,6 +378,8 @@ _ADVICE: Mapping[int | None, str] = {
 
 def refusal(error: OSError) -> str:
     """What the disk reported, and the next step."""
+    if isinstance(error, FileRefused):
+        return str(error)
     return f"{error.strerror or error}: {_ADVICE.get(error.errno, 'check the disk')}"
 
 
@@ -178,7 +390,7 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
     Raises `BlockingIOError` if the lock is taken. The lock ends with the process, however it ends.
     """
     while True:
-        fd = os.open(path, flags, 0o600)
+        fd = open_file(path, flags)
         try:
             lock(fd)
             if is_at(path, fd):  # else it was replaced or removed before it was locked
@@ -186,6 +398,29 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
                 return
         finally:
             os.close(fd)
+
+
+@contextmanager
+def waited_lock(path: Path) -> Iterator[None]:
+    """Hold the lock in this file, once others have let go of it; it blocks.
+
+    Raises TimeoutError if one of them, perhaps a stopped process, doesn't let go.
+    """
+    with ExitStack() as stack:
+        give_up = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                stack.enter_context(locked_file(path))
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise TimeoutError(errno.ETIMEDOUT, f"{path} is held by a process") from None
+                time.sleep(_PAUSE_SECONDS)
+        yield
+
+
+LOCK_SECONDS = 30.0
+"""How long `waited_lock` waits; what is done under such locks takes a moment."""
 
 
 def lock(fd: int) -> None:
@@ -229,7 +464,8 @@ class ProcessLock:
             if self._fd is not None:
                 return
             make_folder(self._path.parent)
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            # A folder of models may be shared, and its locks with it.
+            fd = _opened(self._path, self._path, os.O_RDWR | os.O_CREAT)
             try:
                 self._lock(fd)
             except BaseException:
@@ -265,7 +501,6 @@ class ProcessLock:
 
 UPGRADE_SECONDS = 1.0
 """How long another process of this version may take to upgrade the format."""
-_PAUSE_SECONDS = 0.005
 
 
 def without_earlier(path: Path, *, of: Path) -> ExitStack:
@@ -279,7 +514,7 @@ def without_earlier(path: Path, *, of: Path) -> ExitStack:
             held.enter_context(locked_file(path))
         except BlockingIOError:
             if time.monotonic() > give_up:
-                raise StoreLocked(str(of), _owner(path.read_bytes())) from None
+                raise StoreLocked(str(of), _owner(load_file(path))) from None
             time.sleep(_PAUSE_SECONDS)
         else:
             return held

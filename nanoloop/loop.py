@@ -447,6 +447,7 @@ class Arrivals:
                 )
                 if message.again:
                     await self._sessions.ready_to_undo(session)
+                await self._sessions.refer(session, entry)
                 act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
                 arrival = await self._arrived(session, message, act)
                 if arrival is not None:

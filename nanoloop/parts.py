@@ -65,7 +65,8 @@ ATTACHMENTS = "attachments"
 def make_store(settings: Settings, *, read_only: bool = False) -> Store:
     """The configured store; uploads are deleted with what is erased there."""
     store = open_store(settings, read_only=read_only)
-    return cast("Store", Forgetting(store, settings.data / ATTACHMENTS))
+    is_kept = settings.store.url != "memory:"
+    return cast("Store", Forgetting(store, make_attachments(settings), is_kept=is_kept))
 
 
 def open_store(settings: Settings, *, url: str | None = None, read_only: bool = False) -> Store:

@@ -1,4 +1,4 @@
-"""Our images for a model: kept by reference, sent as data, left out if it accepts none."""
+"""Our images for a model: sent as data in the sessions that refer to them, if it accepts any."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.attachments import Attachments
 from nanoloop.bounded import BoundedDict
 from nanoloop.errors import BadImage, ImagesRefused
 from nanoloop.events import PictureLeftOut, announce
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
 from nanoloop.providers.models import UNSEEN, WithOptions, joined
+from nanoloop.session.entry import SCHEME
+from nanoloop.tools.toolbox import here
 
 UNREAD = {"type": "text", "text": "[an image that could not be read]"}
 RETRY_SECONDS = 3600.0
@@ -133,8 +135,12 @@ class Pictures:
         ]
 
     async def _as_data(self, attachment_id: str) -> Mapping[str, Any]:
-        kept = await self._attachments.about(attachment_id)
-        data = await self._attachments.data(attachment_id)
+        # Whoever names it in a message: it is shown in the sessions that it was sent to.
+        session = here.get(None)
+        if session is None:
+            return UNSEEN
+        kept = await self._attachments.held(session.id, attachment_id)
+        data = None if kept is None else await self._attachments.data(attachment_id)
         if kept is None or data is None:
             return UNSEEN
         url = f"data:{kept.mime_type};base64,{base64.b64encode(data).decode()}"

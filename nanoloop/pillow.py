@@ -10,8 +10,8 @@ from threading import Lock
 
 from PIL import Image, ImageOps
 
-from nanoloop.attachments import Header, Picture, bound
 from nanoloop.errors import PictureRefused
+from nanoloop.images import Header, Picture, bound
 
 LONG_SIDE = 2000
 """How many pixels a picture is scaled down to: models accept no more if there are many."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from operator import attrgetter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 import anyio
@@ -29,11 +29,14 @@ from nanoloop.errors import (
 )
 from nanoloop.events import SessionReset, SessionStarted, announce
 from nanoloop.protocols import ARCHIVED, SessionInfo, Store
-from nanoloop.session.entry import MESSAGE, Entry, rfc3339
+from nanoloop.session.entry import MESSAGE, Entry, files_in, rfc3339
 from nanoloop.session.head import id_for_key
 from nanoloop.session.queue import AGAIN, last_exchange, without
 from nanoloop.session.session import Session
 from nanoloop.writing import SessionWriter
+
+if TYPE_CHECKING:
+    from nanoloop.attachments import Attachments
 
 ENTRIES_READ = 500
 """How many entries of a history are read at a time."""
@@ -52,6 +55,8 @@ class Sessions:
     def __init__(self, store: Store, *, limit: int = 1000, patience_seconds: float = 0) -> None:
         self.store = store
         self.writer = SessionWriter(store, patience_seconds=patience_seconds)
+        self.attachments: Attachments | None = getattr(store, "attachments", None)
+        """The files that sessions refer to, if the store goes with any."""
         self._alive: WeakValueDictionary[str, Session] = WeakValueDictionary()
         self._recent: BoundedDict[str, Session] = BoundedDict(limit)
         self._id_by_key: BoundedDict[str, str] = BoundedDict(limit)
@@ -151,7 +156,7 @@ class Sessions:
     async def outlive(self, old: Session, key: str) -> Session:
         """The next session of a chat whose session expired, with what waited in it."""
         session = await self.current(key, agent=old.agent)
-        await self._have_taken_over(session, old.waiting)
+        await self._have_taken_over(session, old.waiting, old=old)
         return session
 
     async def _open_or_create(self, key: str, session_id: str, agent: str | None) -> Session:
@@ -227,19 +232,35 @@ class Sessions:
     async def _pass_on(self, old: Session, session: Session) -> None:
         """Pass on what waits in a session that its chat has left."""
         if waiting := old.waiting:
-            await self._have_taken_over(session, waiting)
+            await self._have_taken_over(session, waiting, old=old)
             with suppress(SessionNotFound):  # deleted meanwhile
                 await self.change(old, partial(_hand_over, waiting=waiting))
 
-    async def _have_taken_over(self, session: Session, waiting: Sequence[Entry]) -> None:
+    async def _have_taken_over(
+        self, session: Session, waiting: Sequence[Entry], *, old: Session
+    ) -> None:
         """Queue these here too, each once, whoever passes it on and whatever became of it here."""
         passed = [_passed_on(entry, session.id) for entry in waiting]
+        await self._share(waiting, by=old.id, to=session.id)
         while passed:
             with suppress(AlreadyHeard):  # another process was first with some of them
                 return await self.change(session, partial(_take_over, waiting=passed))
             known = self.store.has_heard
             passed = [each for each in passed if not await known(session.id, each.id)]
         return None
+
+    # The files that they refer to
+
+    async def refer(self, session: Session, entry: Entry) -> None:
+        """Let a session use the files that came with a message, before the message is kept."""
+        if self.attachments is not None and (files := files_in(entry)):
+            await self.attachments.refer(session.id, files)
+
+    async def _share(self, entries: Iterable[Entry], *, by: str, to: str) -> None:
+        """Let another session use the files of entries that it gets from this one."""
+        if self.attachments is not None:
+            files = set().union(*map(files_in, entries))
+            await self.attachments.share(files, by=by, to=to)
 
     # What people do with them
 
@@ -265,6 +286,7 @@ class Sessions:
         metadata = {name: v for name, v in fork.metadata.items() if name != ARCHIVED}
 
         async def added(new_id: str) -> Session:
+            await self._share(fork.whole(), by=session_id, to=new_id)
             fork.load_dict({"id": new_id, "key": key, "metadata": metadata})
             await self.change(fork, lambda _: None)
             return fork

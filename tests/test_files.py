@@ -1,10 +1,12 @@
 """`files.py`: small files are whole, and for their owner only."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nanoloop.files import replace_file, save_json
+from nanoloop.errors import FileRefused
+from nanoloop.files import KEY_FILE, own_key, replace_file, save_json
 
 
 def test_a_small_value_has_a_file_that_only_its_owner_reads(tmp_path):
@@ -52,3 +54,33 @@ def test_one_that_was_cut_short_by_a_kill_is_in_no_ones_way(tmp_path):
     (tmp_path / "place.json.new").write_text('["ha')
     save_json(file, ["whole"])
     assert [found.name for found in tmp_path.iterdir()] == ["place.json"]
+
+
+def test_a_data_folder_has_one_secret_key_that_only_its_owner_reads(tmp_path):
+    folder = tmp_path / "data"
+    key = own_key(folder)
+    assert len(key) == 32
+    assert own_key(folder) == key != own_key(tmp_path / "other")
+    assert (folder / KEY_FILE).stat().st_mode & 0o777 == 0o600
+    assert [found.name for found in folder.iterdir()] == [KEY_FILE]
+
+
+def test_all_who_ask_at_once_for_a_folders_key_get_the_same(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        keys = set(pool.map(lambda _: own_key(tmp_path / "data"), range(64)))
+    assert len(keys) == 1
+
+
+def test_a_key_that_was_cut_short_is_made_anew(tmp_path):
+    (tmp_path / KEY_FILE).write_bytes(b"half")
+    key = own_key(tmp_path)
+    assert len(key) == 32
+    assert own_key(tmp_path) == key
+
+
+def test_a_link_in_the_place_of_a_folders_key_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(bytes(32))
+    (tmp_path / KEY_FILE).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileRefused, match=r"own\.key is a link"):
+        own_key(tmp_path)
+    assert (tmp_path / "elsewhere").read_bytes() == bytes(32)

@@ -28,6 +28,7 @@ class Place:
     async def told(self, session_id, *files, waits=False):
         """A session in which each of these files was sent."""
         session = await self.sessions.named(session_id)
+        await self.files.refer(session_id, files)
         for file in files:
             came = (Attachment(kind="image", ref=f"attachment:{file}"),)
             message = Inbound(channel="web", chat="a", text="look", attachments=came)
@@ -124,14 +125,14 @@ async def test_what_could_not_be_looked_through_is_looked_through_later(place, m
     await place.told("one", cat, dog)
     await place.told("two", dog)
 
-    def away():
+    async def away(*_, **__):
         raise StoreError("it is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.store._store, "list", away)
+        patch.setattr(place.store._store, "entries", away)
         with pytest.raises(StoreError):
             await place.store.delete("one")
-    assert await place.has(cat)
+    assert await place.has(dog)
     assert await place.store.delete_expired() == 0
     assert (await place.has(cat), await place.has(dog)) == (False, True)
     assert not list(place.folder.glob("attachments/.*"))

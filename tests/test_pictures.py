@@ -8,11 +8,14 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.attachments import Attachments
 from nanoloop.errors import BadImage, ImagesRefused, NoConnection, ProviderError
 from nanoloop.events import PictureLeftOut, hearing
 from nanoloop.pictures import UNREAD, Pictures
 from nanoloop.providers.models import UNSEEN
+from nanoloop.session.entry import SCHEME
+from nanoloop.session.session import Session
+from nanoloop.tools.toolbox import here
 from tests.images import png
 from tests.openai_client import connected, error
 from tests.openai_server import Answer
@@ -39,10 +42,12 @@ class Bench:
         for data in pictures:
             given = {"owner": "web:", "name": "a.png", "mime_type": "image/png"}
             kept = await self.attachments.keep(data, **given)
+            await self.attachments.refer("s", [kept.id])
             parts.append({"type": "image_url", "image_url": {"url": f"{SCHEME}{kept.id}"}})
         return {"role": "user", "content": parts}
 
-    async def ask(self, *messages, model=None, **more):
+    async def ask(self, *messages, model=None, session="s", **more):
+        here.set(Session(id=session))
         return (await self.pictures.chat(messages=messages, model=model, **more)).text
 
     def seen(self, request=-1):
@@ -259,3 +264,13 @@ async def test_without_a_server_nothing_is_learnt(tmp_path):
         with pytest.raises(NoConnection):
             await chats.ask(await chats.message(CAT))
         assert not [event for event in chats.events if isinstance(event, PictureLeftOut)]
+
+
+async def test_a_session_sees_no_picture_that_it_was_not_sent(tmp_path):
+    async with bench(tmp_path) as chats:
+        cat = await chats.message(CAT)
+        await chats.ask(cat, session="another")
+        assert chats.seen() == []
+        assert UNSEEN["text"] in body(chats)
+        await chats.ask(cat)
+        assert chats.seen() == ["cat"]

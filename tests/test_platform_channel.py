@@ -82,7 +82,7 @@ async def kept_of(folder, data, **about):
 
     attachments = Attachments(folder, limit_bytes=1000)
     files = Files(channel="fake", limit_bytes=1000, attachments=attachments)
-    return await files.attachment(File(kind="image", fetch=fetch, **about))
+    return await files.attachment(File(kind="image", fetch=fetch, **about), owner="fake:a")
 
 
 async def test_a_picture_of_a_kind_that_no_model_knows_is_a_file(tmp_path):
@@ -140,11 +140,14 @@ async def test_a_voice_note_is_transcribed_by_the_hook(chats, tmp_path):
 
 async def test_a_file_that_an_answer_names_is_sent(chats, tmp_path):
     attachments = Attachments(tmp_path / "kept", limit_bytes=1000)
-    kept = await attachments.keep(PNG, owner="x", name="cat.png", mime_type="image/png")
-    provider = ScriptedProvider([f"Here: ![cat](attachment:{kept.id})"])
+
+    def sent(messages, *_):
+        return f"Here: ![cat]({messages[-1]['content'][-1]['image_url']['url']})"
+
+    provider = ScriptedProvider(otherwise=sent)
     async with Bot(chats.platform(), tmp_path, provider=provider, attachments=attachments):
         await chats.lose(1)
-        await chats.say(CHAT, "a cat!")
+        await chats.say(CHAT, "a cat!", files={"cat.png": PNG})
         await says(chats, CHAT, "[cat.png]", "Here:")
     assert chats.uploads[-1] == Upload(name="cat.png", mime_type="image/png", data=PNG)
 

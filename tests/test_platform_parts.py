@@ -280,7 +280,9 @@ async def test_a_file_that_is_said_to_be_too_large_is_not_fetched(tmp_path, hear
 
     kept = Attachments(tmp_path, limit_bytes=10)
     files = Files(channel="fake", limit_bytes=10, attachments=kept)
-    attachment = await files.attachment(File(kind="image", name="big.png", size=11, fetch=fetch))
+    attachment = await files.attachment(
+        File(kind="image", name="big.png", size=11, fetch=fetch), owner="fake:a"
+    )
     assert attachment.text == "(it could not be stored)"
     assert [event.reason for event in heard] == ["too large"]
 

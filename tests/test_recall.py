@@ -168,6 +168,7 @@ async def test_an_index_that_is_missing_or_damaged_is_made_anew(
 ):
     file = tmp_path / "recall.sqlite"
     file.write_bytes(content)
+    file.chmod(0o600)
     recall = Recall(store, make_index(file))
     await told(store, "a walrus sang")
     assert texts(await recall.search("s", "walrus")) == ["a walrus sang"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nanoloop.attachments import Forgetting
+from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.protocols import Node
 from nanoloop.stores.copying import copy
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS
@@ -104,7 +104,7 @@ class TestAround:
     async def test_what_stands_around_a_store_passes_all_of_it_on(self, tmp_path):
         store = InMemoryStore()
         session = await asked(store)
-        for around in (FaultyStore(store), Forgetting(store, tmp_path)):
+        for around in (FaultyStore(store), Forgetting(store, Attachments(tmp_path, limit_bytes=1))):
             assert await owed(around, pending=True) == {"s": (session.revision, "")}
             assert await living(around, Node(id="a")) == {Node(id="a")}
             await around.leave("a")

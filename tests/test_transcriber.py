@@ -44,7 +44,7 @@ def read(tmp_path):
             transcriber=Transcriber(function, seconds=seconds),
         )
         with hearing(heard.append):
-            said = await files.attachment(NOTE)
+            said = await files.attachment(NOTE, owner="fake:a")
         return said.text, said.ref.startswith("attachment:"), [event.reason for event in heard]
 
     return read
@@ -111,7 +111,7 @@ async def test_a_recording_that_comes_again_is_not_asked_for_again(monkeypatch):
 
 async def test_other_files_are_not_given_to_it():
     files = Files(channel="fake", limit_bytes=9, transcriber=Transcriber(broken))
-    attachment = await files.attachment(File(kind="video", fetch=fetch))
+    attachment = await files.attachment(File(kind="video", fetch=fetch), owner="fake:a")
     assert attachment.text is None
 
 

@@ -1,7 +1,10 @@
 """The openai client in a session: the server keeps what was said, the client sends what is new."""
 
+import hashlib
+
 import openai
 import pytest
+from cryptography.fernet import Fernet
 
 from nanoloop.protocols import Reply, Usage
 from nanoloop.providers.scripted import ScriptedProvider
@@ -150,3 +153,39 @@ async def test_an_agent_asked_for_by_name_answers_from_now_on(tmp_path):
         assert "pirate" in web.provider.calls[-1].messages[0]["content"]
         names = [model.id async for model in web.openai.models.list()]
     assert sorted(names) == ["assistant", "pirate"]
+
+
+SEALED = {"encryption_key": Fernet.generate_key().decode()}
+EMAIL = "ann.canary@example.com"
+
+
+def plain_in(folder):
+    """The files that have the user's name, or an end of it, in their own or in their content."""
+    parts = (b"canary", hashlib.sha256(f"web:local.{EMAIL}".encode()).hexdigest()[:20].encode())
+    texts = {path: bytes(path) + path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return [path for path, text in texts.items() if any(part in text for part in parts)]
+
+
+@pytest.mark.parametrize("url", ["sqlite:", "jsonl:"])
+async def test_the_name_of_a_user_stands_nowhere_beside_a_sealed_store(tmp_path, url):
+    settings = {"store": {"url": url, **SEALED}}
+    for _ in range(2):
+        async with asking(tmp_path / "data", settings=settings) as web:
+            await ask(web.openai, "one", user=EMAIL)
+            assert plain_in(tmp_path) == []
+    assert [one["content"] for one in web.provider.calls[-1].messages if one["role"] == "user"] == [
+        "one",
+        "one",
+    ]
+
+
+@pytest.mark.parametrize("bound", [False, True])
+async def test_a_session_from_before_the_store_was_sealed_goes_on(tmp_path, bound):
+    async with asking(tmp_path) as web:
+        await ask(web.openai, "one", user="ann")
+        if bound:
+            await ask(web.openai, "/new", user="ann")
+            await ask(web.openai, "one", user="ann")
+    async with asking(tmp_path, settings={"store": SEALED}) as web:
+        await ask(web.openai, "two", user="ann")
+        assert shown(web)[0] == ("user", "one")

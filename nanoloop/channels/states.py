@@ -14,7 +14,7 @@ from typing import Self
 import anyio
 from anyio.to_thread import run_sync
 
-from nanoloop.files import connection_limit, save_json
+from nanoloop.files import connection_limit, load_file, save_json
 from nanoloop.nodes import PLACE, is_there
 from nanoloop.sentences import IncidentReport
 from nanoloop.session.entry import rfc3339, utc_now
@@ -174,7 +174,7 @@ def running(folder: Path) -> list[RunningProcess]:
 
 def _read(file: Path) -> RunningProcess | None:
     try:
-        said = json.loads(file.read_text())
+        said = json.loads(load_file(file))
         channels = {name: ChannelState(**state) for name, state in said.pop("channels").items()}
         failures = [Failed(**failed) for failed in said.pop("failures", ())]
         return RunningProcess(channels=channels, failures=failures, **said)

@@ -32,7 +32,7 @@ from prompt_toolkit.styles import Style
 from nanoloop.channels.screen import Blocks, last_lines, printable, rendered
 from nanoloop.errors import BusFull
 from nanoloop.events import TextStreamed
-from nanoloop.files import replace_file
+from nanoloop.files import load_file, make_folder, open_file, replace_file
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
@@ -237,10 +237,9 @@ def _new_line(event: KeyPressEvent) -> Any:
 
 def keep_private(path: Path) -> None:
     """Make the input history private, and limit its size."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
-    path.chmod(0o600)
+    make_folder(path.parent)
+    os.close(open_file(path, os.O_RDONLY | os.O_CREAT))
     if path.stat().st_size > _HISTORY_BYTES:
-        newest = path.read_bytes()[-_HISTORY_BYTES // 2 :]
+        newest = load_file(path)[-_HISTORY_BYTES // 2 :]
         newest = newest[newest.find(b"\n# ") + 1 :]
         replace_file(path, newest, durable=False)

@@ -21,7 +21,7 @@ from nanoloop.cli.output import is_dumb
 from nanoloop.cli.status import shown
 from nanoloop.cli.transcript import key_of
 from nanoloop.errors import SettingsError
-from nanoloop.files import make_folder
+from nanoloop.files import make_folder, open_file
 from nanoloop.models.catalogue import is_local
 from nanoloop.settings import Settings
 from nanoloop.stores.place import default_url, path_of
@@ -161,6 +161,6 @@ def _log_opened(folder: Path) -> int:
         make_folder(folder)
         if path.exists() and path.stat().st_size > _LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return open_file(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     except OSError:  # no log ends no conversation
         return os.open(os.devnull, os.O_WRONLY)

@@ -19,7 +19,6 @@ import anyio
 from nanoloop import plugins
 from nanoloop.agents import Agent
 from nanoloop.app import App
-from nanoloop.attachments import is_pillow_here
 from nanoloop.channels.kit.channel import PlatformChannel, make_channel, wanted
 from nanoloop.channels.kit.platform import Heard, Refused
 from nanoloop.channels.screen import printable
@@ -39,6 +38,7 @@ from nanoloop.errors import (
     place_of,
 )
 from nanoloop.files import connection_limit, make_folder, raise_open_files, refusal
+from nanoloop.images import is_pillow_here
 from nanoloop.models.catalogue import PREFIX, file_of, find, is_local
 from nanoloop.parts import make_attachments, make_installation, make_models, make_transcriber
 from nanoloop.protocols import Channel, Provider, Store
@@ -305,10 +305,10 @@ async def _store(settings: Settings) -> Check:
             count = len([info async for info in store.list()])
             if path is None:
                 await _try_to_keep(store)
-    except OSError as error:
-        return _wrong("store", DiskRefused(path, refusal(error)))
     except NanoloopError as error:
         return _wrong("store", error)
+    except OSError as error:
+        return _wrong("store", DiskRefused(path, refusal(error)))
     return Check("store", is_well=True, says=f"{count} sessions in {where}")
 
 

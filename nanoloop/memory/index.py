@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sqlite3
 import threading
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nanoloop.errors import IndexUnusable
-from nanoloop.files import locked_file
+from nanoloop.files import locked_file, make_database_file, make_folder
 from nanoloop.memory.ranking import Traits
 from nanoloop.memory.terms import IS_TOOL, marks_of, plain, words_of
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
@@ -50,7 +49,7 @@ class Index:
         """The connection for writing; the caller holds the writing lock."""
         if self._writer is None:
             if self._path is not None:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folder(self._path.parent)
             self.opened += 1
             with nullcontext() if self._path is None else _alone_at(self._path):
                 self._writer = self._ready()
@@ -74,7 +73,7 @@ class Index:
 
     def _connect(self) -> sqlite3.Connection:
         if self._path is not None:
-            _keep_private(self._path)
+            make_database_file(self._path)
         connection = sqlite3.connect(
             self._path or ":memory:", isolation_level=None, check_same_thread=False, timeout=10
         )
@@ -190,14 +189,6 @@ def _alone_at(path: Path) -> Iterator[None]:
                 time.sleep(0.01)
         stack.callback(beside.unlink, missing_ok=True)  # before it is unlocked
         yield
-
-
-def _keep_private(path: Path) -> None:
-    """Make the file private; SQLite gives its other files the same permissions."""
-    with suppress(FileExistsError):
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
-    with suppress(PermissionError):  # someone else's, who decides on it
-        path.chmod(0o600)
 
 
 def _format(connection: sqlite3.Connection) -> str | None:

@@ -17,7 +17,7 @@ import anyio
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.events import BreakerClosed, BreakerOpened, SummaryPostponed, about, announce
-from nanoloop.files import locked_file, make_folder, save_json
+from nanoloop.files import load_file, locked_file, make_folder, save_json
 from nanoloop.protocols import Usage
 from nanoloop.session.session import Session
 
@@ -260,7 +260,7 @@ class Budget:
                 if self._seen == (stamp := self._stamp()):
                     return
                 self._seen = stamp
-                said = json.loads(self._file.read_text())
+                said = json.loads(load_file(self._file))
                 if said.pop("day", None) == str(self._day):
                     self._spent = Spent(**{name: int(count) for name, count in said.items()})
 

@@ -6,7 +6,8 @@ An unknown type is kept unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from random import Random
@@ -265,3 +266,25 @@ def title_of(entry: Entry) -> str:
     """The title made from a user's first message."""
     words = str(entry.content.get("text") or "").split(maxsplit=TITLE_LIMIT)  # it may be long
     return " ".join(words)[:TITLE_LIMIT]
+
+
+SCHEME = "attachment:"
+"""The prefix of a reference to an uploaded file."""
+_FILE = re.compile(rf"{SCHEME}([0-9a-f]{{40}})")
+
+
+def files_in(entry: Entry) -> set[str]:
+    """The ids of the uploaded files that came with this entry; its words refer to none."""
+    files, parts = entry.metadata.get("attachments"), entry.content.get("parts")
+    if not files and not parts:
+        return set()
+    refs = [file.get("ref") for file in _mappings(files)]
+    images = [part.get("image_url") for part in _mappings(parts)]
+    refs += [image.get("url") for image in _mappings(images)]
+    found = (_FILE.fullmatch(ref) for ref in refs if isinstance(ref, str))
+    return {match[1] for match in found if match is not None}
+
+
+def _mappings(values: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(values, list):
+        yield from (value for value in values if isinstance(value, Mapping))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from nanoloop.files import file_name, make_folder, save_json
+from nanoloop.files import file_name, load_file, make_folder, open_file, save_json
 from nanoloop.protocols import Node
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS, granted
 
@@ -55,7 +55,7 @@ class NodeFiles:
     @contextmanager
     def _alone(self) -> Iterator[bool]:
         """Whether no other process beats meanwhile; a process that was stopped blocks no other."""
-        fd = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fd = open_file(self._folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
             yield _is_locked(fd)
         finally:
@@ -108,7 +108,7 @@ def _dumped(node: Node, *, seen: float) -> dict[str, object]:
 def _loaded(file: Path) -> tuple[Node, float] | None:
     """A process and when it was last heard from; None if the file is gone or isn't ours."""
     try:
-        value = json.loads(file.read_bytes())
+        value = json.loads(load_file(file))
         node = Node(
             id=str(value["id"]),
             place=str(value["place"]),

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from aiofiles.os import wrap
 
-from nanoloop.errors import AlreadyHeard, DiskRefused, SessionDamaged
+from nanoloop.errors import AlreadyHeard, DiskRefused, FileRefused, SessionDamaged
 from nanoloop.events import announce
 from nanoloop.files import refusal
 from nanoloop.protocols import Node, OwedSession, Seal
@@ -229,6 +229,8 @@ class _Sqlite:
                 raise await wrap(self._file.opening.told_damage)(error) from error
             advice = _ADVICE.get(primary_code(error), "check the disk")
             raise DiskRefused(self._file.path, f"{error}: {advice}") from error
+        except FileRefused:
+            raise
         except OSError as error:
             raise DiskRefused(self._file.path, refusal(error)) from error
         finally:

@@ -20,7 +20,13 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from nanoloop.errors import StoreError
 from nanoloop.events import DatabaseSetAside, Event
-from nanoloop.files import make_folder, without_earlier
+from nanoloop.files import (
+    check_database,
+    make_database_file,
+    make_folder,
+    open_file,
+    without_earlier,
+)
 from nanoloop.stores.database import HEARD_SECONDS
 from nanoloop.stores.snapshot import chat_of, noted_in, owed_in
 
@@ -259,8 +265,8 @@ class SqliteConnector:
 
     def _make(self) -> int:
         make_folder(self.path.parent)
-        with suppress(FileExistsError):  # nobody else's to read, whatever SQLite would make it
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL, 0o600))
+        if not self.path.is_dir():  # connecting tells of that
+            make_database_file(self.path, tell=self.heard.append)
         return self.inode
 
     def _prepared(self) -> sqlite3.Connection:
@@ -336,6 +342,7 @@ class SqliteConnector:
     def _connect(self, mode: Literal["rw", "ro", "ro&immutable=1"]) -> sqlite3.Connection:
         if self.path.is_dir():
             raise StoreError(f"{self.path} is a folder: choose a file in it")
+        check_database(self.path, writes=mode == "rw", tell=self.heard.append)
         connection = sqlite3.connect(
             f"{self.path.absolute().as_uri()}?mode={mode}",
             uri=True,
@@ -544,7 +551,7 @@ def put_aside(path: Path, inode: int, error: sqlite3.Error, *, now: datetime) ->
     """
     # No connection to it is open here: closing a file lets go of all locks that SQLite has on it.
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = open_file(path)
     except FileNotFoundError:
         return []
     try:

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from nanoloop.channels.kit.platform import Place
 from nanoloop.errors import NanoloopError, SendLater
-from nanoloop.files import make_folder
+from nanoloop.files import make_database_file, make_folder
 
 AT_ONCE = 4
 """How many places are read at the same time."""
@@ -168,7 +168,7 @@ class Notebook:
         if self._database is None:
             if self._file is not None:
                 make_folder(self._file.parent)
-                self._file.touch(mode=0o600)
+                make_database_file(self._file)
             self._database = sqlite3.connect(
                 self._file or ":memory:", timeout=5, isolation_level=None, check_same_thread=False
             )

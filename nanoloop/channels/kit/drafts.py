@@ -17,7 +17,7 @@ from uuid import uuid4
 import anyio
 from anyio.abc import TaskGroup
 
-from nanoloop.attachments import SCHEME, Attachments
+from nanoloop.attachments import Attachments
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.connection import Connection
 from nanoloop.channels.kit.markdown import closed, split
@@ -32,8 +32,9 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
-from nanoloop.files import make_folder, replace_file
+from nanoloop.files import load_file, make_folder, opener, replace_file
 from nanoloop.messages import Outbound
+from nanoloop.session.entry import SCHEME
 
 FIRST_SECONDS = 0.2
 """How long the first words wait for more, so that a message does not start with a single word."""
@@ -146,10 +147,12 @@ class Drafts:
         self._progress.finish(f"{answer} files")
 
     async def _files(self, item: Outbound) -> list[Upload]:
-        """The files named in an answer that exist and are small enough for the platform."""
-        if self._attachments is None or item.kind != "answer":
+        """The files named in an answer that its session may use, if the platform takes them."""
+        session_id = item.session_id
+        if self._attachments is None or item.kind != "answer" or session_id is None:
             return []
-        found = [await _upload(self._attachments, name) for name in enclosed(item.text)]
+        names = enclosed(item.text)
+        found = [await _upload(self._attachments, session_id, name) for name in names]
         limit = self._platform.limits.file_bytes
         return [file for file in found if file is not None and len(file.data) <= limit]
 
@@ -398,7 +401,7 @@ class Progress:
         self._open.clear()
         self._done.clear()
         make_folder(self._file.parent)
-        if self._file.exists():
+        with suppress(FileNotFoundError):
             self._load(self._file)
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
@@ -436,7 +439,7 @@ class Progress:
             if self._lines > _LINES:
                 self._rewrite(self._file)
             else:
-                with self._file.open("ab") as lines:
+                with open(self._file, "ab", opener=opener) as lines:
                     lines.write(_lines((fact,)))
 
     def _learn(self, fact: dict[str, Any]) -> None:
@@ -457,7 +460,7 @@ class Progress:
                     self._done[name] = None
 
     def _load(self, file: Path) -> None:
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in load_file(file).decode("utf-8", "replace").splitlines():
             with suppress(ValueError, KeyError):  # torn by a kill, or older than what is known
                 self._learn(json.loads(line))
         for posted in self._open.values():
@@ -497,8 +500,9 @@ def without(text: str) -> str:
     return _ENCLOSED.sub("", text).strip() if SCHEME in text else text
 
 
-async def _upload(attachments: Attachments, attachment_id: str) -> Upload | None:
-    kept, data = await attachments.about(attachment_id), await attachments.data(attachment_id)
+async def _upload(attachments: Attachments, session_id: str, attachment_id: str) -> Upload | None:
+    kept = await attachments.held(session_id, attachment_id)
+    data = None if kept is None else await attachments.data(attachment_id)
     if kept is None or data is None:
         return None
     return Upload(name=kept.name, mime_type=kept.mime_type, data=data)

@@ -15,7 +15,7 @@ from typing import Self
 import anyio
 from anyio.abc import TaskGroup
 
-from nanoloop.attachments import SCHEME, TEXT_SHOWN, Attachments, mime_type_of
+from nanoloop.attachments import TEXT_SHOWN, Attachments, mime_type_of
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.kit.access import AccessControl, command
 from nanoloop.channels.kit.drafts import Drafts
@@ -25,6 +25,7 @@ from nanoloop.events import FileLeftOut, HearingFailed, MessageRepeated, announc
 from nanoloop.lanes import Lanes
 from nanoloop.messages import Attachment, Inbound, Outbound
 from nanoloop.protocols import Bus
+from nanoloop.session.entry import SCHEME
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
@@ -157,7 +158,7 @@ class Intake:
             text=heard.text if is_command else self._told(heard),
             sender=_name(heard),
             message_id=heard.id,
-            attachments=tuple([await self._files.attachment(file) for file in heard.files]),
+            attachments=tuple(await self._attachments(heard)),
             reply_to=heard.reply_to,
             group=not heard.private,
             key=self._key(heard),
@@ -168,6 +169,10 @@ class Intake:
             steers=rules.steers,
             time=heard.time,
         )
+
+    async def _attachments(self, heard: Heard) -> list[Attachment]:
+        owner = self._key(heard)
+        return [await self._files.attachment(file, owner=owner) for file in heard.files]
 
     def _told(self, heard: Heard) -> str:
         """The text with what the model needs to understand it."""
@@ -325,8 +330,8 @@ class Files:
         self._attachments = attachments
         self._transcriber = transcriber
 
-    async def attachment(self, file: File) -> Attachment:
-        """How the conversation refers to this file."""
+    async def attachment(self, file: File, *, owner: str) -> Attachment:
+        """How the conversation refers to this file, which came to that chat."""
         known = Attachment(
             kind=file.kind,
             ref=f"unkept:{file.kind}",
@@ -340,7 +345,7 @@ class Files:
             data = await self._fetched(file)
         except Exception as error:  # noqa: BLE001 - the message counts more than its file
             return replace(known, text=self._left_out(error, NOT_KEPT))
-        kept = await self._kept(file, data, known)
+        kept = await self._kept(file, data, known, owner)
         if file.kind != "audio" or self._transcriber is None:
             return kept
         return replace(kept, text=await self._words(self._transcriber, file, data))
@@ -354,24 +359,24 @@ class Files:
             raise Declined("too large")
         return data
 
-    async def _kept(self, file: File, data: bytes, known: Attachment) -> Attachment:
+    async def _kept(self, file: File, data: bytes, known: Attachment, owner: str) -> Attachment:
         try:
             if self._attachments is None:
                 return known
-            return await self._keep(self._attachments, file, data)
+            return await self._keep(self._attachments, file, data, owner)
         except PictureRefused as refused:
             return replace(known, text=self._left_out(refused, f"({refused})"))
         except Exception as error:  # noqa: BLE001 - as above
             return replace(known, text=self._left_out(error, NOT_KEPT))
 
-    async def _keep(self, attachments: Attachments, file: File, data: bytes) -> Attachment:
+    async def _keep(
+        self, attachments: Attachments, file: File, data: bytes, owner: str
+    ) -> Attachment:
         """The attachment for this file, durable when this returns."""
         known = mime_type_of(data)
         name = file.name or file.kind
         mime_type = known or file.mime_type or "application/octet-stream"
-        kept = await attachments.keep(
-            data, owner=f"{self._channel}:", name=name, mime_type=mime_type
-        )
+        kept = await attachments.keep(data, owner=owner, name=name, mime_type=mime_type)
         return Attachment(
             kind="file" if file.kind == "image" and kept.kind != "image" else file.kind,
             ref=f"{SCHEME}{kept.id}",

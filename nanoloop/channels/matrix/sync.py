@@ -25,7 +25,7 @@ from nanoloop.channels.matrix.homeserver import (
     words,
 )
 from nanoloop.errors import Declined
-from nanoloop.files import save_json
+from nanoloop.files import load_file, save_json
 from nanoloop.lanes import Lanes
 
 WAIT_SECONDS = 30
@@ -217,7 +217,7 @@ class Bookmark:
         if self._file is not None:
             # One that can't be read is begun anew.
             with suppress(OSError, ValueError, KeyError, TypeError):
-                self._learn(json.loads(self._file.read_text(encoding="utf-8")))
+                self._learn(json.loads(load_file(self._file)))
 
     def belongs_to(self, user: str) -> None:
         """Start over if it belongs to another account."""

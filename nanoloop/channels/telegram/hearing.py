@@ -11,7 +11,7 @@ from telegram import Bot, Message, MessageEntity, Update, User
 
 from nanoloop.channels.kit.platform import File, Heard
 from nanoloop.channels.telegram.api import answered
-from nanoloop.files import save_json
+from nanoloop.files import load_file, save_json
 
 KINDS = ("message", "edited_message")
 """Telegram doesn't tell bots about deleted messages."""
@@ -194,7 +194,7 @@ class Moves:
     def load(self) -> None:
         """Reload the file: another process may have changed it."""
         if self._file is not None and self._file.exists():
-            said = json.loads(self._file.read_text(encoding="utf-8"))
+            said = json.loads(load_file(self._file))
             self._new = {int(old): new for old, new in said.items()}
         self._old = {new: old for old, new in self._new.items()}
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
+from nanoloop.files import keyed_digest
 from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
@@ -65,6 +67,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
     from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
 
     app, settings, loop = program.app, program.settings, program.app.loop
+    is_sealed = settings.store.encryption_key is not None
     channel = WebChannel(
         WebParts(
             bus=loop.bus,
@@ -81,6 +84,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             language=own.language,
             provider=app.provider,
             turns=loop.turns,
+            hidden=partial(keyed_digest, settings.data) if is_sealed else None,
         ),
         attachments=program.attachments,
         address=WebAddress(

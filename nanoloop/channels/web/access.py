@@ -123,6 +123,14 @@ class Caller:
         """Whether they may see this session."""
         return any(fnmatchcase(session_id, pattern) for pattern in self.patterns)
 
+    def owns(self, owner: str) -> bool:
+        """Whether it was they who uploaded a file; earlier versions noted their prefix."""
+        return bool(owner) and owner in {self.account, self.prefix}
+
+    def may_use(self, owner: str, sessions: Iterable[str] | None) -> bool:
+        """Whether they uploaded a file, or may see a session that refers to it."""
+        return self.owns(owner) or any(map(self.sees, sessions or ()))
+
     @property
     def prefix(self) -> str:
         """The prefix of the ids of their new sessions."""

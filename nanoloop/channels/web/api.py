@@ -291,6 +291,8 @@ class WebParts:
     """The provider for clients that send the whole conversation."""
     turns: FairLimiter
     """The limiter that such a call waits for, as a chat's turn does."""
+    hidden: Callable[[str], str] | None = None
+    """What stands for the name that a client gives a session, where stored text is sealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

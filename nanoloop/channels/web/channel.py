@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoloop import __version__
-from nanoloop.attachments import SCHEME, Attachments, mime_type_of
+from nanoloop.attachments import Attachments, mime_type_of
 from nanoloop.channels.server import WebServer
 from nanoloop.channels.web import conversations, dialogue
 from nanoloop.channels.web.access import (
@@ -64,6 +64,7 @@ from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, a
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
+from nanoloop.session.entry import SCHEME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +345,7 @@ async def upload(call: ApiCall, data: bytes) -> Response:
     name = _safe_name(unquote(call.request.headers.get("x-name", "")))
     try:
         kept = await call.backend.attachments.keep(
-            data, owner=call.who.prefix, name=name, mime_type=mime_type
+            data, owner=call.who.account, name=name, mime_type=mime_type
         )
     except AttachmentsFull:
         raise Refusal(413, call.backend.parts.sentences.text("files_full")) from None
@@ -367,9 +368,10 @@ async def download(call: ApiCall) -> Response:
     """An uploaded file."""
     attachment_id = str(call.request.path_params["attachment"])
     kept = await call.backend.attachments.about(attachment_id)
-    data = await call.backend.attachments.data(attachment_id)
-    if kept is None or data is None or not call.who.sees(kept.owner):
-        raise Refusal(404, f"there is no file {quoted(attachment_id)}")
+    may = kept is not None and call.who.may_use(kept.owner, kept.sessions)
+    data = await call.backend.attachments.data(attachment_id) if may else None
+    if kept is None or data is None:
+        raise _no_file(attachment_id)
     how = "inline" if kept.kind == "image" else "attachment"
     name = quote(kept.name, safe="")
     return Response(
@@ -377,6 +379,21 @@ async def download(call: ApiCall) -> Response:
         media_type=kept.mime_type,
         headers={**_GIVEN_OUT, "Content-Disposition": f"{how}; filename*=UTF-8''{name}"},
     )
+
+
+def _no_file(attachment_id: str) -> Refusal:
+    return Refusal(404, f"there is no file {quoted(attachment_id)}")
+
+
+@serve("DELETE", "/api/attachments/{attachment}", status=204)
+async def remove(call: ApiCall) -> Response:
+    """Delete a file that you uploaded, for good; messages that it came with keep its name."""
+    attachment_id = str(call.request.path_params["attachment"])
+    kept = await call.backend.attachments.about(attachment_id)
+    if kept is None or not call.who.owns(kept.owner):
+        raise _no_file(attachment_id)
+    await call.backend.attachments.remove(attachment_id)
+    return Response(status_code=204)
 
 
 DOCS_POLICY = f"default-src 'none'; style-src 'sha256-{DOCS_STYLE_HASH}'; frame-ancestors 'none'"
@@ -402,6 +419,7 @@ OPERATIONS = (
     *dialogue.OPERATIONS,
     upload,
     download,
+    remove,
     alive,
     ready,
     metrics,

@@ -11,14 +11,14 @@ import anyio
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response
 
-from nanoloop.attachments import SCHEME, TEXT_SHOWN
+from nanoloop.attachments import TEXT_SHOWN
 from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_later
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome
 from nanoloop.protocols import Store
-from nanoloop.session.entry import MESSAGE, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
+from nanoloop.session.entry import MESSAGE, SCHEME, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
 from nanoloop.session.queue import last_exchange, message_id_of, messages_among
 from nanoloop.session.session import Session
 from nanoloop.sessions import check_undo
@@ -103,8 +103,9 @@ async def _kept(backend: Backend, message: Inbound) -> Outcome:
 
 async def _attachment(backend: Backend, caller: Caller, attachment_id: str) -> Attachment:
     kept = await backend.attachments.about(attachment_id)
-    data = await backend.attachments.data(attachment_id) if kept is not None else None
-    if kept is None or data is None or not caller.sees(kept.owner):
+    may = kept is not None and caller.may_use(kept.owner, kept.sessions)
+    data = await backend.attachments.data(attachment_id) if may else None
+    if kept is None or data is None:
         advice = "upload it first, and send the returned id"
         raise Refusal(422, f"attachments: there is no file {quoted(attachment_id)}: {advice}")
     text = data.decode("utf-8", "replace") if kept.kind == "file" else None

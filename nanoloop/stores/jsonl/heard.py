@@ -15,7 +15,15 @@ from threading import RLock
 from typing import Any
 
 from nanoloop.errors import AlreadyHeard, SessionDamaged
-from nanoloop.files import file_name, locked_file, make_folder, replace_file, write_all
+from nanoloop.files import (
+    file_name,
+    load_file,
+    locked_file,
+    make_folder,
+    open_file,
+    replace_file,
+    write_all,
+)
 from nanoloop.stores.database import COMMIT_ID, HEARD_SECONDS, Commit, HeardMessage
 from nanoloop.stores.jsonl.reading import SUFFIX, glance_at
 
@@ -152,7 +160,7 @@ class HeardFiles:
     def messages(self, path: Path) -> list[HeardMessage]:
         """The messages noted in this file."""
         try:
-            first, *lines = path.read_bytes().split(b"\n")
+            first, *lines = load_file(path).split(b"\n")
         except FileNotFoundError:
             return []
         if lines and not self._is_made(lines[-1]):
@@ -164,7 +172,7 @@ class HeardFiles:
     @contextmanager
     def _opened(self, chat: str) -> Iterator[ChatIds | None]:
         try:
-            fd = os.open(self._path(chat), os.O_RDONLY)
+            fd = open_file(self._path(chat))
         except FileNotFoundError:
             yield None
             return

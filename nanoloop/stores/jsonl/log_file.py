@@ -14,8 +14,10 @@ from typing import Any
 from nanoloop.errors import NotReadable, StoreError
 from nanoloop.events import Event, LineSetAside, LogRepaired
 from nanoloop.files import (
+    load_file,
     lock,
     locked_file,
+    opener,
     replace_file,
     sync_folder,
     unfinished,
@@ -81,7 +83,7 @@ class LogFile(FileIO):
 
     def __init__(self, path: Path, session_id: str, *, folder: SessionFolder, guard: RLock) -> None:
         """Hold `guard` to write to the file, or to learn its state."""
-        super().__init__(path, "rb" if folder.read_only else "r+b")
+        super().__init__(path, "rb" if folder.read_only else "r+b", opener=opener)
         self._path = path
         self._id = session_id
         self._folder = folder
@@ -441,7 +443,7 @@ def erase_in_copies(path: Path, traces: Collection[bytes]) -> None:
     """Remove all lines with these traces from the copies of unreadable lines."""
     copy = copy_of(path)
     with suppress(FileNotFoundError), locked_file(copy, os.O_RDWR):
-        lines = copy.read_bytes().splitlines(keepends=True)
+        lines = load_file(copy).splitlines(keepends=True)
         kept = [line for line in lines if not _tells(line, traces)]
         replace_file(copy, b"".join(kept), durable=True)
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nanoloop.files import make_folder
+from nanoloop.files import make_folder, open_file
 from nanoloop.stores.snapshot import owes_chat, pending_in
 
 CHAT, SUMMARY = "owing", "pending"
@@ -64,4 +64,4 @@ class OwedMarks:
 
 
 def _touch(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    os.close(open_file(path, os.O_WRONLY | os.O_CREAT))

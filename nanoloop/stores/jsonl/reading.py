@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from nanoloop.files import name_of
+from nanoloop.files import name_of, open_file
 from nanoloop.session.entry import Entry, dated, rfc3339
 from nanoloop.session.head import ABOUT, WAITING
 from nanoloop.stores.database import StoredSession
@@ -154,7 +154,7 @@ class SessionReader:
 
 def glance_at(path: Path) -> StoredSession:
     """The session in this file at a glance; raises `OSError` and `SessionDamaged`."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_file(path)
     try:
         return glance_in(path, fd)
     finally:
@@ -171,7 +171,7 @@ def glance_in(path: Path, fd: int) -> StoredSession:
 
 def newest_at(path: Path) -> StoredSnapshot:
     """The session in this file with its window and newest entries; raises like `glance_at`."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = open_file(path)
     try:
         name = path.name.removesuffix(SUFFIX)
         with decoding(name):

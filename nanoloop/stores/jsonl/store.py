@@ -19,11 +19,12 @@ from typing import Any, Literal, TypeVar
 import anyio
 from aiofiles.os import wrap
 
-from nanoloop.errors import DiskRefused, NotReadable, SessionDamaged, StoreError
+from nanoloop.errors import DiskRefused, FileRefused, NotReadable, SessionDamaged, StoreError
 from nanoloop.events import announce
 from nanoloop.files import (
     file_name,
     former_file_name,
+    load_file,
     locked_file,
     make_folder,
     put_file,
@@ -325,7 +326,7 @@ class _Folder:
         """The result of the work; raises `StoreError` for what the disk refuses."""
         try:
             return await work
-        except BlockingIOError:  # another process is at it
+        except (BlockingIOError, FileRefused):  # another process is at it, or it says all itself
             raise
         except OSError as error:
             raise DiskRefused(self._folder.path, refusal(error)) from error
@@ -360,7 +361,7 @@ class FolderUpgrade:
     def is_done(self) -> bool:
         """Whether nothing needs to be done; raises `NotReadable` for a later version's folder."""
         try:
-            note = json.loads((self._lock / NOTE).read_bytes())
+            note = json.loads(load_file(self._lock / NOTE))
         except (OSError, ValueError):
             return False
         found = note.get("format") if isinstance(note, dict) else None
@@ -402,6 +403,7 @@ class FolderUpgrade:
                 self._lock.unlink()
                 with suppress(FileExistsError):
                     self._lock.mkdir(mode=0o700)
+                    self._lock.chmod(0o700)  # whatever the umask took from it
 
     def _mark_all(self) -> dict[Path, int]:
         """Mark what is owed; returns when each session was last changed."""
@@ -493,7 +495,7 @@ class Bindings:
 
     def all(self) -> list[tuple[str, str]]:
         """Every key and its session."""
-        data = (path.read_bytes() for path in sorted(self._folder.glob("*.json")))
+        data = (load_file(path) for path in sorted(self._folder.glob("*.json")))
         return [found for each in data if (found := _binding_in(each))]
 
     def _path(self, name: str) -> Path:

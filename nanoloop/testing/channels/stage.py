@@ -227,6 +227,7 @@ class Bot:
             store=self._store,
             bus=InProcessBus(sleep=sleep),
         )
+        self.loop.sessions.attachments = attachments
         self.loop.bus.attach(self.channel)
         self._group = anyio.create_task_group()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from anyio.to_thread import run_sync
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
@@ -38,12 +39,14 @@ from nanoloop.channels.web.openai.request import (
     refusal_of,
 )
 from nanoloop.context import Views
+from nanoloop.errors import SessionNotFound
 from nanoloop.protocols import OnText, Provider, ToolSpec, vendor_of
 from nanoloop.providers.models import WithOptions
 from nanoloop.sentences import Sentences
 from nanoloop.session.chat import openai_call
 from nanoloop.session.head import checked_id, id_for_key
 from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
 from nanoloop.turn import Keeping, Turn
 from nanoloop.words import did_you_mean
 
@@ -130,7 +133,7 @@ async def _in_session(
     if asked.wants_form:
         raise invalid_field("response_format", "in a session, answers are text: remove it")
     # Before the session: nothing is begun for what says nothing.
-    text, images = await new_in(call.backend, call.who.prefix, messages)
+    text, images = await new_in(call.backend, call.who.account, messages)
     session, key = await named_session(call, asked, name)
     named.settle(session)
     message = inbound(
@@ -175,11 +178,28 @@ async def _by_id(backend: Backend, caller: Caller, name: str) -> tuple[Session, 
 async def _by_name(
     backend: Backend, caller: Caller, name: str, agent: str | None
 ) -> tuple[Session, str]:
-    key = id_for_key(f"{caller.prefix}{name}")
+    key = await _key_of(backend, caller, name)
     _check_sees(caller, key)
     session = await backend.parts.sessions.current(key, agent=agent)
     _check_sees(caller, session.id)
     return session, key
+
+
+async def _key_of(backend: Backend, caller: Caller, name: str) -> str:
+    """The key of the session with this name, which says nothing of it beside a sealed store."""
+    key, hidden = id_for_key(f"{caller.prefix}{name}"), backend.parts.hidden
+    if hidden is None or await _is_there(backend.parts.sessions, key):  # from before it was sealed
+        return key
+    return id_for_key(f"{caller.prefix}{await run_sync(hidden, name)}")
+
+
+async def _is_there(sessions: Sessions, key: str) -> bool:
+    if sessions.known(key) is not None or await sessions.store.bound(key) is not None:
+        return True
+    with suppress(SessionNotFound):
+        await sessions.store.revision(key)
+        return True
+    return False
 
 
 def _check_sees(caller: Caller, session_id: str) -> None:

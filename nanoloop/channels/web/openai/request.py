@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nanoloop import errors
-from nanoloop.attachments import SCHEME, mime_type_of
+from nanoloop.attachments import mime_type_of
 from nanoloop.channels.web.access import LATER_SECONDS, Refusal, sentence_of, try_later
 from nanoloop.channels.web.api import (
     Backend,
@@ -44,6 +44,7 @@ from nanoloop.errors import (
 )
 from nanoloop.messages import Attachment
 from nanoloop.protocols import ToolSpec
+from nanoloop.session.entry import SCHEME
 
 NESTED = 200_000
 """How many lists and objects a body may contain."""
