@@ -7,6 +7,8 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,7 +33,7 @@ ENDING_SECONDS = 0.01
 
 
 class OpenConnections:
-    """The open connections of one listener, limited in total and per address.
+    """The open connections of all listeners in a process, limited in total and per address.
 
     Over a limit, the connection that has gone longest without a whole request is cut: the new one
     if all others have sent theirs.
@@ -41,6 +43,7 @@ class OpenConnections:
         self.limit = limit
         self.limit_of_address = max(1, limit // 2)
         self.count = 0
+        self._guard = Lock()  # listeners may have event loops of their own
         # Of each address: how many there are, and those without a whole request, oldest first.
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, dict[_Protocol, None]] = {}
@@ -48,29 +51,39 @@ class OpenConnections:
     def enter(self, connection: _Protocol) -> None:
         """Add a connection; if that is too many, cut it or another one."""
         address = connection.address
-        self.count += 1
-        self._counts[address] = self._counts.get(address, 0) + 1
-        self.wait(connection)
-        if self._counts[address] > self.limit_of_address:
-            self._cut_oldest(address)
-        elif self.count > self.limit:
-            self._cut_oldest(max(self._waiting, key=lambda each: len(self._waiting[each])))
+        with self._guard:
+            self.count += 1
+            self._counts[address] = self._counts.get(address, 0) + 1
+            self._add(connection)
+            if self._counts[address] > self.limit_of_address:
+                self._cut_oldest(address)
+            elif self.count > self.limit:
+                self._cut_oldest(max(self._waiting, key=lambda each: len(self._waiting[each])))
 
     def leave(self, connection: _Protocol) -> None:
         """Remove a connection."""
         address = connection.address
-        self.go_on(connection)
-        self.count -= 1
-        self._counts[address] -= 1
-        if not self._counts[address]:
-            del self._counts[address]
+        with self._guard:
+            self._drop(connection)
+            self.count -= 1
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
 
     def wait(self, connection: _Protocol) -> None:
         """Mark a connection as not having sent a whole request."""
-        self._waiting.setdefault(connection.address, {})[connection] = None
+        with self._guard:
+            self._add(connection)
 
     def go_on(self, connection: _Protocol) -> None:
-        """Mark a connection as having sent a whole request, or as gone."""
+        """Mark a connection as having sent a whole request."""
+        with self._guard:
+            self._drop(connection)
+
+    def _add(self, connection: _Protocol) -> None:
+        self._waiting.setdefault(connection.address, {})[connection] = None
+
+    def _drop(self, connection: _Protocol) -> None:
         waiting = self._waiting.get(connection.address, {})
         waiting.pop(connection, None)
         if not waiting:
@@ -78,8 +91,15 @@ class OpenConnections:
 
     def _cut_oldest(self, address: str) -> None:
         oldest = next(iter(self._waiting[address]))
-        self.go_on(oldest)
-        oldest.transport.abort()
+        self._drop(oldest)
+        with contextlib.suppress(RuntimeError):  # its event loop has ended
+            oldest.loop.call_soon_threadsafe(oldest.transport.abort)
+
+
+@cache
+def connections_of_process() -> OpenConnections:
+    """What all listeners share: their connections count towards one limit of open files."""
+    return OpenConnections(connection_limit())
 
 
 class _Http(h11.Connection):
@@ -217,10 +237,9 @@ class WebServer:
         at_end: Callable[[], None],
     ) -> None:
         """`at_end` ends requests that would never end on their own."""
-        self.connections = OpenConnections(connection_limit())
         config = uvicorn.Config(
             app,
-            http=_Protocol.among(self.connections),  # type: ignore[arg-type]
+            http=_Protocol.among(connections_of_process()),  # type: ignore[arg-type]
             lifespan="off",
             ws="none",
             log_config=None,
