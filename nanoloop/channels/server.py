@@ -26,6 +26,8 @@ CHUNK_COST = 8
 """Extra bytes allowed per byte of the body, for clients that send tiny chunks."""
 IGNORED_BYTES = 1_000_000
 """Bytes of a body that are accepted after its request has been answered."""
+LOOP_BYTES = 64_000
+"""The largest body that is parsed in the event loop; a larger one is parsed in a thread."""
 SWEEP_SECONDS = 1
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01

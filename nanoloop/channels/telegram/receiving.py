@@ -11,13 +11,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 import anyio
+from anyio.to_thread import run_sync
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from telegram import Bot
 
 from nanoloop.channels.kit.platform import Hear
-from nanoloop.channels.server import WebServer
+from nanoloop.channels.server import LOOP_BYTES, WebServer
 from nanoloop.channels.telegram.api import OTHER_WEBHOOK, POLL, explained
 from nanoloop.channels.telegram.hearing import KINDS, Read
 from nanoloop.errors import SendLater
@@ -174,8 +175,9 @@ class _WebhookServer:
         if body is None:
             return 413
         try:
-            update = json.loads(body)
-        except ValueError:
+            is_large = len(body) > LOOP_BYTES
+            update = await run_sync(json.loads, body) if is_large else json.loads(body)
+        except (ValueError, RecursionError):
             return 400
         with anyio.CancelScope() as scope:
             self._open.add(scope)

@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import anyio
+from anyio.to_thread import run_sync
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
 from nanoloop import __version__
+from nanoloop.channels.server import LOOP_BYTES
 from nanoloop.channels.web.access import (
     EVERYONE,
     Caller,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from nanoloop.nodes import Nodes
 
 
+T = TypeVar("T")
 ROUTE = "nanoloop.route"
 """The key in a request's scope that names its operation."""
 TOLD = "nanoloop.told"
@@ -78,6 +81,8 @@ REQUESTS = 16
 """How many requests are handled at once, except those being read or answered in pieces."""
 LARGE_BODIES = 8
 """How many requests may have large or unknown bodies; these count from their first byte."""
+PARSERS = 2
+"""How many large bodies are parsed at once, each in a thread."""
 
 
 class RequestBody(BaseModel):
@@ -176,8 +181,8 @@ class Operation:
         if self._may_be_large(request):
             # Until it is done with: so much of them is in memory, and no small one waits for it.
             async with backend.bodies.turn(owner):
-                return await self.run(call, await self.given(request, backend.limits))
-        given = await self.given(request, backend.limits)
+                return await self.run(call, await self.given(request, backend))
+        given = await self.given(request, backend)
         async with backend.requests.turn(owner):
             return await self.run(call, given)
 
@@ -190,8 +195,9 @@ class Operation:
         length = number_in(request.headers.get("content-length", ""))
         return self.method != "GET" and (length is None or length > MESSAGE_BYTES)
 
-    async def given(self, request: Request, limits: WebLimits) -> BaseModel | bytes:
+    async def given(self, request: Request, backend: Backend) -> BaseModel | bytes:
         """The checked content of the request; raises a refusal."""
+        limits = backend.limits
         if self.query is not None:
             return _checked(self.query, dict(request.query_params))
         if self.body is None:
@@ -200,7 +206,7 @@ class Operation:
         if kind not in {"application/json", ""}:
             raise Refusal(415, f"the body is {kind[:100]}: send application/json")
         data = await read_body(request, MESSAGE_BYTES, limits.body_seconds)
-        return _checked(self.body, data or b"{}")
+        return await backend.work(partial(_checked, self.body, data or b"{}"), size=len(data))
 
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:
         """The response to one of our errors; any other is re-raised."""
@@ -310,6 +316,11 @@ class Backend:
     receipts: Receipts
     requests: FairLimiter = field(default_factory=partial(FairLimiter, REQUESTS))
     bodies: FairLimiter = field(default_factory=partial(FairLimiter, LARGE_BODIES))
+    parsers: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, PARSERS))
+
+    async def work(self, does: Callable[[], T], *, size: int) -> T:
+        """Do this for a body of so many bytes: in a thread if it is a large one."""
+        return does() if size <= LOOP_BYTES else await run_sync(does, limiter=self.parsers)
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -57,6 +57,7 @@ IGNORED = "X-Nanoloop-Ignored"
 REPEATED = "Idempotent-Replayed"
 """Says that this answer was already given to an earlier, identical request."""
 NAME_LIMIT = 500
+Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 @serve("POST", PATH, of=ClientOperation, takes_names=True)
@@ -68,7 +69,8 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
     named = call.backend.names.of(call.request, call.who, body)
     is_repeated = named.lasting is not None
     if not is_repeated:
-        answer = await _answer(call, asked, session, named)
+        work = partial(call.backend.work, size=len(body))
+        answer = await _answer(call, asked, session, named, work)
         # Since the question was looked through, who sends it again may have begun it.
         named.answer = named.lasting or answer
     return (CompletionStream if asked.stream else CompletionResponse)(
@@ -80,12 +82,15 @@ async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
 
 
 async def _answer(
-    call: ApiCall, asked: ChatRequest, name: str | None, named: MessageName
+    call: ApiCall, asked: ChatRequest, name: str | None, named: MessageName, work: Work
 ) -> SharedAnswer:
-    """The answer to come; nothing has been started yet. Raises a refusal."""
+    """The answer to come; nothing has been started yet. Raises a refusal.
+
+    `work` does what takes long with a large body.
+    """
     agent = agent_of(call.backend, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
-    messages = checked_messages(asked.messages)
+    messages = await work(partial(checked_messages, asked.messages))
     provider = agent.provider or call.backend.parts.provider
     fitted: WithOptions | None = getattr(provider, "with_options", None)
     headers = {} if name is None and fitted is not None else _ignored(asked)
@@ -93,7 +98,7 @@ async def _answer(
     if name is None:
         tools = client_tools(asked, agent.toolbox.specs)
         question = StatelessQuestion(
-            ClientConversation(id=form.id, messages=messages, tools=tools),
+            await work(partial(ClientConversation.of, messages, name=form.id, tools=tools)),
             agent=agent,
             provider=_with_options(provider, fitted, asked),
             waits=call.backend.parts.turns.turn(call.who.account),
@@ -252,10 +257,20 @@ OPERATIONS: Sequence[Operation] = (complete, list_models, show_model)
 class ClientConversation:
     """What comes with a question."""
 
-    id: str
-    messages: Sequence[Message]
+    told: str
+    """The system messages at its beginning."""
+    said: Session
+    """The other messages, in a session that is in no store."""
     tools: Sequence[ToolSpec] = ()
     """The client's own tools."""
+
+    @classmethod
+    def of(
+        cls, messages: Sequence[Message], *, name: str, tools: Sequence[ToolSpec]
+    ) -> ClientConversation:
+        """The conversation with these messages, under this id."""
+        told, said = parted(messages)
+        return cls(told=told, said=Session(id=name).add_chat_history(said), tools=tools)
 
 
 class StatelessQuestion:
@@ -294,12 +309,10 @@ class StatelessQuestion:
         """Like `Question`: nobody else knows about it."""
 
     def _turn(self, hear: OnText) -> Turn:
-        told, said = parted(self._asked.messages)
-        session = Session(id=self._asked.id).add_chat_history(said)
-        agent, provider = self._agent, self._provider
+        session, agent, provider = self._asked.said, self._agent, self._provider
         view = Views().of(
             session,
-            prompt="\n\n".join(filter(None, (agent.prompt, told))),
+            prompt="\n\n".join(filter(None, (agent.prompt, self._asked.told))),
             vendor=vendor_of(provider, agent.model),
         )
         return Turn(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,7 +19,6 @@ from nanoloop.channels.web.access import LATER_SECONDS, Refusal, sentence_of, tr
 from nanoloop.channels.web.api import (
     Backend,
     Operation,
-    WebLimits,
     problem_of,
     quoted,
     read_body,
@@ -46,18 +47,29 @@ from nanoloop.messages import Attachment
 from nanoloop.protocols import ToolSpec
 from nanoloop.session.entry import SCHEME
 
-NESTED = 200_000
+JSON_BYTES = 1_000_000
+"""How large a body may be beside its images."""
+NESTED = 50_000
 """How many lists and objects a body may contain."""
 
 
 class ClientOperation(Operation):
-    """Accepts bodies as large as an upload: they may contain images."""
+    """Accepts bodies as large as an upload, if most of that is images."""
 
-    async def given(self, request: Request, limits: WebLimits) -> BaseModel:
+    async def given(self, request: Request, backend: Backend) -> BaseModel:
         """The checked content of the request; raises a refusal."""
-        assert self.body is not None  # noqa: S101 - what else is taken has no operation
+        limits = backend.limits
         data = await read_body(request, limits.upload_bytes, limits.body_seconds)
-        if data.count(b"[") + data.count(b"{") > NESTED:  # reading them would hold up everyone
+        return await backend.work(partial(self._parsed, data), size=len(data))
+
+    def _parsed(self, data: bytes) -> BaseModel:
+        assert self.body is not None  # noqa: S101 - what else is taken has no operation
+        # Before it is parsed: a thread that parses holds up all others, so it must not take long.
+        if _bytes_beside_images(data) > JSON_BYTES:
+            raise ClientRefusal(
+                413, f"the request has more than {JSON_BYTES} bytes beside its images"
+            )
+        if data.count(b"[") + data.count(b"{") > NESTED:
             raise ClientRefusal(413, f"there are more than {NESTED} lists and objects: send less")
         try:
             return self.body.model_validate_json(data)
@@ -68,6 +80,20 @@ class ClientOperation(Operation):
     def refused(self, error: Exception, request: Request, backend: Backend) -> Response:  # noqa: ARG002 - as in `Operation`
         """The response to any error, in OpenAI's form."""
         return client_error_response(refusal_of(error, backend, path=self.path))
+
+
+_IMAGE = b'"data:image/'
+_LEAST_IMAGE = 1000
+"""Smaller ones count as text, so that a million of them is too much."""
+
+
+def _bytes_beside_images(data: bytes) -> int:
+    """The size of a body without images: up to its next quote, each is one text for any parser."""
+    images, end = 0, 0
+    while end >= 0 and (start := data.find(_IMAGE, end)) >= 0:
+        end = data.find(b'"', start + len(_IMAGE))
+        images += end - start if end - start > _LEAST_IMAGE else 0
+    return len(data) - images
 
 
 PASSED = frozenset(
@@ -102,6 +128,10 @@ REFUSED: Mapping[str, str] = {
 """Options that are refused because clients rely on them. Any others are ignored."""
 
 
+TOOLS = 512
+"""How many tools a client may bring along."""
+
+
 class ChatRequest(BaseModel):
     """A conversation to continue, in OpenAI's form."""
 
@@ -115,7 +145,7 @@ class ChatRequest(BaseModel):
     user: Annotated[str, Field(max_length=500)] | None = None
     """Names a session; the X-Nanoloop-Session header also does, and takes precedence."""
     n: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=TOOLS)] | None = None
     """The client's tools; the agent's own are always available."""
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
@@ -319,7 +349,7 @@ async def new_in(
 async def _attached(backend: Backend, owner: str, url: str) -> Attachment:
     if not url.startswith("data:"):
         return Attachment(kind="image", ref=url)
-    data = image_bytes(url)
+    data = await backend.work(partial(image_bytes, url), size=len(url))
     mime_type = mime_type_of(data) or ""
     if not mime_type.startswith("image/"):
         raise invalid_field("messages", "an image must be png, jpeg, gif or webp")
@@ -350,8 +380,8 @@ def client_tools(asked: ChatRequest, ours: Collection[ToolSpec]) -> Sequence[Too
             "tool_choice", "must be auto or none: the model chooses among all tools"
         )
     specs = [_tool_spec(tool) for tool in asked.tools or ()]
-    names = [spec.name for spec in (*ours, *specs)]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    names = Counter(spec.name for spec in (*ours, *specs))
+    if twice := next((name for name, count in names.items() if count > 1), None):
         raise invalid_field("tools", f"two tools are named {twice!r}: rename yours")
     return () if asked.tool_choice == "none" else specs
 
