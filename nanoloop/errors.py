@@ -29,6 +29,8 @@ NanoloopError
 ├── IndexUnusable            recall is unavailable; everything else still works
 ├── AttachmentsFull          a file was not stored: together they would exceed the limit
 ├── PictureRefused           a picture was not stored: it is damaged or too large
+├── AddressRefused           an address that somebody gave may not be used
+├── FetchFailed              nothing usable came from an address that somebody gave
 ├── BusFull                  the sender must try again
 │   └── BusClosed            it no longer accepts messages
 ├── NotRunning               (also a RuntimeError) the loop is not running
@@ -312,6 +314,14 @@ class PictureRefused(NanoloopError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"this picture can't be used: {reason}")
         self.reason = reason
+
+
+class AddressRefused(NanoloopError):
+    """An address that somebody gave leads into this machine's network, or might do so."""
+
+
+class FetchFailed(NanoloopError):
+    """Nothing usable came from an address that somebody gave."""
 
 
 class BusFull(NanoloopError):

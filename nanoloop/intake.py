@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from nanoloop.addresses import check_address
+from nanoloop.errors import AddressRefused
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import (
@@ -18,8 +20,8 @@ from nanoloop.session.queue import (
     is_command_text,
 )
 
-_SEEN = ("http://", "https://", "data:", "attachment:")
-"""Prefixes of image addresses that the model can see; the last is ours, and sent as data."""
+_SEEN = ("data:", "attachment:")
+"""Images that need no fetching; the last are ours, and sent as data."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
 
 
@@ -114,9 +116,20 @@ def _known(attachment: Attachment) -> dict[str, Any]:
 
 
 def _part(attachment: Attachment) -> dict[str, Any]:
-    if attachment.kind == "image" and attachment.ref.startswith(_SEEN):
+    if attachment.kind == "image" and _is_seen(attachment.ref):
         return {"type": "image_url", "image_url": {"url": attachment.ref}}
     known = (attachment.name, attachment.mime_type, attachment.size and f"{attachment.size} bytes")
     about = ", ".join(str(fact) for fact in known if fact)
     named = f"[{attachment.kind}: {about or attachment.ref}]"
     return {"type": "text", "text": "\n".join(filter(None, (named, attachment.text)))}
+
+
+def _is_seen(ref: str) -> bool:
+    """Whether the model can see it, and its server may: not what only this network has."""
+    if ref.startswith(_SEEN):
+        return True
+    try:
+        check_address(ref)
+    except AddressRefused:
+        return False
+    return True

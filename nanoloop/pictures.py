@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from nanoloop.addresses import check_address
 from nanoloop.attachments import Attachments
 from nanoloop.bounded import BoundedDict
-from nanoloop.errors import BadImage, ImagesRefused
+from nanoloop.errors import AddressRefused, BadImage, ImagesRefused
 from nanoloop.events import PictureLeftOut, announce
 from nanoloop.protocols import ChatMessage, OnText, Provider, Reply, ToolSpec, vendor_of
 from nanoloop.providers.models import UNSEEN, WithOptions, joined
@@ -17,6 +18,7 @@ from nanoloop.session.entry import SCHEME
 from nanoloop.tools.toolbox import here
 
 UNREAD = {"type": "text", "text": "[an image that could not be read]"}
+NOT_FETCHED = {"type": "text", "text": "[an image at an address that may not be fetched]"}
 RETRY_SECONDS = 3600.0
 """How long a model's refusal of images is believed: servers change models."""
 REMEMBERED = 5000
@@ -47,6 +49,7 @@ class Pictures:
     ) -> Reply:
         """Answer as the provider does; raises what it raises."""
         ask = _Asking(self._provider, tools=tools, model=model, on_text=on_text)
+        messages = list(map(_without_private, messages))
         ours = list(dict.fromkeys(_ids_in(messages)))
         if not ours:
             return await ask(messages)
@@ -226,11 +229,35 @@ def _ids_in(messages: Sequence[ChatMessage]) -> list[str]:
     return [picture for part in parts if (picture := _id_of(part)) is not None]
 
 
-def _id_of(part: Any) -> str | None:
-    """The id of one of our images; None for any other part."""
+def _without_private(message: ChatMessage) -> ChatMessage:
+    """The message without images that the model's server would fetch from a private network."""
+    content = message.get("content")
+    if not isinstance(content, list) or all(map(_may_be_shown, content)):
+        return message
+    parts = [part if _may_be_shown(part) else NOT_FETCHED for part in content]
+    return {**message, "content": joined(parts)}
+
+
+def _may_be_shown(part: Any) -> bool:
+    url = _image_url(part)
+    if url is None or url.startswith((SCHEME, "data:")):
+        return True
+    try:
+        check_address(url)
+    except AddressRefused:
+        return False
+    return True
+
+
+def _image_url(part: Any) -> str | None:
+    """The address of an image; None for any other part."""
     if not isinstance(part, Mapping) or part.get("type") != "image_url":
         return None
-    url = (part.get("image_url") or {}).get("url")
-    if not isinstance(url, str) or not url.startswith(SCHEME):
-        return None
-    return url.removeprefix(SCHEME)
+    image = part.get("image_url")
+    return str(image.get("url") if isinstance(image, Mapping) else image)
+
+
+def _id_of(part: Any) -> str | None:
+    """The id of one of our images; None for any other part."""
+    url = _image_url(part)
+    return url.removeprefix(SCHEME) if url is not None and url.startswith(SCHEME) else None

@@ -19,9 +19,14 @@ class RawServer:
         self._trust = trust
         self.connections = 0
         self.connections_made = 0
-        self.count = 0
+        self.heard: list[bytes] = []
         self.url = ""
         self._changed = anyio.Event()
+
+    @property
+    def count(self) -> int:
+        """How many requests have come."""
+        return len(self.heard)
 
     async def asked(self, count: int) -> None:
         """Wait until so many requests have come."""
@@ -63,8 +68,8 @@ class RawServer:
             self._change()
 
     async def _answer(self, stream: ByteStream) -> None:
-        while await self._asked(stream):
-            self.count += 1
+        while request := await self._asked(stream):
+            self.heard.append(request)
             self._change()
             said = self._words.popleft() if len(self._words) > 1 else self._words[0]
             await stream.send(said)
@@ -75,9 +80,9 @@ class RawServer:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _asked(self, stream: ByteStream) -> bool:
+    async def _asked(self, stream: ByteStream) -> bytes:
         """Read a request, of which the head and the body are at most a packet."""
         try:
-            return bool(await stream.receive())
+            return await stream.receive()
         except (anyio.EndOfStream, anyio.BrokenResourceError):
-            return False
+            return b""

@@ -11,7 +11,7 @@ import pytest
 from nanoloop.attachments import Attachments
 from nanoloop.errors import BadImage, ImagesRefused, NoConnection, ProviderError
 from nanoloop.events import PictureLeftOut, hearing
-from nanoloop.pictures import UNREAD, Pictures
+from nanoloop.pictures import NOT_FETCHED, UNREAD, Pictures
 from nanoloop.providers.models import UNSEEN
 from nanoloop.session.entry import SCHEME
 from nanoloop.session.session import Session
@@ -235,12 +235,24 @@ async def test_nothing_that_was_heard_is_said_twice(tmp_path):
 
 
 async def test_a_picture_of_a_client_is_passed_on_and_so_is_its_failure(tmp_path):
-    theirs = {"type": "image_url", "image_url": {"url": "https://x/y.png"}}
+    theirs = {"type": "image_url", "image_url": {"url": "https://example.org/y.png"}}
     async with bench(tmp_path, NOT_READ, NO_IMAGES) as chats:
         for kind in (BadImage, ImagesRefused):
             with pytest.raises(kind):
                 await chats.ask({"role": "user", "content": [theirs]})
         assert chats.events == []
+
+
+@pytest.mark.parametrize("ours", [(), (CAT,)])
+async def test_an_image_kept_with_a_private_address_is_no_longer_fetched(tmp_path, ours):
+    urls = ["http://169.254.169.254/", "https://[::1]/", "file:///etc/passwd", "data:,"]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    async with bench(tmp_path) as chats:
+        mine = await chats.message(*ours)
+        await chats.ask({**mine, "content": [*mine["content"], *parts, UNREAD]})
+        sent = body(chats)
+    assert [url for url in urls if url in sent] == ["data:,"]
+    assert sent.count(NOT_FETCHED["text"]) == 3
 
 
 async def test_what_is_learnt_with_other_options_is_known(tmp_path):

@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shutil
-import ssl
 import subprocess
 import sys
 import zlib
@@ -23,6 +22,7 @@ from zipfile import Path as PathInZip
 import anyio
 from anyio.to_thread import run_sync
 
+from nanoloop.addresses import trusted_certificates
 from nanoloop.errors import (
     ModelError,
     NoRoom,
@@ -410,7 +410,7 @@ def _client() -> aiohttp.ClientSession:
     import aiohttp  # noqa: PLC0415 - as above
 
     try:
-        trusted = _trusted()
+        trusted = trusted_certificates()
     except OSError:
         raise SourceFailed("SSL_CERT_FILE or SSL_CERT_DIR names an unreadable path") from None
     return aiohttp.ClientSession(
@@ -420,16 +420,6 @@ def _client() -> aiohttp.ClientSession:
         middlewares=(_through_proxy,),
         timeout=aiohttp.ClientTimeout(connect=_SILENCE_SECONDS, sock_read=_SILENCE_SECONDS),
     )
-
-
-def _trusted() -> ssl.SSLContext:
-    """Trust the certificates that the environment names; otherwise those of the system."""
-    import truststore  # noqa: PLC0415 - as above
-
-    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
-    if file or folder:
-        return ssl.create_default_context(cafile=file or None, capath=folder or None)
-    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 async def _through_proxy(

@@ -1,6 +1,7 @@
-"""Anyone who holds a token sends bodies that take long to read: they hold up nobody."""
+"""Anyone who holds a token sends bodies that take long to read, or addresses of our network."""
 
 import json
+import socket
 import threading
 from base64 import b64encode
 
@@ -114,3 +115,61 @@ async def test_a_large_body_is_parsed_and_checked_outside_the_event_loop(web, pl
         "_checked": True,  # of the session that is begun
     }
     assert (len(places["_checked"]) > 1) == is_large
+
+
+PRIVATE = [
+    "http://example.org/a.png",
+    "http://169.254.169.254/latest/meta-data/",
+    "https://169.254.169.254/latest/meta-data/",
+    "https://127.0.0.1:8765/api/sessions",
+    "https://2130706433/",
+    "https://0x7f.1/",
+    "https://[::ffff:10.0.0.1]/",
+    "https://example.org@10.0.0.1/",
+    "https://10.0.0.1\\@example.org/",
+    "https://localhost/",
+    "https://metadata.google.internal/computeMetadata/v1/",
+    "https://leads-there.example/",
+]
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """All names but one stand for a public address."""
+
+    def look_up(host, port, **_):
+        address = "10.0.0.1" if host == "leads-there.example" else "93.184.216.34"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]
+
+    monkeypatch.setattr("nanoloop.addresses.socket.getaddrinfo", look_up)
+
+
+def showing(url):
+    part = {"type": "image_url", "image_url": {"url": url}}
+    text = {"type": "text", "text": "what is this?"}
+    return {"model": "assistant", "messages": [{"role": "user", "content": [text, part]}]}
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize("more", [{}, {"user": "ann"}, {"stream": True}])
+async def test_an_image_in_our_network_is_not_asked_for(web, more):
+    for url in PRIVATE:
+        refused = await web.client.post(PATH, json=showing(url) | more)
+        assert refused.status_code == 400, url
+    assert web.provider.count == 0
+
+
+@pytest.mark.usefixtures("names")
+async def test_a_public_image_is(web):
+    assert (await web.client.post(PATH, json=showing("https://example.org/a.png"))).is_success
+    assert "https://example.org/a.png" in str(web.provider.calls)
+
+
+async def test_an_image_may_lie_behind_few_names(web):
+    asked = showing("https://example.org/a.png")
+    asked["messages"] *= 30
+    asked["messages"] = json.loads(json.dumps(asked["messages"]))
+    for number, message in enumerate(asked["messages"]):
+        message["content"][1]["image_url"]["url"] = f"https://{number}.example.org/"
+    refused = await web.client.post(PATH, json=asked)
+    assert (refused.status_code, "hosts at once" in refused.text) == (400, True)

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Scope
 
 from nanoloop import __version__
+from nanoloop.addresses import AddressCheck
 from nanoloop.channels.server import LOOP_BYTES
 from nanoloop.channels.web.access import (
     EVERYONE,
@@ -314,6 +315,7 @@ class Backend:
     streams: OpenStreams
     names: MessageNames
     receipts: Receipts
+    addresses: AddressCheck = field(default_factory=AddressCheck)
     requests: FairLimiter = field(default_factory=partial(FairLimiter, REQUESTS))
     bodies: FairLimiter = field(default_factory=partial(FairLimiter, LARGE_BODIES))
     parsers: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, PARSERS))

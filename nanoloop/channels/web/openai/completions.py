@@ -31,6 +31,7 @@ from nanoloop.channels.web.openai.request import (
     ClientOperation,
     ClientRefusal,
     Message,
+    check_images,
     checked_messages,
     client_tools,
     invalid_field,
@@ -91,6 +92,7 @@ async def _answer(
     agent = agent_of(call.backend, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
     messages = await work(partial(checked_messages, asked.messages))
+    await check_images(call.backend, messages)
     provider = agent.provider or call.backend.parts.provider
     fitted: WithOptions | None = getattr(provider, "with_options", None)
     headers = {} if name is None and fitted is not None else _ignored(asked)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nanoloop import errors
+from nanoloop.addresses import check_address
 from nanoloop.attachments import mime_type_of
 from nanoloop.channels.web.access import LATER_SECONDS, Refusal, sentence_of, try_later
 from nanoloop.channels.web.api import (
@@ -24,6 +25,7 @@ from nanoloop.channels.web.api import (
     read_body,
 )
 from nanoloop.errors import (
+    AddressRefused,
     AnswerRefused,
     AttachmentsFull,
     BadImage,
@@ -180,7 +182,7 @@ class ChatRequest(BaseModel):
 
 
 Message = dict[str, Any]
-IMAGE_PREFIXES = ("data:image/", "http://", "https://")
+IMAGE_PREFIXES = ("data:image/", "https://")
 """The allowed prefixes of an image's address; no others are passed on, least of all ours."""
 SYSTEM = {"system", "developer"}
 
@@ -283,8 +285,24 @@ def _image(image: Any, where: str) -> dict[str, str]:
         raise invalid_field(
             f"{where}.image_url", "must be a URL that begins with https: or data:image/"
         )
+    if not url.startswith("data:"):
+        try:
+            check_address(url)
+        except AddressRefused as refused:
+            raise invalid_field(f"{where}.image_url", str(refused)) from None
     detail = known.get("detail")
     return {"url": url, "detail": detail} if isinstance(detail, str) else {"url": url}
+
+
+async def check_images(backend: Backend, messages: Sequence[Message]) -> None:
+    """Raise a refusal if the name of an image's host stands for a private address."""
+    contents = (said["content"] for said in messages if isinstance(said.get("content"), list))
+    parts = (part for content in contents for part in content if part["type"] == "image_url")
+    urls = (part["image_url"]["url"] for part in parts)
+    try:
+        await backend.addresses.check(url for url in urls if not url.startswith("data:"))
+    except AddressRefused as refused:
+        raise invalid_field("messages", f"an image: {refused}") from None
 
 
 def image_bytes(url: str) -> bytes:

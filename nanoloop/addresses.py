@@ -1,0 +1,307 @@
+"""Addresses that somebody else gave: which may be used, and fetching from them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, urlsplit
+
+import anyio
+from anyio.to_thread import run_sync
+
+from nanoloop.errors import AddressRefused, FetchFailed
+
+if TYPE_CHECKING:
+    import ssl
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Returns the addresses of a host; raises `OSError` if it has none."""
+LOOKUPS = 4
+"""How many names are looked up at once, each in a thread: a slow one holds up no other lookup."""
+LOOKUP_SECONDS = 10.0
+MOST_HOSTS = 20
+"""How many hosts are looked up for one caller."""
+MOST_CHARS = 4000
+_HOST = re.compile(r"(?P<name>[a-z0-9_.-]+)|\[(?P<six>[0-9a-f:.]+)\]")
+_NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
+_OWN_NAMES = re.compile(r"(.*\.)?(localhost|local|localdomain|internal|intranet|lan|home\.arpa)")
+_SIX = ip_network("2000::/3")
+"""All public addresses of IPv6 are in here."""
+_SPECIAL = [
+    *map(ip_network, ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8")),
+    *map(ip_network, ("169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24")),
+    *map(ip_network, ("192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24")),
+    *map(ip_network, ("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4")),
+    *map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")),
+]
+"""Private, loopback, link-local, multicast, reserved, or a way to such an address."""
+
+
+def check_address(url: str) -> None:
+    """Raise `AddressRefused` for what only this machine or its network has, as far as text shows.
+
+    A name is not looked up: `AddressCheck` does that.
+    """
+    host = _host_of(_parted(url, ("https",)))
+    if isinstance(host, str):
+        if "." not in host or _OWN_NAMES.fullmatch(host):
+            raise AddressRefused(f"{host} is a name of this machine or its network")
+    elif not is_public(host):
+        raise AddressRefused(f"{host} is no public address")
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether it is an address of the public internet."""
+    if isinstance(address, IPv6Address) and address not in _SIX:
+        return False
+    return not any(address in special for special in _SPECIAL)
+
+
+def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
+    """The parts of an address; refused if two readers might find different hosts in it."""
+    # `urlsplit` would drop line breaks, and others read a backslash as a slash.
+    if len(url) > MOST_CHARS or not url.isprintable() or " " in url or "\\" in url:
+        raise AddressRefused(f"an address has at most {MOST_CHARS} signs, no spaces or backslashes")
+    try:
+        parts = urlsplit(url)
+        is_well = parts.scheme in schemes and parts.hostname and parts.port != 0
+    except ValueError:
+        is_well = False
+    if not is_well:
+        raise AddressRefused(f"an address has to begin with {schemes[0]}:// and a host")
+    if "@" in parts.netloc:
+        raise AddressRefused("an address may not contain a user name or a password")
+    return parts
+
+
+def _host_of(parts: SplitResult) -> str | IPv4Address | IPv6Address:
+    """The name or the address in it; refused if it is a number that only some read as an address.
+
+    So are signs that some read as others: letters beyond ASCII, and percent signs.
+    """
+    authority = parts.netloc.lower()
+    if parts.port is not None or authority.endswith(":"):
+        authority = authority.rpartition(":")[0]
+    try:
+        found = _HOST.fullmatch(authority)
+        host = _read_host(found["name"], found["six"]) if found else None
+    except ValueError:
+        host = None
+    if not host:
+        raise AddressRefused(
+            f"{authority[:100]!r} is no host: write a name in ASCII, or an address in full"
+        )
+    return host
+
+
+def _read_host(name: str | None, six: str | None) -> str | IPv4Address | IPv6Address:
+    if name is None:
+        return IPv6Address(six or "")
+    name = name.removesuffix(".")
+    return IPv4Address(name) if _NUMBER.fullmatch(name.rpartition(".")[2]) else name
+
+
+class AddressCheck:
+    """Decides which addresses may be used, by what their names stand for."""
+
+    def __init__(self, *, allowed: Iterable[str] = (), resolve: Resolve | None = None) -> None:
+        """`allowed` are networks of one's own that may be used too, without TLS if need be."""
+        self._allowed = [ip_network(network) for network in allowed]
+        self._resolve = resolve or self._looked_up
+        self._threads = anyio.CapacityLimiter(LOOKUPS)
+
+    async def check(self, urls: Iterable[str]) -> None:
+        """Raise `AddressRefused` if one of these may not be used."""
+        schemes = self._schemes
+        found = {_parted(url, schemes)[:2]: url for url in urls}
+        if len(found) > MOST_HOSTS:
+            raise AddressRefused(f"more than {MOST_HOSTS} hosts at once")
+        for url in found.values():
+            await self.addresses_of(url)
+
+    async def addresses_of(self, url: str) -> Sequence[str]:
+        """The addresses to connect to, looked up once; raises `AddressRefused`.
+
+        All of them may be used: a host that also has others is refused.
+        """
+        parts = _parted(url, self._schemes)
+        host = _host_of(parts)
+        found = [host] if not isinstance(host, str) else await self._addresses(host, parts)
+        for address in found:
+            is_own = any(address in network for network in self._allowed)
+            if not (is_own or (parts.scheme == "https" and is_public(address))):
+                plain = is_public(address)
+                says = "is reached with https:// only" if plain else "is no public address"
+                raise AddressRefused(f"{host} {says}")
+        return [str(address) for address in found]
+
+    @property
+    def _schemes(self) -> Sequence[str]:
+        return ("https", "http") if self._allowed else ("https",)
+
+    async def _addresses(
+        self, host: str, parts: SplitResult
+    ) -> Sequence[IPv4Address | IPv6Address]:
+        try:
+            with anyio.fail_after(LOOKUP_SECONDS):
+                found = await self._resolve(host, parts.port or 443)
+        except (OSError, UnicodeError):  # a TimeoutError is an OSError
+            found = ()
+        if not found:
+            raise AddressRefused(f"{host} can't be resolved")
+        return [ip_address(address) for address in found]
+
+    async def _looked_up(self, host: str, port: int) -> Sequence[str]:
+        def look_up() -> Sequence[str]:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return list(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+        return await run_sync(look_up, limiter=self._threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLimits:
+    """How much may be fetched, and how long that may take."""
+
+    most_bytes: int = 10_000_000
+    seconds: float = 30
+    """From the first lookup to the last byte."""
+    redirects: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    """What was at an address."""
+
+    url: str
+    """Where it was in the end."""
+    mime_type: str
+    """According to its server."""
+    data: bytes
+
+
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_OK = 200
+_PIECE = 65_536
+
+
+class Fetcher:
+    """Fetches from addresses that somebody else gave.
+
+    Each hop is checked, looked up once, and connected to at that very address, with nothing carried
+    over from the one before. No proxy is used, since a proxy would look up the name again.
+    """
+
+    def __init__(
+        self, check: AddressCheck | None = None, *, limits: FetchLimits | None = None
+    ) -> None:
+        self._check = check or AddressCheck()
+        self._limits = limits or FetchLimits()
+
+    async def fetch(self, url: str) -> Fetched:
+        """What is there now; raises `AddressRefused`, or `FetchFailed`."""
+        limits = self._limits
+        try:
+            with anyio.fail_after(limits.seconds):
+                for _ in range(limits.redirects + 1):
+                    found = await self._hop(url)
+                    if isinstance(found, Fetched):
+                        return found
+                    url = found
+        except TimeoutError:
+            raise FetchFailed(f"it takes more than {limits.seconds:g} seconds") from None
+        raise FetchFailed(f"it redirects more than {limits.redirects} times")
+
+    async def _hop(self, url: str) -> Fetched | str:
+        """What is there, or where it redirects to."""
+        # It takes a while to load, and few programs fetch anything.
+        import aiohttp  # noqa: PLC0415 - as above
+        from yarl import URL  # noqa: PLC0415 - it comes with aiohttp
+
+        pinned: Any = _Pinned(await self._check.addresses_of(url))
+        is_plain = urlsplit(url).scheme == "http"
+        try:
+            trusted = True if is_plain else await run_sync(trusted_certificates)
+            async with (
+                aiohttp.ClientSession(
+                    auto_decompress=False,
+                    connector=aiohttp.TCPConnector(
+                        force_close=True,
+                        resolver=pinned,
+                        ssl=trusted,
+                        use_dns_cache=False,
+                    ),
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    headers={"Accept-Encoding": "identity", "User-Agent": "nanoloop"},
+                    timeout=aiohttp.ClientTimeout(None),
+                ) as client,
+                client.get(url, allow_redirects=False) as answer,
+            ):
+                if answer.status in _REDIRECTS and "location" in answer.headers:
+                    return str(URL(url).join(URL(answer.headers["location"])))
+                if answer.status != _OK:
+                    raise FetchFailed(f"its server answers {answer.status}")
+                return Fetched(
+                    url=url, mime_type=answer.content_type, data=await self._body(answer)
+                )
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise FetchFailed(f"the connection failed ({type(error).__name__})") from None
+
+    async def _body(self, answer: Any) -> bytes:
+        most = self._limits.most_bytes
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            raise FetchFailed("it comes compressed, which was not asked for")
+        data = bytearray()
+        if (answer.content_length or 0) <= most:
+            async for piece in answer.content.iter_chunked(_PIECE):
+                data += piece
+                if len(data) > most:
+                    break
+            else:
+                return bytes(data)
+        raise FetchFailed(f"it has more than {most:,} bytes")
+
+
+class _Pinned:
+    """Answers each lookup with the addresses that were checked."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = addresses
+
+    async def resolve(self, host: str, port: int = 0, family: int = 0) -> list[dict[str, Any]]:  # noqa: ARG002 - as aiohttp asks
+        """The addresses, in aiohttp's form."""
+        return [
+            {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+                "proto": 0,
+                "flags": socket.AI_NUMERICHOST,
+            }
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def trusted_certificates() -> ssl.SSLContext:
+    """Trust the certificates that the environment names; otherwise those of the system.
+
+    Raises `OSError` if these can't be read.
+    """
+    # They take a while to load, and few commands fetch anything.
+    import ssl  # noqa: PLC0415 - as above
+
+    import truststore  # noqa: PLC0415 - as above
+
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file or folder:
+        return ssl.create_default_context(cafile=file or None, capath=folder or None)
+    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
