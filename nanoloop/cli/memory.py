@@ -15,6 +15,7 @@ from typing import Any
 
 import anyio
 
+from nanoloop import children
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions
 from nanoloop.cli.output import say, say_json
@@ -117,7 +118,8 @@ def _drafted(before: str) -> Path:
         file.write(before)
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
-        subprocess.run([*shlex.split(editor), name], check=True)  # noqa: S603 - the user's own
+        # With all that the user's own program, in their own terminal, may be set up by.
+        children.run([*shlex.split(editor), name], keeps=["*"], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         Path(name).unlink()
         raise SessionError(f"{editor} failed ({error}): the summary is unchanged") from error

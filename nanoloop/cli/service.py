@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from nanoloop import children
 from nanoloop.cli import Exit, add_actions
 from nanoloop.cli.agents_file import write_agents_file
 from nanoloop.cli.amounts import whole
@@ -38,6 +39,8 @@ _NEEDED = re.compile(
     "(HTTPS?|ALL|NO)_PROXY|SSL_CERT_(FILE|DIR)|XDG_(CONFIG|DATA)_HOME|PYTHONPATH", re.IGNORECASE
 )
 """Variables that affect the daemon, besides those that are settings."""
+_CALL_KEEPS = ("XDG_*", "DBUS_*", "SYSTEMD_*", "TERM", "COLUMNS", "LINES", "PAGER", "LESS*")
+"""Variables by which systemctl and journalctl find this user's systemd, and show what it says."""
 _CALL_SECONDS = 120
 _LINES = 50
 
@@ -415,8 +418,9 @@ def _put(file: Path, text: str) -> None:
 def _call(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a program to completion and capture its output."""
     try:
-        return subprocess.run(  # noqa: S603 - the words are ours
+        return children.run(
             words,
+            keeps=_CALL_KEEPS,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -433,7 +437,7 @@ def _show(*words: str) -> int:
     """Run a program and let it print its output."""
     sys.stdout.flush()
     try:
-        return subprocess.run(words, check=False).returncode  # noqa: S603 - the words are ours
+        return children.run(words, keeps=_CALL_KEEPS, check=False).returncode
     except FileNotFoundError:
         raise NoService(f"{words[0]} is not installed: install it") from None
 

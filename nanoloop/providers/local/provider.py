@@ -24,7 +24,7 @@ import aiohttp
 import anyio
 import anyio.to_thread
 
-from nanoloop import defaults
+from nanoloop import children, defaults
 from nanoloop.errors import (
     NoConnection,
     ProviderError,
@@ -461,6 +461,11 @@ def _nobody(_: str) -> None:
 
 
 COMMAND = (sys.executable, "-P", "-m", "nanoloop.providers.local.child")
+_KEEPS = (
+    *("PYTHON*", "LD_LIBRARY_PATH", "DYLD_*", "XDG_*", "OMP_*", "GGML_*", "LLAMA_*"),
+    *("CUDA_*", "NVIDIA_*", "HIP_*", "HSA_*", "ROC*", "GPU_*", "ONEAPI_*", "SYCL_*", "VK_*"),
+)
+"""Variables by which Python, llama.cpp and the drivers of graphics cards are set up."""
 LAST_LINES = 8
 """How much of llama.cpp's own output is kept while it loads; after that, none is."""
 SHOWN = 200
@@ -518,12 +523,13 @@ class ModelProcess:
                 self._ready.set_result(Report(problem=self._why_not_ready()))
 
     def _run(self) -> int:
-        with subprocess.Popen(  # noqa: S603 - this package's own module
+        with children.start(
             COMMAND,
+            keeps=_KEEPS,
+            adds={"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
             start_new_session=True,  # Ctrl-C is for us: the answer going on may be finished
         ) as self._process:
             if self._is_unwanted:
