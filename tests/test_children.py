@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 
@@ -72,11 +73,13 @@ STARTING = {
     "pty": {"spawn", "fork"},
 }
 
+LIKELY = re.compile(r"\b(subprocess|multiprocessing|pty|\w+_process|os\.(sy|p|f|ex|sp)\w+)\b")
+
 
 def started_in(file):
     """The calls in a file that would start a process."""
     text = file.read_text(encoding="utf-8")
-    if not any(f"import {module}" in text or f"from {module}" in text for module in STARTING):
+    if not LIKELY.search(text):
         return
     for node in ast.walk(ast.parse(text)):
         match node:

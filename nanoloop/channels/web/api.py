@@ -129,7 +129,10 @@ class Operation:
     takes: type[BaseModel | bytes] | None
     """The query of a GET, otherwise the body; bytes mean a file."""
     status: int = 200
-    produces: str = "application/json"
+    produces: tuple[str, ...] = ("application/json",)
+    """The types of its response."""
+    refuses: tuple[int, ...] = ()
+    """Codes with which a request in the described form may be refused, for what it asks for."""
     is_public: bool = False
     """Whether anyone may call it."""
     takes_names: bool = False
@@ -443,8 +446,8 @@ dt { margin-top: 1rem; } dd { margin: 0 0 0 1.5rem; opacity: .8; }
 DOCS_STYLE_HASH = base64.b64encode(hashlib.sha256(_DOCS_STYLE.encode()).digest()).decode()
 
 
-def document(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The OpenAPI document of these operations."""
+def document(operations: Iterable[Operation], *, is_open: bool = False) -> dict[str, Any]:
+    """The OpenAPI document of these operations, where anyone may call if it is open."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {"Error": _ERROR_SCHEMA}
     for operation in operations:
@@ -458,7 +461,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"token": []}],
+        "security": [] if is_open else [{"token": []}],
     }
 
 
@@ -468,7 +471,11 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "operationId": operation.run.__name__,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)]
         + [_NAME] * operation.takes_names,
-        "responses": {str(operation.status): _response(operation), "default": _ERROR},
+        "responses": {
+            str(operation.status): _response(operation),
+            **{str(code): _ERROR for code in operation.refuses},
+            "default": _ERROR,
+        },
     }
     if operation.is_public:
         told["security"] = []
@@ -479,14 +486,15 @@ def _described(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         name = operation.body.__name__
         schemas[name] = operation.body.model_json_schema()
         schema = {"schema": {"$ref": f"#/components/schemas/{name}"}}
-        told["requestBody"] = {"content": {"application/json": schema}}
+        is_required = any(field.is_required() for field in operation.body.model_fields.values())
+        told["requestBody"] = {"required": is_required, "content": {"application/json": schema}}
     return told
 
 
 def _response(operation: Operation) -> dict[str, Any]:
     if operation.status == 204:  # noqa: PLR2004 - HTTP's own
         return {"description": "Done"}
-    return {"description": operation.says, "content": {operation.produces: {}}}
+    return {"description": operation.says, "content": {kind: {} for kind in operation.produces}}
 
 
 _NAME = {

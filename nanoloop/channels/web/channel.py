@@ -234,7 +234,7 @@ async def _reaches_store(backend: Backend) -> bool:
     return True
 
 
-@serve("GET", "/metrics", produces="text/plain")
+@serve("GET", "/metrics", produces=("text/plain",))
 async def metrics(call: ApiCall) -> Response:
     """The counters, for Prometheus."""
     counted = call.backend.parts.snapshot()
@@ -336,7 +336,7 @@ _GIVEN_OUT = {
 }
 
 
-@serve("POST", "/api/attachments", status=201)
+@serve("POST", "/api/attachments", status=201, refuses=(413, 415, 422))
 async def upload(call: ApiCall, data: bytes) -> Response:
     """Upload an image or a text; its name goes in the header X-Name, percent-encoded."""
     mime_type = mime_type_of(data) if data else None
@@ -363,7 +363,7 @@ def _safe_name(name: str) -> str:
     return shown[:NAME_LIMIT] or "file"
 
 
-@serve("GET", "/api/attachments/{attachment}", produces="application/octet-stream")
+@serve("GET", "/api/attachments/{attachment}", produces=("image/*", "text/plain"))
 async def download(call: ApiCall) -> Response:
     """An uploaded file."""
     attachment_id = str(call.request.path_params["attachment"])
@@ -400,12 +400,13 @@ DOCS_POLICY = f"default-src 'none'; style-src 'sha256-{DOCS_STYLE_HASH}'; frame-
 
 
 @serve("GET", "/openapi.json", is_public=True)
-async def openapi(_: ApiCall) -> Response:
+async def openapi(call: ApiCall) -> Response:
     """This API as an OpenAPI document."""
-    return JSONResponse(document(OPERATIONS))
+    is_open = not call.backend.access.callers.are_named
+    return JSONResponse(document(OPERATIONS, is_open=is_open))
 
 
-@serve("GET", "/docs", produces="text/html", is_public=True)
+@serve("GET", "/docs", produces=("text/html",), is_public=True)
 async def docs(_: ApiCall) -> Response:
     """This API for people."""
     return HTMLResponse(docs_page(OPERATIONS), headers={"Content-Security-Policy": DOCS_POLICY})

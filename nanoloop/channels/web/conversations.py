@@ -101,7 +101,7 @@ async def _found(call: ApiCall, asked: SessionsQuery) -> list[SessionInfo]:
     ]
 
 
-@serve("POST", "/api/sessions", status=201)
+@serve("POST", "/api/sessions", status=201, refuses=(422,))
 async def begin(call: ApiCall, given: NewSession) -> Response:
     """Begin a session."""
     session_id = f"{call.who.prefix}{new_id()}"
@@ -131,7 +131,7 @@ async def show(call: ApiCall) -> Response:
     return JSONResponse(shown_session(call.backend, session))
 
 
-@serve("PATCH", SESSION)
+@serve("PATCH", SESSION, refuses=(422,))
 async def change(call: ApiCall, given: SessionChange) -> Response:
     """Rename it, archive it, change its agent."""
     sessions = call.backend.parts.sessions
@@ -162,7 +162,7 @@ async def delete(call: ApiCall) -> Response:
     return Response(status_code=204)
 
 
-@serve("GET", f"{SESSION}/export", produces="text/markdown")
+@serve("GET", f"{SESSION}/export", produces=tuple(_MEDIA.values()))
 async def export(call: ApiCall, form: ExportQuery) -> Response:
     """The whole of it as a file."""
     session = await call.backend.parts.sessions.store.get(call.session_id)
@@ -222,7 +222,7 @@ class EventsQuery(BaseModel):
     """Whether to include changes to the list of sessions."""
 
 
-@serve("GET", f"{SESSION}/events", produces="text/event-stream")
+@serve("GET", f"{SESSION}/events", produces=("text/event-stream",))
 async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     """What happens in a session, as it happens; resumable by Last-Event-ID."""
     session = await call.backend.parts.sessions.fresh(call.session_id)
@@ -251,7 +251,7 @@ def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
     }
 
 
-@serve("GET", "/api/events", produces="text/event-stream")
+@serve("GET", "/api/events", produces=("text/event-stream",))
 async def of_all(call: ApiCall) -> ASGIApp:
     """Which sessions have changed, as it happens."""
     watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)

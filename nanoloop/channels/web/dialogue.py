@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import anyio
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
 from nanoloop.attachments import TEXT_SHOWN
@@ -39,6 +39,15 @@ class NewMessage(RequestBody):
     attachments: Annotated[list[str], Field(max_length=10)] = Field(default_factory=list)
     """Ids of earlier uploads."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["text"], "properties": {"text": {"pattern": r"\S"}}},
+                {"required": ["attachments"], "properties": {"attachments": {"minItems": 1}}},
+            ]
+        }
+    )
+
 
 class Retry(RequestBody):
     """The last question again."""
@@ -48,7 +57,7 @@ class Retry(RequestBody):
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
 
 
-@serve("POST", f"{SESSION}/messages", status=202, takes_names=True)
+@serve("POST", f"{SESSION}/messages", status=202, refuses=(422,), takes_names=True)
 async def say(call: ApiCall, said: NewMessage) -> Response:
     """Say something; the answer comes as events."""
     if not said.text.strip() and not said.attachments:
@@ -190,7 +199,7 @@ async def stop(call: ApiCall) -> Response:
     return JSONResponse({"stopped": stopped})
 
 
-@serve("POST", f"{SESSION}/retry", status=202, takes_names=True)
+@serve("POST", f"{SESSION}/retry", status=202, refuses=(422,), takes_names=True)
 async def retry(call: ApiCall, again: Retry) -> Response:
     """Take the last exchange back and ask again, when its turn comes."""
     backend, sessions = call.backend, call.backend.parts.sessions

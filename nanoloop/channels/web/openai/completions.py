@@ -61,7 +61,14 @@ NAME_LIMIT = 500
 Work = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-@serve("POST", PATH, of=ClientOperation, takes_names=True)
+@serve(
+    "POST",
+    PATH,
+    of=ClientOperation,
+    produces=("application/json", "text/event-stream"),
+    refuses=(400, 413, 422),
+    takes_names=True,
+)
 async def complete(call: ApiCall, asked: ChatRequest) -> ASGIApp:
     """The next answer of a conversation, in OpenAI's form."""
     asked.check()
