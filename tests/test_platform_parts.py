@@ -9,7 +9,6 @@ from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import (
     AGAIN_SECONDS,
     CODE_SECONDS,
-    CODES,
     AccessControl,
     Pairing,
     Person,
@@ -155,15 +154,6 @@ def test_a_new_code_ends_the_old_one_and_comes_only_after_a_while(clock):
     second = pairing.code_for(person())
     assert pairing.approve(first) is None
     assert pairing.approve(second).id == "1"
-
-
-def test_only_so_many_codes_are_open_at_once(clock):
-    pairing = Pairing(clock=clock)
-    codes = [pairing.code_for(person(str(number))) for number in range(CODES + 1)]
-    assert None not in codes[:-1]
-    assert codes[-1] is None
-    clock.now += CODE_SECONDS
-    assert pairing.code_for(person("late")) is not None
 
 
 def test_a_code_counts_in_its_own_channel_only(clock):

@@ -154,8 +154,8 @@ CODE_SECONDS = 3600
 """How long a code is valid."""
 AGAIN_SECONDS = 600
 """How long the same person has to wait for another code."""
-CODES = 50
-"""How many codes may be open in one channel; beyond that, no new ones are issued."""
+CODES = 1000
+"""How many codes may be open in one channel; beyond that, the oldest one gives way."""
 _LETTERS = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"
 _LENGTH = 8
 FILE = "pairing.sqlite"
@@ -167,6 +167,7 @@ CREATE TABLE IF NOT EXISTS people (
 CREATE TABLE IF NOT EXISTS codes (
     digest TEXT PRIMARY KEY, channel TEXT, person TEXT, name TEXT, chat TEXT, made REAL,
     UNIQUE (channel, person));
+CREATE INDEX IF NOT EXISTS codes_by_age ON codes (channel, made);
 """
 
 
@@ -193,7 +194,10 @@ class Pairing:
         self._notebook = Notebook(folder and folder / FILE, _SCHEMA)
 
     def code_for(self, person: Person) -> str | None:
-        """A new code for them, or None if they have one already or too many are open."""
+        """A new code for them, or None if they have one already.
+
+        However many strangers ask, whoever asks last has a code that works.
+        """
         now = self._clock()
         with self._writing() as database:
             database.execute("DELETE FROM codes WHERE made <= ?", (now - CODE_SECONDS,))
@@ -201,12 +205,17 @@ class Pairing:
                 "DELETE FROM codes WHERE channel = ? AND person = ? AND made <= ?",
                 (person.channel, person.id, now - AGAIN_SECONDS),
             )
-            if self._may_not_ask(database, person):
+            if self._has_code(database, person):
                 return None
             code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
             name = person.name.encode("utf-8", "replace").decode()  # an emoji may be cut in half
             known = (_digest(code), person.channel, person.id, name, person.chat, now)
             database.execute("INSERT INTO codes VALUES (?, ?, ?, ?, ?, ?)", known)
+            database.execute(
+                "DELETE FROM codes WHERE rowid IN (SELECT rowid FROM codes WHERE channel = ?1 ORDER"
+                " BY made LIMIT max(0, (SELECT count(*) FROM codes WHERE channel = ?1) - ?2))",
+                (person.channel, CODES),
+            )
         return code
 
     def approve(self, code: str, *, channel: str | None = None) -> Person | None:
@@ -257,12 +266,11 @@ class Pairing:
         """Close the file; closing twice is fine."""
         self._notebook.close()
 
-    def _may_not_ask(self, database: sqlite3.Connection, person: Person) -> bool:
-        mine, all_of_them = database.execute(
-            "SELECT count(*) FILTER (WHERE person = ?), count(*) FROM codes WHERE channel = ?",
-            (person.id, person.channel),
-        ).fetchone()
-        return bool(mine or all_of_them >= CODES)
+    def _has_code(self, database: sqlite3.Connection, person: Person) -> bool:
+        found = database.execute(
+            "SELECT 1 FROM codes WHERE channel = ? AND person = ?", (person.channel, person.id)
+        )
+        return found.fetchone() is not None
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
