@@ -58,15 +58,14 @@ class Pictures:
         while True:
             try:
                 reply = await ask(await self._shown(messages, shown, model, left_out))
-            except ImagesRefused as refused:
+            except (BadImage, ImagesRefused) as refused:
                 if ask.was_heard or not shown:
                     raise
-                shown = self._fewer(model, shown, refused.most)
-            except BadImage:
-                if ask.was_heard or not shown:
-                    raise
-                left_out = self._known.suspects(model, shown)
-                shown = [picture for picture in shown if picture not in left_out]
+                if isinstance(refused, ImagesRefused) and self._is_of_all(model, refused, shown):
+                    shown = self._fewer(model, shown, refused.most)
+                else:
+                    left_out = self._known.suspects(model, shown)
+                    shown = [picture for picture in shown if picture not in left_out]
             else:
                 self._learn(model, shown, left_out)
                 return reply
@@ -95,9 +94,17 @@ class Pictures:
         """Close the provider's connections."""
         await self._provider.close()
 
+    def _is_of_all(self, model: str | None, refused: ImagesRefused, shown: Sequence[str]) -> bool:
+        """Whether a refusal is about how many there are: not if the model has just seen as many.
+
+        Else one picture that a server takes for none, or for too many, would hide everyone's.
+        """
+        most = self._known.seen_at_once(model)
+        return len(shown) > most if refused.most is None else bool(refused.most or not most)
+
     def _fewer(self, model: str | None, shown: Sequence[str], most: int | None) -> list[str]:
         """The newest pictures, as many as the model accepts."""
-        most = len(shown) // 2 if most is None else most
+        most = max(len(shown) // 2, self._known.seen_at_once(model)) if most is None else most
         self._known.takes(model, most)
         kept = min(most, len(shown) - 1)
         self._tell(model, "refused", len(shown) - kept)
@@ -157,6 +164,8 @@ class _Known:
         self._clock = clock
         self._most: dict[str | None, tuple[int, float]] = {}
         """How many a model accepts at a time, and until when that is believed."""
+        self._seen: dict[str | None, tuple[int, float, float]] = {}
+        """How many a model answered with at once, when, and when it last did with any."""
         self._is_readable: BoundedDict[tuple[str | None, str], bool] = BoundedDict(REMEMBERED)
 
     def to_be_shown(self, model: str | None, pictures: Sequence[str]) -> list[str]:
@@ -179,6 +188,14 @@ class _Known:
         new = [one for one in shown if (model, one) not in self._is_readable] or shown
         return new[len(new) // 2 :]
 
+    def seen_at_once(self, model: str | None) -> int:
+        """The most pictures that the model has answered with at once, of late; 0 if with none."""
+        count, at, last = self._seen.get(model, (0, 0.0, 0.0))
+        now = self._clock()
+        if count == 0 or now - last >= RETRY_SECONDS:
+            return 0
+        return count if now - at < RETRY_SECONDS else 1
+
     def is_bad(self, model: str | None, picture: str) -> bool:
         """Whether the model could not read it."""
         return self._is_readable.get((model, picture)) is False
@@ -187,6 +204,11 @@ class _Known:
         """Note that the model answered with these."""
         if len(pictures) > self._most.get(model, (len(pictures), 0))[0]:
             del self._most[model]
+        if pictures:
+            now, most = self._clock(), self.seen_at_once(model)
+            is_more = len(pictures) >= most
+            at = now if is_more else self._seen[model][1]
+            self._seen[model] = (max(len(pictures), most), at, now)
         for picture in pictures:
             self._is_readable[model, picture] = True
 
