@@ -1,6 +1,6 @@
-"""Whoever reaches the port and holds no token: connections that send what no request needs.
+"""Anyone who reaches the port: connections that send what no request needs.
 
-    python -m tests.attack.flood KIND PORT SECONDS [--count 10] [--path /api/messages]
+    python -m tests.attack.flood KIND PORT SECONDS [--count 10] [--path /api/messages] [--token T]
 
 Prints, as JSON, how long each connection lived after it had sent more than any bound allows.
 """
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 BOUND_BYTES = 64_000 + 2 * 262_144
 """What a listener may take before it cuts: its bound, what it reads at once, and what waits."""
+PATIENCE_SECONDS = 60
 MANY = b"".join(b"x%d: y\r\n" % number for number in range(5000))
 
 
@@ -26,8 +27,8 @@ class Kind(NamedTuple):
     piece: int = 65_536
 
 
-BODY = b"POST PATH HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-HEAD = b"GET PATH HTTP/1.1\r\nHost: localhost\r\n"
+BODY = b"POST PATH HTTP/1.1\r\nHost: localhost\r\nTOKENTransfer-Encoding: chunked\r\n\r\n"
+HEAD = b"GET PATH HTTP/1.1\r\nHost: localhost\r\nTOKEN"
 KINDS: Mapping[str, Kind] = {
     "trailers": Kind(BODY + b"0\r\n", MANY),
     "one trailer": Kind(BODY + b"0\r\nx: ", b"y" * 65_536),
@@ -43,8 +44,8 @@ KINDS: Mapping[str, Kind] = {
 class Flood:
     """One connection that goes on until it is cut, or the time is over."""
 
-    def __init__(self, kind: Kind, path: str, port: int, ends: float) -> None:
-        self._kind = Kind(kind.first.replace(b"PATH", path.encode()), kind.again, kind.piece)
+    def __init__(self, kind: Kind, port: int, ends: float) -> None:
+        self._kind = kind
         self._port = port
         self._ends = ends
         self._passed: float | None = None
@@ -86,14 +87,22 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--count", type=int, default=10)
     parser.add_argument("--path", default="/api/messages")
+    parser.add_argument("--token", default="")
     args = parser.parse_args()
+    token = f"Authorization: Bearer {args.token}\r\n" if args.token else ""
+    kind = KINDS[args.kind]
+    first = kind.first.replace(b"PATH", args.path.encode()).replace(b"TOKEN", token.encode())
+    kind = kind._replace(first=first)
     ends = time.monotonic() + args.seconds
     made: list[Flood] = []
 
     def again_and_again() -> None:
-        while time.monotonic() < ends:
-            made.append(flood := Flood(KINDS[args.kind], args.path, args.port, ends))
+        # The first one in any case until it is cut: a slow machine sends little in this time.
+        until = ends + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            made.append(flood := Flood(kind, args.port, until))
             flood.run()
+            until = ends if flood.is_cut else until
             time.sleep(0.05)
 
     threads = [Thread(target=again_and_again) for _ in range(args.count)]
