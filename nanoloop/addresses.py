@@ -36,10 +36,13 @@ _SPECIAL = [
     *map(ip_network, ("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8")),
     *map(ip_network, ("169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24")),
     *map(ip_network, ("192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24")),
-    *map(ip_network, ("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4")),
+    *map(ip_network, ("203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4", "168.63.129.16/32")),
     *map(ip_network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")),
 ]
-"""Private, loopback, link-local, multicast, reserved, or a way to such an address."""
+"""Private, loopback, link-local, multicast, reserved, or a way to such an address.
+
+One looks public, and is Azure's own server for each of its machines.
+"""
 
 
 def check_address(url: str) -> None:

@@ -1,6 +1,9 @@
 """What goes wrong on Telegram, and what becomes of it."""
 
+import json
 import logging
+import threading
+from types import SimpleNamespace
 
 import anyio
 import httpx
@@ -8,6 +11,7 @@ import pytest
 from telegram.error import BadRequest, Forbidden
 
 from nanoloop.channels.kit.platform import FormatRefused, MessageGone, Place, Text, TooLong, Upload
+from nanoloop.channels.server import LOOP_BYTES
 from nanoloop.channels.telegram import receiving
 from nanoloop.channels.telegram.api import OTHER_POLLER, OTHER_WEBHOOK, explained
 from nanoloop.channels.telegram.platform import TelegramPlatform
@@ -287,6 +291,23 @@ async def test_a_webhook_hears_telegram_only(told):
         assert (await client.get(url, headers=header)).status_code == 403
         await told.say(ANN, "hello", sender=ANN)
         assert (await next_one()).text == "hello"
+
+
+async def test_a_large_update_is_parsed_outside_the_event_loop(told, monkeypatch):
+    threads = []
+
+    def loads(body):
+        threads.append(threading.get_ident())
+        return json.loads(body)
+
+    monkeypatch.setattr(receiving, "json", SimpleNamespace(loads=loads))
+    async with listening(told.platform()), httpx.AsyncClient() as client:
+        url, secret = told.server.webhook
+        for size in (1, LOOP_BYTES):
+            update = {"update_id": 1, "message": {}, "x": "x" * size}
+            header = {"X-Telegram-Bot-Api-Secret-Token": secret}
+            assert (await client.post(url, json=update, headers=header)).status_code == 200
+    assert [each == threading.get_ident() for each in threads] == [True, False]
 
 
 @pytest.mark.parametrize(

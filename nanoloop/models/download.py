@@ -294,7 +294,7 @@ def _append(part: DownloadPart, folder: Path, member: str, length: int) -> None:
 _PIP_KEEPS = (
     *children.NETWORK,
     *("PIP_*", "UV_*", "NETRC", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "XDG_*", "VIRTUAL_ENV"),
-    *("PYTHONPATH", "PYTHONUTF8", "LD_LIBRARY_PATH"),
+    *("DBUS_*", "PYTHONPATH", "PYTHONUTF8", "LD_LIBRARY_PATH"),
 )
 """Variables by which pip and uv are told where to look, and through what."""
 
