@@ -43,9 +43,7 @@ async def sent(web, body):
 async def test_what_is_no_image_has_a_limit_of_its_own(web, extra):
     refused = await sent(web, SAID % extra)
     assert refused.status_code == 413
-    assert (
-        refused.json()["error"]["message"] == f"that is more than {JSON_BYTES} bytes beside images"
-    )
+    assert f"more than {JSON_BYTES} bytes beside" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("extra", [ONE_IMAGE, b"[%s, %s]" % (ONE_IMAGE, ONE_IMAGE)])
