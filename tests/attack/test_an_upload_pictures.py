@@ -5,10 +5,13 @@ from base64 import b64encode
 import anyio
 import pytest
 
-from nanoloop.attachments import SCHEME, Attachments, StoredFile
+from nanoloop.attachments import Attachments, StoredFile
 from nanoloop.errors import BadImage, ImagesRefused, PictureRefused
 from nanoloop.pictures import Pictures
 from nanoloop.protocols import Reply
+from nanoloop.session.entry import SCHEME
+from nanoloop.session.session import Session
+from nanoloop.tools.toolbox import here
 from tests.images import chunk, huge_png, picture, png, with_chunk
 
 MANY, PEOPLE = 200, 10
@@ -99,7 +102,7 @@ async def test_those_of_others_are_kept_between_broken_ones(files, kind):
 class Stored(dict):
     """Uploads that are kept already: owner by id."""
 
-    async def about(self, file):
+    async def held(self, session, file):
         return StoredFile(
             id=file, owner=self[file], kind="image", name="a", mime_type="image/png", size=1
         )
@@ -114,6 +117,7 @@ async def test_those_of_others_are_seen_between_broken_ones(kind, together):
     model, files = Model(), Stored()
     pictures = Pictures(model, files)
     good, rooms = set(), {}
+    here.set(Session(id="s"))
 
     async def ask(who, file):
         files[file] = who
