@@ -28,7 +28,7 @@ MODES = [(o, GenerationMode.POSITIVE) for o in ENDING] + [
 
 async def serve(folder, *, task_status):
     """Serve until cancelled, from a thread: the tests here have no event loop."""
-    web = {"port": 0, "requests_per_minute": 10**6}
+    web = {"port": 0, "open_on_loopback": True, "requests_per_minute": 10**6}
     given_settings = Settings(data=folder, channels={"web": web})
     telemetry = Telemetry(level="error")
     app = App.of(given_settings, provider=ScriptedProvider(), telemetry=telemetry)

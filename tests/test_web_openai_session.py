@@ -104,11 +104,13 @@ async def test_tools_of_the_agent_run_on_the_server(tmp_path):
     assert found.usage.prompt_tokens_details.cached_tokens == 5
 
 
-async def test_a_command_is_answered_by_the_loop(web):
-    await ask(web.openai, "one", user="ann")
-    assert "new" in (await ask(web.openai, "/new", user="ann")).lower()
-    await ask(web.openai, "two", user="ann")
-    assert shown(web) == [("user", "two")]
+async def test_a_command_is_answered_by_the_loop_if_the_token_may_send_it(tmp_path):
+    tokens = {"alice": {"token": TOKEN, "may_use": ("commands",)}}
+    async with asking(tmp_path, key=TOKEN, tokens=tokens) as web:
+        await ask(web.openai, "one", user="ann")
+        assert "new" in (await ask(web.openai, "/new", user="ann")).lower()
+        await ask(web.openai, "two", user="ann")
+        assert shown(web) == [("user", "two")]
 
 
 async def test_a_session_of_another_token_is_refused(tmp_path):

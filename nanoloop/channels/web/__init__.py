@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
@@ -22,13 +23,28 @@ if TYPE_CHECKING:
     from nanoloop.settings import Settings
 
 
+def _networks(said: tuple[str, ...]) -> tuple[str, ...]:
+    for network in said:
+        try:
+            ip_network(network, strict=False)
+        except ValueError:
+            raise ValueError(f"{network!r} is no address: write 10.0.0.7 or 10.0.0.0/8") from None
+    return said
+
+
 class TokenSettings(Section):
-    """Who may use the web: a named token. Without one, only this machine is served."""
+    """Who may use the web: a named token. Without any, only this machine is served."""
 
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
     """The session ids that they may see, with `*` for any text; by default, those they started."""
+    agents: Names | None = Field(default=None, examples=[["cook"]])
+    """The agents they may use; left out, the default one, and all of them with sessions = ["*"]."""
+    may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(
+        default=(), examples=[["metrics"]]
+    )
+    """What else a program may do with it: send `commands` such as /new, read the `metrics`."""
 
 
 class WebSettings(Section):
@@ -44,6 +60,12 @@ class WebSettings(Section):
     """Additional host names of the server, for example behind a proxy."""
     origins: Names = Field(default=(), examples=[["https://app.example.org"]])
     """Other sites whose pages may call the API; by default, none may."""
+    trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
+        default=(), examples=[["127.0.0.1"]]
+    )
+    """Your proxies (addresses, networks): only these are believed about who their client is."""
+    open_on_loopback: bool = False
+    """Whether to let in everyone who uses this machine, if there are no tokens."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
     """How many requests per minute one token, or one address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
@@ -92,9 +114,11 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             port=own.port,
             hosts=own.hosts,
             origins=own.origins,
+            trusted_proxies=own.trusted_proxies,
             grace_seconds=settings.loop.shutdown_turns_seconds,
         ),
         tokens=_tokens(own, settings),
+        token_file=None if own.open_on_loopback else settings.data / OWN_FILE,
         limits=WebLimits(
             requests_per_minute=own.requests_per_minute,
             upload_bytes=own.upload_bytes,
@@ -106,6 +130,8 @@ def make(own: WebSettings, program: Program) -> WebChannel:
 
 TOKEN_LENGTH = 16
 """The minimum length of a token in characters, so that it can't be guessed."""
+OWN_FILE = "web-token"
+"""The file in the data folder with the token that is made if none is set."""
 
 
 def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
@@ -127,7 +153,12 @@ def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
             raise InvalidSettings(
                 [Problem(text=text, origin=where if where.kind != "default" else None)]
             )
-        caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
+        caller = Caller(
+            name=name,
+            patterns=own.sessions or (f"web:{name}.*",),
+            agents=own.agents,
+            may_use=frozenset(own.may_use),
+        )
         tokens.append(Token(caller=caller, secret=secret))
     return tokens
 
