@@ -168,7 +168,8 @@ class WebChannel:
         """Who is let in, for `nanoloop doctor`."""
         if self.backend.access.callers.is_open:
             return "everyone on this machine is let in"
-        return f"the token is in {self._token_file}" if self._token_file else "a token is needed"
+        where = f" (the one in {self._token_file})" if self._token_file else ""
+        return f"a token is needed{where}"
 
     def _take_token(self) -> None:
         """Know the token of this machine, made now if there is none; raises `SettingsError`."""
