@@ -8,8 +8,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex, token_urlsafe
@@ -149,14 +149,27 @@ def token_in(path: Path) -> tuple[str, bool]:
     Nobody else can read it or choose it: links and other people's files are refused.
     """
     is_new = False
-    try:
-        while (token := _read(path)) is None:
+    while (token := known_token(path)) is None:
+        with _in_a_sentence(path):
             is_new = _make(path)
+    return token, is_new
+
+
+def known_token(path: Path) -> str | None:
+    """The token in this file, or None if there is none yet; raises `SettingsError`."""
+    with _in_a_sentence(path):
+        token = _read(path)
+    if token is not None and not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
+        raise SettingsError(f"{path} holds no token: remove it, and start again")
+    return token
+
+
+@contextmanager
+def _in_a_sentence(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise SettingsError(f"{path} can't hold the page's token: {refusal(error)}") from error
-    if not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
-        raise SettingsError(f"{path} holds no token: remove it, and start again")
-    return token, is_new
 
 
 def _make(path: Path) -> bool:

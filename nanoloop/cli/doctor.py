@@ -416,13 +416,15 @@ async def _connected(channel: Channel) -> Check:
         return await _tried(channel)
     if not (hasattr(channel, "bind") and hasattr(channel, "unbind")):
         return Check(channel.name, is_well=True, says="found; it can't be tested")
+    unbind = channel.unbind
     try:
-        address = channel.bind()
+        says = f"it can listen on {channel.bind()}"
+        if hasattr(channel, "callers_text"):
+            says += f"; {channel.callers_text()}"
     except (NanoloopError, OSError) as error:
         return _wrong(channel.name, error)
-    channel.unbind()
-    who = getattr(channel, "callers_text", "")
-    says = "; ".join(filter(None, (f"it can listen on {address}", who)))
+    finally:
+        unbind()
     return Check(channel.name, is_well=True, says=says)
 
 

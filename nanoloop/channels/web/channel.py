@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoloop import __version__
 from nanoloop.attachments import Attachments, mime_type_of
-from nanoloop.channels.logins import Logins, token_in
+from nanoloop.channels.logins import Logins, known_token, token_in
 from nanoloop.channels.server import WebServer
 from nanoloop.channels.web import conversations, dialogue
 from nanoloop.channels.web.access import (
@@ -160,12 +160,17 @@ class WebChannel:
 
         It comes behind a #, which no browser sends on: neither a log nor another site gets it.
         """
-        self._take_token()
+        try:
+            self._take_token()
+        except SettingsError:
+            self.unbind()
+            raise
         return f"{self._url}/#token={self._token}" if self._token else self._url
 
-    @property
     def callers_text(self) -> str:
-        """Who is let in, for `nanoloop doctor`."""
+        """Who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
+        if self._token_file is not None:
+            known_token(self._token_file)
         if self.backend.access.callers.is_open:
             return "everyone on this machine is let in"
         where = f" (the one in {self._token_file})" if self._token_file else ""
