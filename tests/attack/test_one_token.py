@@ -7,10 +7,12 @@ import anyio
 import openai
 import pytest
 
+from nanoloop.agents import Agent, Agents
 from nanoloop.channels.logins import LOGINS, OF_ONE, Logins
 from nanoloop.channels.web import feed
 from nanoloop.channels.web.access import COOKIE_SECONDS
 from nanoloop.cli import Exit, main
+from nanoloop.errors import SettingsError
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.sqlite import SqliteStore
@@ -134,25 +136,32 @@ async def test_a_new_session_by_a_command_has_an_agent_of_its_token(web):
     assert [each["agent"] for each in listed["sessions"]] == ["cook", "cook"]
 
 
-async def test_an_agent_that_there_is_none_of_gives_nothing(tmp_path):
-    tokens = {"alice": {"token": TOKEN, "agents": ("nobody",)}}
-    async with serving(tmp_path, headers={}, tokens=tokens) as web:
-        await begun(web, TOKEN, status=403)
+async def test_an_agent_that_is_gone_gives_its_token_no_other(web):
+    web.app.loop.agents.renew(Agents(Agent(), {"root": Agent("root")}))
+    await begun(web, COOK, status=403)
+    await begun(web, TOKEN)
+
+
+async def test_an_agent_that_there_is_none_of_is_refused_with_a_sentence(tmp_path):
+    tokens = {"alice": {"token": TOKEN, "agents": ("assistant", "coook")}}
+    with pytest.raises(SettingsError, match=r'"coook" is in .*alice.agents, but there is no'):
+        async with serving(tmp_path, tokens=tokens, settings=SETTINGS):
+            await anyio.lowlevel.checkpoint()
 
 
 # Commands
 
 
-@pytest.mark.parametrize("text", ["/new", "/agent root", "/forget 1-9", "/nothing", "/ "])
-async def test_a_program_sends_no_commands(web, text):
+async def test_a_program_sends_no_commands(web):
     session = (await begun(web, TOKEN))["id"]
-    told = await say(web, session, text, status=403)
-    assert "allow it by may_use of its token" in told["error"]["message"]
     async with client_of(web, key=TOKEN) as client:
-        for named in ({"user": "kitchen"}, {"extra_headers": {"X-Nanoloop-Session": session}}):
-            with pytest.raises(openai.PermissionDeniedError):
-                await ask(client, text, **named)
-        assert await ask(client, f" {text}", user="kitchen") == f"You said:  {text}"
+        for text in ("/new", "/agent root", "/forget 1-9", "/nothing", "/ "):
+            told = await say(web, session, text, status=403)
+            assert "allow it by may_use of its token" in told["error"]["message"]
+            for named in ({"user": "kitchen"}, {"extra_headers": {"X-Nanoloop-Session": session}}):
+                with pytest.raises(openai.PermissionDeniedError):
+                    await ask(client, text, **named)
+        assert await ask(client, " /new", user="kitchen") == "You said:  /new"
 
 
 async def test_a_program_whose_token_may_sends_commands(tmp_path):

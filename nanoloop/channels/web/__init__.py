@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,7 +16,8 @@ from nanoloop.files import keyed_digest
 from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
-from nanoloop.settings.problems import InvalidSettings, Problem
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from nanoloop.channels.web.access import Token
@@ -153,14 +155,27 @@ def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
             raise InvalidSettings(
                 [Problem(text=text, origin=where if where.kind != "default" else None)]
             )
+        _check_agents(f"{key}.agents", own.agents or (), settings)
         caller = Caller(
             name=name,
             patterns=own.sessions or (f"web:{name}.*",),
             agents=own.agents,
-            may_use=frozenset(own.may_use),
+            rights=frozenset(own.may_use),
         )
         tokens.append(Token(caller=caller, secret=secret))
     return tokens
+
+
+def _check_agents(key: str, names: Sequence[str], settings: Settings) -> None:
+    """Raise `SettingsError` if one of these is no agent."""
+    for name in names:
+        if name != DEFAULT_AGENT and name not in settings.agents:
+            advice = did_you_mean(name, settings.agents, f"add [agents.{name}]", shown=str)
+            text = f"{shown(name)} is in {key}, but there is no such agent: {advice}"
+            where = settings.origin(key)
+            raise InvalidSettings(
+                [Problem(text=text, origin=where if where.kind != "default" else None)]
+            )
 
 
 PLUGIN = Plugin(name="web", settings=WebSettings, make=make, extra="web", takes_program=True)

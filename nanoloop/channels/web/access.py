@@ -265,7 +265,7 @@ class Caller:
     """The ids of their sessions; `*` matches anything."""
     agents: tuple[str, ...] | None = None
     """The agents they may use; None means the default one, for an operator all of them."""
-    may_use: frozenset[str] = frozenset()
+    rights: frozenset[str] = frozenset()
     """What else they may use: commands through the API, metrics."""
 
     @property

@@ -136,7 +136,7 @@ class ApiCall:
         self.check_agent(self.backend.parts.agents.of(session).name)
         if not is_command_text(text) or self.backend.access.is_page_of(self.request):
             return
-        if COMMANDS not in self.who.may_use:
+        if COMMANDS not in self.who.rights:
             raise Refusal(
                 403,
                 "a program may send no commands: allow it by may_use of its token, or put a "

@@ -297,7 +297,7 @@ async def _reaches_store(backend: Backend) -> bool:
 @serve("GET", "/metrics", produces="text/plain")
 async def metrics(call: ApiCall) -> Response:
     """The counters of all chats together, for Prometheus."""
-    if not call.who.is_operator and METRICS not in call.who.may_use:
+    if not call.who.is_operator and METRICS not in call.who.rights:
         raise Refusal(403, "this token may not read the metrics: allow it by its may_use")
     counted = call.backend.parts.snapshot()
     own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
