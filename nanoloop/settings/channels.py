@@ -49,7 +49,7 @@ class PlatformSettings(Section):
     agent: str | None = Field(default=None, examples=["cook"])
     """The agent for new conversations here; by default, the default agent."""
     agents: Names | None = Field(default=None, examples=[["assistant", "cook"]])
-    """Which agents people may choose here by /agent; left out, none. Operators may choose any."""
+    """The agents that people may choose with /agent; by default, none. Operators may choose any."""
     language: Language | None = Field(default=None, examples=["fr"])
     """The language of the bot's own messages here, unless the agent sets one."""
 

@@ -42,11 +42,11 @@ class TokenSettings(Section):
     sessions: Names | None = Field(default=None, examples=[["*"]])
     """The session ids that they may see, with `*` for any text; by default, those they started."""
     agents: Names | None = Field(default=None, examples=[["cook"]])
-    """The agents they may use; left out, the default one, and all of them with sessions = ["*"]."""
+    """The agents they may use; by default, the default one, or all if they see all sessions."""
     may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(
         default=(), examples=[["metrics"]]
     )
-    """What else a program may do with it: send `commands` such as /new, read the `metrics`."""
+    """What else a program may do with it: send `commands` such as /new, or read the `metrics`."""
 
 
 class WebSettings(Section):
@@ -65,9 +65,9 @@ class WebSettings(Section):
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
         default=(), examples=[["127.0.0.1"]]
     )
-    """Your proxies (addresses, networks): only these are believed about who their client is."""
+    """Addresses or networks of your proxies; only they are trusted to name the client's address."""
     open_on_loopback: bool = False
-    """Whether to let in everyone who uses this machine, if there are no tokens."""
+    """Whether everyone who uses this machine may use it without a token, if none is set."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
     """How many requests per minute one token, or one address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
