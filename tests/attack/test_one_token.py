@@ -64,7 +64,7 @@ async def test_a_token_has_the_default_agent_and_hears_of_no_other(web):
 
 async def test_a_token_begins_and_changes_no_session_to_another_agent(web):
     refused = await begun(web, TOKEN, status=422, agent="root")
-    assert "/api/me lists who there is" in refused["error"]["message"]
+    assert "/api/me lists them" in refused["error"]["message"]
     session = (await begun(web, TOKEN))["id"]
     path = f"/api/sessions/{session}"
     await web.call("PATCH", path, status=422, json={"agent": "root"}, headers=bearer())
