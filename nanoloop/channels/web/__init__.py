@@ -16,7 +16,8 @@ from nanoloop.files import keyed_digest
 from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
-from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem, shown
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem
+from nanoloop.settings.secrets import shown
 from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
