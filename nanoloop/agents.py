@@ -6,7 +6,15 @@ import asyncio
 import atexit
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -288,6 +296,12 @@ class Agents(Mapping[str, Agent]):
 
     def __len__(self) -> int:
         return len(self._agents)
+
+    def among(self, names: Sequence[str] | None) -> list[str]:
+        """The agents that someone may choose who has these; None is all, () the default one."""
+        if names is None:
+            return list(self)
+        return [name for name in names or (self.default.name,) if name in self]
 
     def of(self, session: Session) -> Agent:
         """The agent that answers in this session."""

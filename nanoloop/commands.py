@@ -233,12 +233,13 @@ class Commands:
 
     async def _agent(self, message: Inbound, name: str, say: Say) -> str:
         session = await self._sessions.current_fresh(message.session_key, agent=message.agent)
+        known = self._agents.among(message.agents)  # no others are named to anyone
         if not name:
             here = self._agents.of(session).name
-            marks = {agent: say("here") if agent == here else "" for agent in self._agents}
+            marks = {agent: say("here") if agent == here else "" for agent in known}
             return "\n".join(f"{agent}{mark}" for agent, mark in marks.items())
-        if name not in self._agents:
-            if near := nearest(name, self._agents):
+        if name not in known:
+            if near := nearest(name, known):
                 return say("unknown_agent_near", name=name, near=near)
             return say("unknown_agent", name=name)
         await self._sessions.change(session, lambda now: setattr(now, "agent", name))

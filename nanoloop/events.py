@@ -567,6 +567,15 @@ class NobodyMayTalk(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebTokenMade(Event):
+    """The page had no token: one was made and kept in `file`; `advice` says what to do with it."""
+
+    level: ClassVar[Level] = "warning"
+    file: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SenderRefused(Event):
     """A message was refused: its sender has no access, or has sent too many messages."""
 

@@ -46,6 +46,8 @@ def user_entry(message: Inbound) -> Entry:
         metadata["origin"] = COMMAND
         if message.agent:  # a /new is for the same one
             metadata["agent"] = message.agent
+        if message.agents is not None:
+            metadata["agents"] = [*message.agents]
     metadata |= _when_heard(message)
     return Entry.message("user", _content(message), metadata=metadata)
 
@@ -99,6 +101,7 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         burst_seconds=float(entry.metadata.get(BURST) or 0),
         key=key,
         agent=entry.metadata.get("agent"),
+        agents=tuple(entry.metadata["agents"]) if "agents" in entry.metadata else None,
     )
 
 

@@ -348,6 +348,7 @@ class Arrivals:
 
     async def take(self, delivery: Delivery) -> None:
         """Queue a message, without waiting."""
+        delivery = replace(delivery, message=self._with_own_agent(delivery.message))
         message = delivery.message
         key = message.session_key
         try:
@@ -362,6 +363,13 @@ class Arrivals:
         else:
             waiting, name = self.waiting(key), message.message_id
             announce(MessageAccepted(key=key, message_id=name, waiting=waiting))
+
+    def _with_own_agent(self, message: Inbound) -> Inbound:
+        """The message without an agent that its sender may not choose."""
+        if message.agent is None or message.agents is None:
+            return message
+        choice = message.agents or (self._parts.agents.default.name,)
+        return message if message.agent in choice else replace(message, agent=None)
 
     async def _refuse(self, delivery: Delivery) -> None:
         message = delivery.message

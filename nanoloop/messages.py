@@ -53,6 +53,8 @@ class Inbound:
     """The lane and session to use instead of channel and chat."""
     agent: str | None = None
     """The agent for a session that has none yet."""
+    agents: tuple[str, ...] | None = None
+    """The agents that its sender may choose: any by default, with () only the loop's default."""
     language: Language | None = None
     """The language of what the loop tells this chat, if its agent has none."""
     edits: str | None = None

@@ -95,6 +95,7 @@ class Served:
     """A server in this process, and what it runs on."""
 
     url: str
+    link: str
     app: App
     provider: Provider
 
@@ -107,7 +108,8 @@ class Served:
 async def serving(folder, provider=None, *, port=0, **settings) -> AsyncIterator[Served]:
     """The page and the API over a scripted provider, until the block is left."""
     provider = provider or ScriptedProvider()
-    web = {"port": port, "requests_per_minute": 100_000, **settings.pop("web", {})}
+    web = {"port": port, "requests_per_minute": 100_000, "open_on_loopback": True}
+    web |= settings.pop("web", {})
     loop = {"shutdown_turns_seconds": 0.1}
     settings = Settings(data=folder, model="scripted", channels={"web": web}, loop=loop, **settings)
     app = App.of(settings, provider=provider, telemetry=Telemetry(level="error"))
@@ -117,7 +119,7 @@ async def serving(folder, provider=None, *, port=0, **settings) -> AsyncIterator
     async with anyio.create_task_group() as group:
         group.start_soon(app.run)
         try:
-            yield Served(url=url, app=app, provider=provider)
+            yield Served(url=url, link=channel.link(), app=app, provider=provider)
         finally:
             app.stop()
 

@@ -112,7 +112,8 @@ def test_whether_a_port_is_free_is_seen_and_it_stays_so(world, capsys):
     for _ in range(2):
         assert main(["doctor"]) == Exit.DONE
         said = capsys.readouterr().out
-        assert f"ok     web: it can listen on http://127.0.0.1:{port}\n" in said
+        assert f"ok     web: it can listen on http://127.0.0.1:{port}; a token is needed" in said
+        assert not [*Path().rglob("web-token")]
     assert said.splitlines()[-1].startswith("next: `nanoloop run` serves now")
 
 

@@ -34,6 +34,7 @@ MORE = {
     "no cryptography": f'[store]\nencryption_key = "{Fernet.generate_key().decode()}"' + WEB,
     "another's store": WEB,
     "an emptied store": WEB,
+    "a link for a token": WEB,
     "an earlier version": '[store]\nurl = "jsonl:"' + WEB,
     "somebody's file": WEB,
 }
@@ -110,6 +111,9 @@ def prepare(folder, case):
     if case == "an earlier version":
         (data / "sessions").mkdir(parents=True)
         earlier_version(data / "sessions").take()  # and holds it as long as these tests run
+    if case == "a link for a token":
+        data.mkdir(parents=True)
+        (data / "web-token").symlink_to(folder / "elsewhere")
     if case in {"another's store", "an emptied store"}:
         data.mkdir(parents=True, exist_ok=True)
         (data / "installation.json").write_text('{"id": "mine", "store": "elsewhere"}')

@@ -5,6 +5,7 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from nanoloop.agents import Agent, Agents
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit import access
 from nanoloop.channels.kit.drafts import Progress
@@ -22,8 +23,8 @@ from nanoloop.events import (
     SendPostponed,
     TextStreamed,
 )
-from nanoloop.intake import inbound_of
-from nanoloop.messages import Outbound
+from nanoloop.intake import entry_of, inbound_of
+from nanoloop.messages import Inbound, Outbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH, in_language
 from nanoloop.settings.channels import PlatformSettings
@@ -622,6 +623,57 @@ async def test_what_the_rules_say_goes_with_each_message(chats, tmp_path):
 
 async def number(things):
     return len(things)
+
+
+# Agents
+
+
+@pytest.mark.parametrize(
+    ("rules", "listed", "chosen"),
+    [
+        ({}, "assistant (here)", None),
+        ({"agent": "cook"}, "cook (here)", None),
+        ({"agents": ("assistant", "cook")}, "assistant (here)\ncook", "cook"),
+        ({"agents": ("cook",)}, "cook (here)", "cook"),
+        ({"operators": ("ann",)}, "assistant (here)\ncook\nroot", "root"),
+    ],
+)
+async def test_people_choose_the_agents_of_their_channel_and_operators_any(
+    chats, tmp_path, rules, listed, chosen
+):
+    named = {name: Agent(name) for name in ("cook", "root")}
+    async with Bot(chats.platform(), tmp_path, rules=open_to_all(**rules)) as bot:
+        bot.loop.agents.renew(Agents(Agent(), named))
+        await chats.say(CHAT, "hello")
+        await says(chats, CHAT, "You said: hello")
+        await chats.say(CHAT, "/agent")
+        await says(chats, CHAT, "You said: hello", listed)
+        for name in ("cook", "root"):
+            await chats.say(CHAT, f"/agent {name}")
+        said = (await answers(chats, CHAT, 4))[-2:]
+        unknown = [text for text in said if "no agent" in text.lower()]
+        assert len(unknown) == ("cook" not in listed) + ("root" not in listed)
+        session = await bot.loop.sessions.current(f"fake:{CHAT}")
+        assert bot.loop.agents.of(session).name == (chosen or rules.get("agent", "assistant"))
+
+
+async def test_what_may_be_chosen_is_known_for_a_command_after_a_restart():
+    message = Inbound(channel="a", chat="b", text="/agent root", agents=("cook",))
+    assert inbound_of(entry_of(message)).agents == ("cook",)
+    assert inbound_of(entry_of(replace(message, agents=()))).agents == ()
+    assert inbound_of(entry_of(replace(message, agents=None))).agents is None
+
+
+async def test_a_message_begins_with_no_agent_that_its_sender_may_not_have(chats, tmp_path):
+    async with Bot(chats.platform(), tmp_path) as bot:
+        bot.loop.agents.renew(Agents(Agent(), {"root": Agent("root")}))
+        for number, agents in enumerate(((), ("cook",), None)):
+            chat = f"chat {number}"
+            message = Inbound(channel="fake", chat=chat, text="hi", agent="root", agents=agents)
+            await bot.loop.bus.hand_in(message)
+        keys = [f"fake:chat {number}" for number in range(3)]
+        found = [(await bot.loop.sessions.current(key)).agent for key in keys]
+    assert found == ["assistant", "assistant", "root"]
 
 
 async def test_the_words_that_are_answered_are_told_to_the_model(chats, tmp_path):

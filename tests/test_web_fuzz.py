@@ -38,7 +38,12 @@ EXCLUDED = [positive_data_acceptance, ignored_auth]
 
 async def serve(folder, tokens, *, task_status):
     """Serve until cancelled, from a thread: the tests here have no event loop."""
-    web = {"port": 0, "requests_per_minute": 10**6, "tokens": tokens}
+    web = {
+        "port": 0,
+        "open_on_loopback": not tokens,
+        "requests_per_minute": 10**6,
+        "tokens": tokens,
+    }
     given_settings = Settings(data=folder, channels={"web": web})
     telemetry = Telemetry(level="error")
     app = App.of(given_settings, provider=ScriptedProvider(), telemetry=telemetry)

@@ -23,6 +23,8 @@ from tests.web_openai import (
 from tests.web_server import OTHER, TOKEN, TOKENS, bearer
 
 ANN = "web:local.ann"
+COMMANDS = {"key": TOKEN, "tokens": {"alice": {"token": TOKEN, "may_use": ("commands",)}}}
+"""A caller whose program may send commands."""
 """The session that the user named ann has."""
 
 
@@ -104,11 +106,12 @@ async def test_tools_of_the_agent_run_on_the_server(tmp_path):
     assert found.usage.prompt_tokens_details.cached_tokens == 5
 
 
-async def test_a_command_is_answered_by_the_loop(web):
-    await ask(web.openai, "one", user="ann")
-    assert "new" in (await ask(web.openai, "/new", user="ann")).lower()
-    await ask(web.openai, "two", user="ann")
-    assert shown(web) == [("user", "two")]
+async def test_a_command_is_answered_by_the_loop_if_the_token_may_send_it(tmp_path):
+    async with asking(tmp_path, **COMMANDS) as web:
+        await ask(web.openai, "one", user="ann")
+        assert "new" in (await ask(web.openai, "/new", user="ann")).lower()
+        await ask(web.openai, "two", user="ann")
+        assert shown(web) == [("user", "two")]
 
 
 async def test_a_session_of_another_token_is_refused(tmp_path):
@@ -181,11 +184,11 @@ async def test_the_name_of_a_user_stands_nowhere_beside_a_sealed_store(tmp_path,
 
 @pytest.mark.parametrize("bound", [False, True])
 async def test_a_session_from_before_the_store_was_sealed_goes_on(tmp_path, bound):
-    async with asking(tmp_path) as web:
+    async with asking(tmp_path, **COMMANDS) as web:
         await ask(web.openai, "one", user="ann")
         if bound:
             await ask(web.openai, "/new", user="ann")
             await ask(web.openai, "one", user="ann")
-    async with asking(tmp_path, settings={"store": SEALED}) as web:
+    async with asking(tmp_path, settings={"store": SEALED}, **COMMANDS) as web:
         await ask(web.openai, "two", user="ann")
         assert shown(web)[0] == ("user", "one")

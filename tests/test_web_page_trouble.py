@@ -50,6 +50,30 @@ async def test_a_token_is_asked_for_once(chromium, tmp_path):
 
 
 @pytest.mark.slow
+async def test_the_printed_address_logs_in_and_leaves_no_token_behind(chromium, tmp_path):
+    web = {"open_on_loopback": False}
+    async with serving(tmp_path, web=web) as served, opened(chromium, served.link, path="") as page:
+        await ask(page, "Hello", "You said: Hello")
+        assert "token" not in page.url
+        await page.get_by_role("button", name="Log out").click()
+        await expect(page.locator("#login-where")).to_be_visible()
+
+
+@pytest.mark.slow
+async def test_a_link_changes_nobodys_login(chromium, tmp_path):
+    tokens = {name: {"token": f"a-long-enough-token-of-{name}"} for name in ("ada", "bob")}
+    async with serving(tmp_path, web={"tokens": tokens}) as served:
+        path = f"/#token={tokens['ada']['token']}"
+        async with opened(chromium, served.url, path=path) as page:
+            await ask(page, "Hello", "You said: Hello")
+            await page.goto("about:blank")
+            await page.goto(f"{served.url}/#token={tokens['bob']['token']}")
+            await expect(page.locator("#text")).to_be_enabled()
+            me = await page.evaluate("fetch('api/me').then((answer) => answer.json())")
+            assert (me["name"], page.url) == ("ada", f"{served.url}/")
+
+
+@pytest.mark.slow
 async def test_a_conversation_that_was_deleted_is_left(chromium, tmp_path):
     async with serving(tmp_path) as echo, opened(chromium, echo.url) as page:
         await ask(page, "Hello", "You said: Hello")

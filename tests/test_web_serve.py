@@ -4,9 +4,11 @@ import json
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
 import httpx2
 import pytest
+from anyio.to_thread import run_sync
 
 from tests.openai_server import OpenAIServer
 from tests.stages.command_line import CommandLine, Terminal, ended, line_with
@@ -29,9 +31,12 @@ async def test_it_serves_until_it_is_told_to_stop_also_with_streams_open(nanoloo
     port = free_port()
     nanoloop.set(NANOLOOP_CHANNELS__WEB__ENABLED="true", NANOLOOP_CHANNELS__WEB__PORT=port)
     async with nanoloop.started(command, stdin=subprocess.DEVNULL) as process:
-        await line_with(process.stderr, "channel_started")
+        made = json.loads(await line_with(process.stderr, "web_token_made"))
+        token = await run_sync(lambda: Path(made["file"]).read_text().strip())
+        assert token not in json.dumps(made)
+        headers = {"Authorization": f"Bearer {token}"}
         async with (
-            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as client,
             client.stream("GET", "/api/events") as events,
         ):
             assert (await anext(events.aiter_lines())).startswith("retry")
@@ -44,7 +49,7 @@ async def test_a_terminal_is_told_the_address(nanoloop):
     port = free_port()
     with Terminal() as terminal:
         async with nanoloop.started("serve", "--port", port, terminal=terminal) as process:
-            await terminal.shows(f"http://127.0.0.1:{port}")
+            await terminal.shows(f"http://127.0.0.1:{port}/#token=")
             await terminal.shows("channel_started")
             process.terminate()
             assert await ended(process) == 0

@@ -127,7 +127,7 @@ class Web:
 @asynccontextmanager
 async def serving(folder, *, provider=None, headers=None, settings=None, **web):
     """A server in this folder; `web` are its settings."""
-    web = {"port": 0, **web}
+    web = {"port": 0, "open_on_loopback": True, **web}
     given = Settings(data=folder, channels={"web": web}, **(settings or {}))
     provider = provider or ScriptedProvider()
     log = StringIO()

@@ -139,6 +139,8 @@ COMMANDS = {
             "nanoloop pair list",
             "nanoloop pair approve 7KM2PQRS",
             "nanoloop pair revoke telegram 12345678",
+            "nanoloop pair logins",
+            "nanoloop pair logout 0c6fb1a29d17",
         ),
     ),
     "sessions": CommandHelp(

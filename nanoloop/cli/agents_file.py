@@ -33,6 +33,7 @@ Everything it knows is in the data folder and the conversation store listed belo
 | files that people sent | `{attachments}` |
 | people who got access with a code | `{data}/pairing.sqlite` |
 | how far each chat platform has been read | `{data}/channels/` |
+| the token of the web page, if the settings have none | `{data}/web-token` |
 | search index, built again if it is missing | `{recall}` |
 | models, downloaded again if they are missing | `{models}` |
 | log, one JSON object a line | `nanoloop service logs`, or standard error of `nanoloop run` |

@@ -21,6 +21,7 @@ from nanoloop.agents import Agent
 from nanoloop.app import App
 from nanoloop.channels.kit.channel import PlatformChannel, make_channel, wanted
 from nanoloop.channels.kit.platform import Heard, Refused
+from nanoloop.channels.logins import LOGINS
 from nanoloop.channels.screen import printable
 from nanoloop.channels.states import RunningProcess, running
 from nanoloop.cli import Exit, exit_of, load_settings
@@ -302,7 +303,7 @@ async def _store(settings: Settings) -> Check:
         async with opened(settings, read_only=path is not None) as store:
             if (installation := make_installation(settings)) is not None:
                 await installation.check(store)
-            count = len([info async for info in store.list()])
+            count = len([info async for info in store.list() if info.id != LOGINS])
             if path is None:
                 await _try_to_keep(store)
     except NanoloopError as error:
@@ -415,12 +416,16 @@ async def _connected(channel: Channel) -> Check:
         return await _tried(channel)
     if not (hasattr(channel, "bind") and hasattr(channel, "unbind")):
         return Check(channel.name, is_well=True, says="found; it can't be tested")
+    unbind = channel.unbind
     try:
-        address = channel.bind()
+        says = f"it can listen on {channel.bind()}"
+        if hasattr(channel, "callers_text"):
+            says += f"; {channel.callers_text()}"
     except (NanoloopError, OSError) as error:
         return _wrong(channel.name, error)
-    channel.unbind()
-    return Check(channel.name, is_well=True, says=f"it can listen on {address}")
+    finally:
+        unbind()
+    return Check(channel.name, is_well=True, says=says)
 
 
 async def _tried(channel: PlatformChannel) -> Check:

@@ -1,4 +1,7 @@
-"""`nanoloop pair`: list who asks to talk to the bot, give access by code, and revoke it."""
+"""`nanoloop pair`: list who asks to talk to the bot, give access by code, and revoke it.
+
+The logins of the web page are listed and ended here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 
 from nanoloop.channels.kit.access import Pairing, Person
+from nanoloop.channels.logins import Logins
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Exit, add_actions
 from nanoloop.cli.output import say, say_json
+from nanoloop.cli.transcript import opened
 from nanoloop.session.entry import rfc3339
+from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
 
 _HOW = """
@@ -33,6 +39,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     revoked.add_argument(
         "person", metavar="ID", help="the person's id there, as shown by `pair list`"
     )
+    logins = action("logins", "list where the web page is logged in", show_logins)
+    logins.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    out = action("logout", "end a login of the web page, or all of them", log_out)
+    out.add_argument("login", metavar="ID", help="its id, as `pair logins` shows it, or `all`")
 
 
 def show(args: Namespace, settings: Settings) -> int:
@@ -74,7 +84,42 @@ def revoke(args: Namespace, settings: Settings) -> int:
     return Exit.DONE
 
 
+async def show_logins(args: Namespace, settings: Settings) -> int:
+    """List the open logins of the page."""
+    async with opened(settings) as store:
+        logins = await Logins(Sessions(store)).open()
+    rows = [
+        {"id": each.id, "token": each.name, "since": _time(each.since), "until": _time(each.until)}
+        for each in logins
+    ]
+    if args.json:
+        say_json(rows, indent=None)
+    else:
+        lines = [f"{r['id']}  {r['token']}  in since {r['since']} until {r['until']}" for r in rows]
+        say("\n".join(lines) or "the page is logged in nowhere")
+    return Exit.DONE
+
+
+async def log_out(args: Namespace, settings: Settings) -> int:
+    """End a login of the page, or all."""
+    async with opened(settings, read_only=False) as store:
+        logins = Logins(Sessions(store))
+        known = [each.id for each in await logins.open()]
+        ended = known if args.login == "all" else [each for each in known if each == args.login]
+        for each in ended:
+            await logins.revoke(each)
+    if not ended and args.login != "all":
+        say("nanoloop: no login has that id: see `nanoloop pair logins`", err=True)
+        return Exit.NOT_FOUND
+    say(f"{len(ended)} logins of the page have ended")
+    return Exit.DONE
+
+
 def _lines(people: Iterable[Person], since: str) -> Iterable[str]:
     for person in people:
-        moment = rfc3339(datetime.fromtimestamp(person.time, timezone.utc))
+        moment = _time(person.time)
         yield printable(f"{person.channel}  {person.id}  {person.name}  {since} {moment}")
+
+
+def _time(seconds: float) -> str:
+    return rfc3339(datetime.fromtimestamp(seconds, timezone.utc))

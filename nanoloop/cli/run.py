@@ -71,8 +71,8 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     for channel in channels:
         if hasattr(channel, "bind"):
             channel.bind()
+    names = ", ".join(map(_shown, channels))
     if stream.isatty():  # otherwise every line of it is JSON, and `loop_started` says the same
-        names = ", ".join(channel.name for channel in channels)
         say(f"nanoloop serves {names}; its data is in {settings.data}", err=True)
     reload = Reload(app, settings, channels=channels, load=load)
     app.beside.append(reload.keep)
@@ -82,6 +82,12 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     collect_garbage_seldom()
     with shown(app, settings, "run"):
         await app.run()
+
+
+def _shown(channel: Channel) -> str:
+    """Its name, with its address if it has one for a browser."""
+    link: Callable[[], str] | None = getattr(channel, "link", None)
+    return channel.name if link is None else f"{channel.name} at {link()}"
 
 
 def built(settings: Settings, telemetry: Telemetry) -> tuple[App, Sequence[Channel]]:

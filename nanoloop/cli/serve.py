@@ -24,9 +24,10 @@ from nanoloop.telemetry import Telemetry
 
 _port = partial(whole, most=65535)
 _HOW = """
-Without a token, only this machine can connect. To serve others, add [channels.web.tokens.NAME] to
-the settings and use --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second signal
-ends the process at once."""
+Without a token in the settings, only this machine can connect, with a token that is made at the
+first start: the printed address carries it. To serve others, add [channels.web.tokens.NAME] to the
+settings and use --host 0.0.0.0. SIGTERM and SIGINT let running turns finish; a second signal ends
+the process at once."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -63,11 +64,12 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
     log = settings.log
     app = App.of(settings, telemetry=Telemetry(level=log.level, format=log.format))
     web = make_with_program(settings, "web", app)
-    address = web.bind()
+    web.bind()
+    link = web.link()
     app.add(web)
     app.beside.append(Reload(app, settings, channels=[web], load=load).keep)
     if sys.stderr.isatty():
-        say(f"nanoloop serves {address}; its data is in {settings.data}", err=True)
+        say(f"nanoloop serves {link} and keeps its data in {settings.data}", err=True)
     watch(app, settings.log.stall_seconds)
     collect_garbage_seldom()
     with shown(app, settings, "serve"):

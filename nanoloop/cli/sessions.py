@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import anyio
 
+from nanoloop.channels.logins import LOGINS
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Act, Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import age, duration, size, size_in, whole
@@ -211,8 +212,13 @@ async def show_list(args: Namespace, settings: Settings) -> None:
 
 
 async def _newest_first(store: Store, *, archived: bool) -> list[SessionInfo]:
-    infos = [info async for info in store.list() if info.archived == archived]
+    infos = [info for info in await _conversations(store) if info.archived == archived]
     return sorted(infos, key=lambda info: info.updated_at, reverse=True)
+
+
+async def _conversations(store: Store) -> list[SessionInfo]:
+    """All sessions but the one that keeps the logins of the page."""
+    return [info async for info in store.list() if info.id != LOGINS]
 
 
 def _chosen(infos: list[SessionInfo], args: Namespace) -> list[SessionInfo]:
@@ -254,7 +260,7 @@ async def usage(args: Namespace, settings: Settings) -> None:
     """Print the totals of each group, ordered by name, and the overall total."""
     groups: dict[str, list[SessionInfo]] = defaultdict(list)
     async with opened(settings) as store:
-        infos = [info async for info in store.list()]
+        infos = await _conversations(store)
     for info in infos:
         groups[GROUPS[args.by](info)].append(info)
     totals = {name: _total(groups[name]) for name in sorted(groups)}

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from nanoloop.messages import Language
 from nanoloop.settings.keys import Messages, Names, Section, Unit
+from nanoloop.settings.problems import DEFAULT_AGENT
 
 
 class PlatformSettings(Section):
@@ -47,8 +48,23 @@ class PlatformSettings(Section):
     """Whether an answer is shown while it is being written."""
     agent: str | None = Field(default=None, examples=["cook"])
     """The agent for new conversations here; by default, the default agent."""
+    agents: Names | None = Field(default=None, examples=[["assistant", "cook"]])
+    """The agents that people may choose with /agent; by default, none. Operators may choose any."""
     language: Language | None = Field(default=None, examples=["fr"])
     """The language of the bot's own messages here, unless the agent sets one."""
+
+    @property
+    def first_agent(self) -> str | None:
+        """The agent for new conversations; None if it is the default one."""
+        if self.agent is None and self.agents and DEFAULT_AGENT not in self.agents:
+            return self.agents[0]
+        return self.agent
+
+    @property
+    def agents_of_all(self) -> tuple[str, ...]:
+        """The agents that anyone may choose; none if there is only the default one."""
+        first = () if self.agent is None else (self.agent,)
+        return (*first, *(self.agents or ()))
 
     @property
     def lacks(self) -> list[str]:

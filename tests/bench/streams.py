@@ -68,7 +68,7 @@ class Run:
 
 
 async def serve(folder: Path) -> None:
-    web = {"port": 0, "requests_per_minute": 10**7}
+    web = {"port": 0, "open_on_loopback": True, "requests_per_minute": 10**7}
     settings = Settings(data=folder, channels={"web": web}, loop={"shutdown_turns_seconds": 1})
     provider = ScriptedProvider(otherwise="Here you are, with a few words.", keep_calls=0)
     app = App.of(settings, provider=provider, telemetry=Telemetry(level="error"))

@@ -63,7 +63,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
             "first_token_timeout_seconds": args.first_seconds,
             "call_timeout_seconds": args.call_seconds,
         },
-        channels={"web": {"port": 0, "requests_per_minute": 10**7}},
+        channels={"web": {"port": 0, "open_on_loopback": True, "requests_per_minute": 10**7}},
         log={"level": "debug", "format": "json"},
         loop={"shutdown_turns_seconds": 1},
     )

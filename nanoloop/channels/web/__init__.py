@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
@@ -14,7 +16,9 @@ from nanoloop.files import keyed_digest
 from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
-from nanoloop.settings.problems import InvalidSettings, Problem
+from nanoloop.settings.problems import DEFAULT_AGENT, InvalidSettings, Problem
+from nanoloop.settings.secrets import shown
+from nanoloop.words import did_you_mean
 
 if TYPE_CHECKING:
     from nanoloop.channels.web.access import Token
@@ -22,13 +26,28 @@ if TYPE_CHECKING:
     from nanoloop.settings import Settings
 
 
+def _networks(said: tuple[str, ...]) -> tuple[str, ...]:
+    for network in said:
+        try:
+            ip_network(network, strict=False)
+        except ValueError:
+            raise ValueError(f"{network!r} is no address: write 10.0.0.7 or 10.0.0.0/8") from None
+    return said
+
+
 class TokenSettings(Section):
-    """Who may use the web: a named token. Without one, only this machine is served."""
+    """Who may use the web: a named token. Without any, only this machine is served."""
 
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
     """The session ids that they may see, with `*` for any text; by default, those they started."""
+    agents: Names | None = Field(default=None, examples=[["cook"]])
+    """The agents they may use; by default, the default one, or all if they see all sessions."""
+    may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(
+        default=(), examples=[["metrics"]]
+    )
+    """What else a program may do with it: send `commands` such as /new, or read the `metrics`."""
 
 
 class WebSettings(Section):
@@ -44,6 +63,12 @@ class WebSettings(Section):
     """Additional host names of the server, for example behind a proxy."""
     origins: Names = Field(default=(), examples=[["https://app.example.org"]])
     """Other sites whose pages may call the API; by default, none may."""
+    trusted_proxies: Annotated[Names, AfterValidator(_networks)] = Field(
+        default=(), examples=[["127.0.0.1"]]
+    )
+    """Addresses or networks of your proxies; only they are trusted to name the client's address."""
+    open_on_loopback: bool = False
+    """Whether everyone who uses this machine may use it without a token, if none is set."""
     requests_per_minute: Annotated[int, Field(ge=1), Unit("requests")] = 600
     """How many requests per minute one token, or one address without a token, may send."""
     upload_bytes: Annotated[int, Field(ge=1000), Unit("bytes")] = 10_000_000
@@ -92,9 +117,11 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             port=own.port,
             hosts=own.hosts,
             origins=own.origins,
+            trusted_proxies=own.trusted_proxies,
             grace_seconds=settings.loop.shutdown_turns_seconds,
         ),
         tokens=_tokens(own, settings),
+        token_file=None if own.open_on_loopback else settings.data / OWN_FILE,
         limits=WebLimits(
             requests_per_minute=own.requests_per_minute,
             upload_bytes=own.upload_bytes,
@@ -106,6 +133,8 @@ def make(own: WebSettings, program: Program) -> WebChannel:
 
 TOKEN_LENGTH = 16
 """The minimum length of a token in characters, so that it can't be guessed."""
+OWN_FILE = "web-token"
+"""The file in the data folder with the token that is made if none is set."""
 
 
 def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
@@ -127,9 +156,27 @@ def _tokens(web: WebSettings, settings: Settings) -> list[Token]:
             raise InvalidSettings(
                 [Problem(text=text, origin=where if where.kind != "default" else None)]
             )
-        caller = Caller(name=name, patterns=own.sessions or (f"web:{name}.*",))
+        _check_agents(f"{key}.agents", own.agents or (), settings)
+        caller = Caller(
+            name=name,
+            patterns=own.sessions or (f"web:{name}.*",),
+            agents=own.agents,
+            rights=frozenset(own.may_use),
+        )
         tokens.append(Token(caller=caller, secret=secret))
     return tokens
+
+
+def _check_agents(key: str, names: Sequence[str], settings: Settings) -> None:
+    """Raise `SettingsError` if one of these is no agent."""
+    for name in names:
+        if name != DEFAULT_AGENT and name not in settings.agents:
+            advice = did_you_mean(name, settings.agents, f"add [agents.{name}]", shown=str)
+            text = f"{shown(name)} is in {key}, but there is no such agent: {advice}"
+            where = settings.origin(key)
+            raise InvalidSettings(
+                [Problem(text=text, origin=where if where.kind != "default" else None)]
+            )
 
 
 PLUGIN = Plugin(name="web", settings=WebSettings, make=make, extra="web", takes_program=True)

@@ -24,7 +24,7 @@ from nanoloop import __version__
 from nanoloop.addresses import AddressCheck
 from nanoloop.channels.server import LOOP_BYTES
 from nanoloop.channels.web.access import (
-    EVERYONE,
+    COMMANDS,
     Caller,
     Refusal,
     WebAccess,
@@ -49,6 +49,7 @@ from nanoloop.messages import Language
 from nanoloop.protocols import Bus, Provider
 from nanoloop.sentences import Sentences
 from nanoloop.session.head import checked_id
+from nanoloop.session.queue import is_command_text
 from nanoloop.sessions import Sessions
 from nanoloop.words import did_you_mean
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from nanoloop.memory.recall import Recall
     from nanoloop.memory.summarizer import Summarizer
     from nanoloop.nodes import Nodes
+    from nanoloop.session.session import Session
 
 
 T = TypeVar("T")
@@ -104,7 +106,8 @@ class ApiCall:
     @property
     def who(self) -> Caller:
         """The caller of an operation that needs one."""
-        return self.caller or EVERYONE
+        assert self.caller is not None  # noqa: S101 - all others were refused
+        return self.caller
 
     @property
     def session_id(self) -> str:
@@ -113,6 +116,44 @@ class ApiCall:
         if not self.who.sees(session_id):
             raise SessionNotFound(session_id)
         return session_id
+
+    @property
+    def agents(self) -> list[str]:
+        """The agents that the caller may use."""
+        agents, wanted = self.backend.parts.agents, self.who.agents
+        if wanted is None:
+            return agents.among(None if self.who.is_operator else ())
+        return [name for name in wanted if name in agents]
+
+    @property
+    def agent(self) -> str | None:
+        """The agent of the caller's new sessions: the default one if they may use it."""
+        default, agents = self.backend.parts.agents.default.name, self.agents
+        return default if default in agents else next(iter(agents), None)
+
+    @property
+    def agent_to_name(self) -> str | None:
+        """The same, as a new session is told: the default one needs no name."""
+        agent = self.agent
+        return None if agent == self.backend.parts.agents.default.name else agent
+
+    def check_ask(self, session: Session, text: str = "") -> None:
+        """Raise a refusal unless the caller may ask this in that session."""
+        self.check_agent(self.backend.parts.agents.of(session).name)
+        if not is_command_text(text) or self.backend.access.is_page_of(self.request):
+            return
+        if COMMANDS not in self.who.rights:
+            raise Refusal(
+                403,
+                "a program may send no commands: allow it by may_use of its token, or put a "
+                "space before the / if it is none",
+            )
+
+    def check_agent(self, name: str | None) -> None:
+        """Raise a refusal unless the caller may use this agent."""
+        if name not in self.agents:
+            which = "any agent" if name is None else f"the agent {quoted(name)}"
+            raise Refusal(403, f"this token may not use {which}: its setting agents lists them")
 
 
 Run = Callable[..., Awaitable[ASGIApp]]
@@ -174,11 +215,11 @@ class Operation:
         return Route(self.path, served, methods=[self.method])
 
     async def _answer(self, request: Request, backend: Backend) -> ASGIApp:
-        if not self.is_counted:
-            return await self.run(self._admitted(request, backend))
+        if not self.is_counted and self.takes is None:
+            return await self.run(await self._admitted(request, backend))
         owner = backend.access.owner_of(request)
         async with backend.requests.turn(owner):
-            call = self._admitted(request, backend)
+            call = await self._admitted(request, backend)
         if self.takes is None:
             async with backend.requests.turn(owner):
                 return await self.run(call)
@@ -190,9 +231,9 @@ class Operation:
         async with backend.requests.turn(owner):
             return await self.run(call, given)
 
-    def _admitted(self, request: Request, backend: Backend) -> ApiCall:
+    async def _admitted(self, request: Request, backend: Backend) -> ApiCall:
         admit = backend.access.admit
-        caller = admit(request, is_public=self.is_public, is_counted=self.is_counted)
+        caller = await admit(request, is_public=self.is_public, is_counted=self.is_counted)
         return ApiCall(request=request, backend=backend, caller=caller)
 
     def _may_be_large(self, request: Request) -> bool:

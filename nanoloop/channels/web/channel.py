@@ -8,7 +8,7 @@ import mimetypes
 import re
 import socket
 import time
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,13 +28,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nanoloop import __version__
 from nanoloop.attachments import Attachments, mime_type_of
+from nanoloop.channels.logins import Logins, known_token, token_in
 from nanoloop.channels.server import WebServer
 from nanoloop.channels.web import conversations, dialogue
 from nanoloop.channels.web.access import (
     COOKIE_SECONDS,
+    EVERYONE,
+    METRICS,
     Callers,
     Refusal,
     Token,
+    TrustedProxies,
     WebAccess,
     error_response,
     sentence_of,
@@ -60,7 +64,14 @@ from nanoloop.channels.web.openai import completions
 from nanoloop.channels.web.openai.completions import HEADER, IGNORED, REPEATED
 from nanoloop.channels.web.watch import SessionWatch
 from nanoloop.errors import AttachmentsFull, PictureRefused, SettingsError
-from nanoloop.events import Event, RequestFailed, RequestServed, TextStreamed, announce
+from nanoloop.events import (
+    Event,
+    RequestFailed,
+    RequestServed,
+    TextStreamed,
+    WebTokenMade,
+    announce,
+)
 from nanoloop.messages import Outbound
 from nanoloop.protocols import Bus
 from nanoloop.sentences import Incidents
@@ -77,6 +88,8 @@ class WebAddress:
     """Other host names, for example behind a proxy."""
     origins: Collection[str] = ()
     """Other sites whose pages may call."""
+    trusted_proxies: Collection[str] = ()
+    """The addresses and networks of proxies that are believed when they say for whom they ask."""
     grace_seconds: float = 20
     """How long running requests may take to finish at shutdown."""
 
@@ -93,15 +106,21 @@ class WebChannel:
         *,
         attachments: Attachments,
         address: WebAddress | None = None,
-        tokens: Iterable[Token] = (),
+        tokens: Sequence[Token] = (),
+        token_file: Path | None = None,
         limits: WebLimits | None = None,
     ) -> None:
-        """Raises `SettingsError` for public access without a token."""
+        """Without tokens there is one that is made at the start and kept in `token_file`.
+
+        Without that, everyone is let in. Raises `SettingsError` for public access without a token.
+        """
         self._address = address or WebAddress()
         limits = limits or WebLimits()
-        callers = Callers(tokens)
+        self._token_file = None if tokens else token_file
+        self._token, self._is_new, self._url = "", False, ""
+        callers = Callers(tokens, is_open=not tokens and token_file is None)
         host = self._address.host
-        if not is_loopback(host) and not callers.are_named:
+        if not is_loopback(host) and not tokens:
             raise SettingsError(
                 f"channels.web.host is {host!r}, which others can reach, and there is "
                 "no token: add [channels.web.tokens.NAME] with a token, or serve on 127.0.0.1"
@@ -112,9 +131,11 @@ class WebChannel:
             parts=parts,
             access=WebAccess(
                 callers,
+                logins=Logins(parts.sessions),
                 cookie=f"nanoloop_{self._address.port}",
                 origins=self._address.origins,
                 requests_per_minute=limits.requests_per_minute,
+                proxies=TrustedProxies(self._address.trusted_proxies),
             ),
             limits=limits,
             attachments=attachments,
@@ -131,7 +152,38 @@ class WebChannel:
             self._listener = listening_socket(self._address.host, self._address.port)
         port = self._listener.getsockname()[1]
         host = self._address.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return self._url
+
+    def link(self) -> str:
+        """The address that was bound, for a person; with the token, if it was made here.
+
+        It comes behind a #, which no browser sends on: neither a log nor another site gets it.
+        """
+        try:
+            self._take_token()
+        except SettingsError:
+            self.unbind()
+            raise
+        return f"{self._url}/#token={self._token}" if self._token else self._url
+
+    def callers_text(self) -> str:
+        """Who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
+        if self._token_file is not None:
+            known_token(self._token_file)
+        if self.backend.access.callers.is_open:
+            return "everyone on this machine is let in"
+        where = f" (the one in {self._token_file})" if self._token_file else ""
+        return f"a token is needed{where}"
+
+    def _take_token(self) -> None:
+        """Know the token of this machine, made now if there is none; raises `SettingsError`."""
+        if self._token_file is None or self._token:
+            return
+        self._token, self._is_new = token_in(self._token_file)
+        callers = self.backend.access.callers
+        where = f"the file {self._token_file.name} in the data folder has one"
+        callers.add(Token(caller=EVERYONE, secret=self._token), where=where)
 
     def unbind(self) -> None:
         """Stop listening, for callers that only wanted to know whether it can."""
@@ -142,6 +194,9 @@ class WebChannel:
     async def run(self, bus: Bus) -> None:  # noqa: ARG002 - the bus of the parts is the same
         """Serve until cancelled; open requests then get some time to finish."""
         self.bind()
+        self._take_token()
+        if self._is_new:
+            announce(WebTokenMade(file=str(self._token_file), advice=MADE_ADVICE))
         server = WebServer(
             self.app(),
             header_seconds=self.backend.limits.header_seconds,
@@ -177,6 +232,11 @@ class WebChannel:
         self._news.hear(event)
 
 
+MADE_ADVICE = (
+    "the page and the API need a token, also on this machine: log in with the one in this file, "
+    "send it as the API key, or set channels.web.open_on_loopback = true to let everyone in who "
+    "uses this machine"
+)
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 BACKLOG = 2048
 
@@ -236,7 +296,9 @@ async def _reaches_store(backend: Backend) -> bool:
 
 @serve("GET", "/metrics", produces=("text/plain",))
 async def metrics(call: ApiCall) -> Response:
-    """The counters, for Prometheus."""
+    """The counters of all chats together, for Prometheus."""
+    if not call.who.is_operator and METRICS not in call.who.rights:
+        raise Refusal(403, "this token may not read the metrics: allow it by its may_use")
     counted = call.backend.parts.snapshot()
     own = {"open_streams": len(call.backend.streams), "feeds": len(call.backend.feeds)}
     text = "\n".join([*_lines(counted, own), ""])
@@ -272,23 +334,25 @@ class Login(RequestBody):
     token: Annotated[str, Field(min_length=1, max_length=500)]
 
 
-@serve("POST", "/login", status=204, is_public=True)
+@serve("POST", "/login", status=204, is_public=True, is_counted=False)
 async def login(call: ApiCall, shown: Login) -> Response:
     """Exchange a token for a cookie."""
-    access = call.backend.access
-    cookie = access.callers.cookie_for(shown.token.strip())
-    if cookie is None and access.callers.are_named:
-        access.refuse_token(call.request)
+    access, secret = call.backend.access, shown.token.strip()
+    caller = access.log_in(call.request, secret)
     response = Response(status_code=204)
-    if cookie is not None:
+    if caller is not None and (cookie := access.callers.cookie_for(secret)) is not None:
+        await access.logins.begin(cookie, name=caller.name, seconds=COOKIE_SECONDS)
         _set(call, response, cookie, COOKIE_SECONDS)
     return response
 
 
 @serve("POST", "/logout", status=204, is_public=True)
 async def logout(call: ApiCall) -> Response:
-    """Delete the cookie."""
-    response = Response(status_code=204)
+    """End the login of this cookie, wherever the cookie is."""
+    access, response = call.backend.access, Response(status_code=204)
+    cookie = call.request.cookies.get(access.cookie, "")
+    if access.callers.of_cookie(cookie) is not None:
+        await access.logins.end(cookie)
     _set(call, response, "", 0)
     return response
 
@@ -306,21 +370,21 @@ def _set(call: ApiCall, response: Response, value: str, seconds: int) -> None:
     )
 
 
-@serve("GET", "/api/me", is_public=True)
+@serve("GET", "/api/me", is_public=True, is_counted=False)
 async def me(call: ApiCall) -> Response:
     """Who the caller is, and which agents there are."""
     if call.caller is None:
         return JSONResponse({"login": True})
     parts = call.backend.parts
     agents = [
-        {"name": name, "model": agent.model or parts.model} for name, agent in parts.agents.items()
+        {"name": name, "model": parts.agents[name].model or parts.model} for name in call.agents
     ]
     about = {
-        "login": call.backend.access.callers.are_named,
+        "login": not call.backend.access.callers.is_open,
         "name": call.caller.name,
         "scope": list(call.caller.patterns),
         "agents": agents,
-        "agent": parts.agents.default.name,
+        "agent": call.agent,
         "model": parts.model,
         "version": __version__,
         "upload_bytes": call.backend.limits.upload_bytes,
@@ -402,7 +466,7 @@ DOCS_POLICY = f"default-src 'none'; style-src 'sha256-{DOCS_STYLE_HASH}'; frame-
 @serve("GET", "/openapi.json", is_public=True)
 async def openapi(call: ApiCall) -> Response:
     """This API as an OpenAPI document."""
-    is_open = not call.backend.access.callers.are_named
+    is_open = call.backend.access.callers.is_open
     return JSONResponse(document(OPERATIONS, is_open=is_open))
 
 
@@ -518,7 +582,8 @@ class Guard:
             )
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._hosts is None or _host_of(scope) in self._hosts:
+        host = _host_of(scope)
+        if host is not None if self._hosts is None else host in self._hosts:
             await self._app(scope, receive, send)
         else:
             # A name that was made to point here would let its pages read everything.
@@ -543,11 +608,14 @@ class _Served:
         await self._send(message)
 
 
-def _host_of(scope: Scope) -> str:
-    """The host without its port."""
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:/@\[\]]*)(?::[0-9]{1,5})?")
+
+
+def _host_of(scope: Scope) -> str | None:
+    """The host without its port; None if it is malformed."""
     host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-    text = host.decode("latin-1").lower()
-    return text.rpartition(":")[0] if not text.endswith("]") and ":" in text else text
+    found = _HOST.fullmatch(host.decode("latin-1").lower())
+    return None if found is None else found[1]
 
 
 STATIC = Path(__file__).parent / "static"

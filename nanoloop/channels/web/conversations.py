@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
@@ -107,7 +108,7 @@ async def begin(call: ApiCall, given: NewSession) -> Response:
     session_id = f"{call.who.prefix}{new_id()}"
     if not call.who.sees(session_id):
         raise Refusal(403, "this token may not create sessions: its pattern allows only one")
-    agent = _known_agent(call.backend, given.agent)
+    agent = _chosen_agent(call, given.agent)
     sessions = call.backend.parts.sessions
     session = await sessions.named(session_id, agent=agent)
     if given.title:
@@ -116,9 +117,17 @@ async def begin(call: ApiCall, given: NewSession) -> Response:
     return JSONResponse(shown_session(call.backend, session), status_code=201)
 
 
-def _known_agent(backend: Backend, name: str | None) -> str | None:
-    agents = backend.parts.agents
-    if name is None or name in agents:
+def _chosen_agent(call: ApiCall, name: str | None) -> str | None:
+    """The agent for a new session; None for the usual one. Raises a refusal."""
+    if name is not None:
+        return _known_agent(call, name)
+    call.check_agent(call.agent)
+    return call.agent_to_name
+
+
+def _known_agent(call: ApiCall, name: str) -> str:
+    agents = call.agents  # no others are named to anyone
+    if name in agents:
         return name
     advice = did_you_mean(name, agents, "/api/me lists them", shown=str)
     raise Refusal(422, f"there is no agent {quoted(name)}: {advice}")
@@ -136,7 +145,7 @@ async def change(call: ApiCall, given: SessionChange) -> Response:
     """Rename it, archive it, change its agent."""
     sessions = call.backend.parts.sessions
     session = await sessions.fresh(call.session_id)
-    agent = _known_agent(call.backend, given.agent)
+    agent = None if given.agent is None else _known_agent(call, given.agent)
     if given.title is not None:
         await sessions.rename(session, given.title)
     if agent is not None:
@@ -236,7 +245,7 @@ async def of_session(call: ApiCall, asked: EventsQuery) -> ASGIApp:
     every = [watched]
     if asked.list:
         every.append(FeedCursor(call.backend.feeds.changes, sees=call.who.sees))
-    return EventStream(call.backend.streams, every, first=first, owner=call.who.account)
+    return _stream(call, every, first)
 
 
 def _hello(backend: Backend, session: Session, feed: Feed) -> dict[str, Any]:
@@ -256,8 +265,16 @@ async def of_all(call: ApiCall) -> ASGIApp:
     """Which sessions have changed, as it happens."""
     watched = FeedCursor(call.backend.feeds.changes, sees=call.who.sees)
     hello = FeedEvent(watched.place, "hello", {}, is_place=False)
+    return _stream(call, [watched], [hello])
+
+
+def _stream(
+    call: ApiCall, watched: Sequence[FeedCursor], first: Sequence[FeedEvent]
+) -> EventStream:
+    """The stream of these feeds, for as long as its reader is admitted."""
+    is_valid = partial(call.backend.access.is_valid, call.request)
     owner = call.who.account
-    return EventStream(call.backend.streams, [watched], first=[hello], owner=owner)
+    return EventStream(call.backend.streams, watched, first=first, owner=owner, is_valid=is_valid)
 
 
 def _last_event_id(call: ApiCall) -> int | None:

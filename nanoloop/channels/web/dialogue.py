@@ -19,7 +19,12 @@ from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
 from nanoloop.messages import Attachment, Inbound, Outcome
 from nanoloop.protocols import Store
 from nanoloop.session.entry import MESSAGE, SCHEME, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
-from nanoloop.session.queue import last_exchange, message_id_of, messages_among
+from nanoloop.session.queue import (
+    is_command_text,
+    last_exchange,
+    message_id_of,
+    messages_among,
+)
 from nanoloop.session.session import Session
 from nanoloop.sessions import check_undo
 
@@ -65,10 +70,11 @@ async def say(call: ApiCall, said: NewMessage) -> Response:
     body = f"{call.session_id}\n{said.model_dump_json(exclude_unset=True)}"
     named = call.backend.names.of(call.request, call.who, body)
     session = await call.backend.parts.sessions.open(call.session_id)
+    call.check_ask(session, said.text)
     files = [await _attachment(call.backend, call.who, file) for file in said.attachments]
     key = await lane_of(call.backend, session, call.who.account)
     name = _name_of(said, named, session)
-    message = inbound(session, said.text, name, key=key, account=call.who.account, files=files)
+    message = asked_by(call, session, said.text, name, key=key, files=files)
     outcome = await hand_in(call.backend, message)
     if outcome == "repeated":
         check_same((*session.waiting, *session.window), message)
@@ -155,6 +161,22 @@ def inbound(
     )
 
 
+def asked_by(
+    call: ApiCall,
+    session: Session,
+    text: str,
+    message_id: str,
+    *,
+    key: str,
+    files: Sequence[Attachment] = (),
+) -> Inbound:
+    """The caller's message, with the agents that they may choose by a command."""
+    message = inbound(session, text, message_id, key=key, account=call.who.account, files=files)
+    if not is_command_text(text):
+        return message
+    return replace(message, agent=call.agent_to_name, agents=tuple(call.agents))
+
+
 async def lane_of(backend: Backend, session: Session, account: str) -> str:
     """The key in whose lane this session's messages wait; at their turn it means this session.
 
@@ -206,6 +228,7 @@ async def retry(call: ApiCall, again: Retry) -> Response:
     body = f"{call.session_id}\nretry\n{again.model_dump_json(exclude_unset=True)}"
     named = backend.names.of(call.request, call.who, body)
     session = await sessions.fresh(call.session_id)
+    call.check_ask(session)
     key = await lane_of(backend, session, call.who.account)
     name = _name_of(again, named, session)
     if not await sessions.store.has_heard(key, name):

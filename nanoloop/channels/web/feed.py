@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from itertools import count
@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.web.access import try_later
+from nanoloop.errors import StoreError
 from nanoloop.events import (
     Event,
     FailureTold,
@@ -461,11 +462,17 @@ class EventStream:
         *,
         first: Sequence[FeedEvent],
         owner: str,
+        is_valid: Callable[[], Awaitable[bool]],
     ) -> None:
-        """`first` is sent before anything new; raises a refusal if too many are open."""
+        """`first` is sent before anything new; raises a refusal if too many are open.
+
+        It ends soon after `is_valid` says that its reader is no longer admitted.
+        """
         self._streams = streams
         self._watched = watched
         self._first = first
+        self._is_valid = is_valid
+        self._checked = time.monotonic()
         self._waker = Waker()
         streams.enter(self._waker, owner=owner)
 
@@ -497,7 +504,18 @@ class EventStream:
                 if await _has_left(receive):
                     return
                 data = b":\n\n"
+            if not await self._is_admitted():
+                await send_body(send, data, more=False)
+                return
             events = self._taken()
+
+    async def _is_admitted(self) -> bool:
+        if time.monotonic() - self._checked < KEEP_ALIVE_SECONDS:
+            return True
+        self._checked = time.monotonic()
+        with suppress(StoreError):  # nobody knows: those who are here may stay
+            return await self._is_valid()
+        return True
 
     def _taken(self) -> list[FeedEvent]:
         return [event for watched in self._watched for event in watched.take()]

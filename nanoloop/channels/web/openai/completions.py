@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from nanoloop.agents import Agent
 from nanoloop.channels.web.access import Caller
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, quoted, serve
-from nanoloop.channels.web.dialogue import inbound, lane_of
+from nanoloop.channels.web.dialogue import asked_by, lane_of
 from nanoloop.channels.web.names import MessageName
 from nanoloop.channels.web.openai.answer import (
     Completion,
@@ -96,7 +96,7 @@ async def _answer(
 
     `work` does what takes long with a large body.
     """
-    agent = agent_of(call.backend, asked.model)
+    agent = agent_of(call, asked.model)
     form = CompletionForm(model=asked.model, with_usage=asked.wants_usage)
     messages = await work(partial(checked_messages, asked.messages))
     await check_images(call.backend, messages)
@@ -149,10 +149,9 @@ async def _in_session(
     # Before the session: nothing is begun for what says nothing.
     text, images = await new_in(call.backend, call.who.account, messages)
     session, key = await named_session(call, asked, name)
+    call.check_ask(session, text)
     named.settle(session)
-    message = inbound(
-        session, text, named.message_id, key=key, account=call.who.account, files=images
-    )
+    message = asked_by(call, session, text, named.message_id, key=key, files=images)
     return SessionQuestion(call.backend, session, message)
 
 
@@ -177,7 +176,7 @@ async def named_session(call: ApiCall, asked: ChatRequest, name: str) -> tuple[S
     if ":" in name and HEADER in call.request.headers:
         session, key = await _by_id(call.backend, call.who, name)
     else:
-        session, key = await _by_name(call.backend, call.who, name, agent)
+        session, key = await _by_name(call.backend, call.who, name, agent or call.agent_to_name)
     if agent is not None and session.agent != agent:
         session.agent = agent
     return session, key
@@ -231,25 +230,25 @@ _SINCE = 0
 @serve("GET", "/v1/models", of=ClientOperation)
 async def list_models(call: ApiCall) -> Response:
     """The agents, in OpenAI's form."""
-    models = [_shown_model(name) for name in call.backend.parts.agents]
+    models = [_shown_model(name) for name in call.agents]
     return JSONResponse({"object": "list", "data": models})
 
 
 @serve("GET", "/v1/models/{model}", of=ClientOperation)
 async def show_model(call: ApiCall) -> Response:
     """One agent, in OpenAI's form."""
-    agent = agent_of(call.backend, call.request.path_params["model"])
+    agent = agent_of(call, call.request.path_params["model"])
     return JSONResponse(_shown_model(agent.name))
 
 
-def agent_of(backend: Backend, model: str) -> Agent:
-    """The agent with that name, or the default one for its model's name. Raises a refusal."""
-    agents = backend.parts.agents
-    if model in agents:
+def agent_of(call: ApiCall, model: str) -> Agent:
+    """The agent with that name, or the usual one for its model's name. Raises a refusal."""
+    agents, known = call.backend.parts.agents, call.agents  # no others are named to anyone
+    if model in known:
         return agents[model]
-    if model == backend.parts.model:
-        return agents.default
-    advice = did_you_mean(model, agents, "/v1/models lists the agents", shown=str)
+    if model == call.backend.parts.model and call.agent is not None:
+        return agents[call.agent]
+    advice = did_you_mean(model, known, "/v1/models lists the agents", shown=str)
     raise ClientRefusal(
         404, f"there is no model {quoted(model)}: {advice}", code="model_not_found", param="model"
     )

@@ -3,10 +3,13 @@
 import { post } from "./api.js";
 import { byId } from "./element.js";
 
+const isHere = () => ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+
 /** Ask until the server takes it. */
 export function login() {
 	const [form, dialog, token] = [byId("login-form"), byId("login"), byId("token")];
 	if (dialog.open) return new Promise(() => {}); // asked already: that one goes on
+	byId("login-where").hidden = !isHere();
 	dialog.showModal();
 	dialog.addEventListener("cancel", (event) => event.preventDefault());
 	return new Promise((done) => {
@@ -17,6 +20,18 @@ export function login() {
 			done();
 		};
 	});
+}
+
+/**
+ * Take the token of the printed address, which is then gone from the address and from the history.
+ * Only on the machine itself, and not in place of a login: else a link could choose who someone is.
+ */
+export async function loginByLink(isLoggedIn) {
+	const token = new URLSearchParams(location.hash.slice(1)).get("token");
+	if (token === null) return false;
+	history.replaceState(null, "", location.pathname);
+	if (isLoggedIn || !isHere()) return false;
+	return post("login", { token }).then(() => true, () => false);
 }
 
 async function taken(input) {

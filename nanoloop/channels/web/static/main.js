@@ -7,7 +7,7 @@ import { tell, trying } from "./dialog.js";
 import { Drawer } from "./drawer.js";
 import { byId, el, on, soft } from "./element.js";
 import { icon } from "./icons.js";
-import { login } from "./login.js";
+import { login, loginByLink } from "./login.js";
 import { Memory } from "./memory.js";
 import { Sidebar, titleOf } from "./sidebar.js";
 
@@ -62,8 +62,8 @@ function showSession(news) {
 	byId("agent-choice").hidden = !session.id || me.agents.length < 2;
 	const named = (name) => me.agents.find((agent) => agent.name === name);
 	const agent = named(session.agent) ?? named(me.agent); // it may be gone from the settings
-	byId("agent").value = agent.name;
-	byId("model").textContent = agent.model;
+	byId("agent").value = agent?.name ?? "";
+	byId("model").textContent = agent?.model ?? "";
 }
 
 function markPlaces() {
@@ -137,6 +137,7 @@ function drawIcons() {
 
 async function start() {
 	me = await get("api/me");
+	if (await loginByLink(Boolean(me.agents))) me = await get("api/me");
 	if (me.login && !me.agents) {
 		await login();
 		me = await get("api/me");

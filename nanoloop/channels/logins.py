@@ -1,0 +1,209 @@
+"""Logins of the page: which are open on a store, and the token that this machine makes for it."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex, token_urlsafe
+from typing import TYPE_CHECKING, Any
+
+from nanoloop.errors import SessionExists, SessionNotFound, SettingsError
+from nanoloop.files import make_folder, refusal
+from nanoloop.protocols import ARCHIVED
+
+if TYPE_CHECKING:
+    from nanoloop.session.session import Session
+    from nanoloop.sessions import Sessions
+
+LOGINS = "web.logins"
+"""The session that keeps them in its metadata: each store can do that, and none has to know it."""
+_TABLE = "logins"
+OF_ONE = 50
+"""How many logins of one token may be open; one more ends the oldest."""
+_SHOWN = 12
+"""How many characters of a login's digest are its id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageLogin:
+    """A page that is logged in; nobody can log in with what is known here."""
+
+    digest: str
+    """The hash of its cookie."""
+    name: str
+    """The name of its token."""
+    since: float
+    until: float
+
+    @property
+    def id(self) -> str:
+        """What names it on the command line."""
+        return self.digest[:_SHOWN]
+
+
+class Logins:
+    """The open logins, each known by a hash of its cookie only."""
+
+    def __init__(self, sessions: Sessions, *, now: Callable[[], float] = time.time) -> None:
+        self._sessions = sessions
+        self._now = now
+
+    async def begin(self, cookie: str, *, name: str, seconds: float) -> None:
+        """Open a login that lasts so long; durable when this returns."""
+        now = self._now()
+        new = PageLogin(digest=_digest(cookie), name=name, since=now, until=now + seconds)
+        await self._change(await self._kept(), lambda known: _bounded([*known, new]))
+
+    async def is_open(self, cookie: str) -> bool:
+        """Whether this cookie's login has neither ended nor run out, whichever process knows."""
+        digest = _digest(cookie)
+        return any(login.digest == digest for login in await self.open())
+
+    async def end(self, cookie: str) -> None:
+        """End this cookie's login; durable when this returns."""
+        digest = _digest(cookie)
+        await self._end(lambda login: login.digest == digest)
+
+    async def revoke(self, login_id: str) -> bool:
+        """End the login with this id; False if there is none."""
+        return await self._end(lambda login: login.id == login_id)
+
+    async def open(self) -> list[PageLogin]:
+        """All open logins, the oldest first."""
+        try:
+            session = await self._sessions.fresh(LOGINS)
+        except SessionNotFound:
+            return []
+        return [login for login in _known(session) if login.until > self._now()]
+
+    async def _end(self, is_meant: Callable[[PageLogin], bool]) -> bool:
+        if not any(map(is_meant, await self.open())):
+            return False
+        with suppress(SessionNotFound):  # deleted meanwhile, and all logins with it
+            session = await self._sessions.open(LOGINS)
+            await self._change(
+                session, lambda known: [each for each in known if not is_meant(each)]
+            )
+        return True
+
+    async def _kept(self) -> Session:
+        with suppress(SessionExists):  # another process was first
+            try:
+                return await self._sessions.fresh(LOGINS)
+            except SessionNotFound:
+                # Archived: it is no conversation, and not listed among them.
+                await self._sessions.store.create(id=LOGINS, metadata={ARCHIVED: True})
+        return await self._sessions.fresh(LOGINS)
+
+    async def _change(
+        self, session: Session, act: Callable[[list[PageLogin]], Iterable[PageLogin]]
+    ) -> None:
+        now = self._now()
+
+        def changed(session: Session) -> None:
+            left = act([login for login in _known(session) if login.until > now])
+            table = {login.digest: [login.name, login.since, login.until] for login in left}
+            metadata = {**session.metadata, _TABLE: table}
+            session.load_dict({"metadata": metadata})
+
+        await self._sessions.change(session, changed)
+
+
+def _digest(cookie: str) -> str:
+    return hashlib.sha256(cookie.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _known(session: Session) -> list[PageLogin]:
+    table: Mapping[str, Any] = session.metadata.get(_TABLE) or {}
+    return [
+        PageLogin(digest=digest, name=str(name), since=float(since), until=float(until))
+        for digest, (name, since, until) in table.items()
+    ]
+
+
+def _bounded(logins: list[PageLogin]) -> list[PageLogin]:
+    """Without the oldest of each token that has too many."""
+    left: dict[str, int] = {}
+    kept = []
+    for login in reversed(logins):
+        left[login.name] = left.get(login.name, 0) + 1
+        if left[login.name] <= OF_ONE:
+            kept.append(login)
+    return kept[::-1]
+
+
+TOKEN_BYTES = 24
+
+
+def token_in(path: Path) -> tuple[str, bool]:
+    """The token in this file, and whether it was made now; raises `SettingsError`.
+
+    Nobody else can read it or choose it: links and other people's files are refused.
+    """
+    is_new = False
+    while (token := known_token(path)) is None:
+        with _in_a_sentence(path):
+            is_new = _make(path)
+    return token, is_new
+
+
+def known_token(path: Path) -> str | None:
+    """The token in this file, or None if there is none yet; raises `SettingsError`."""
+    with _in_a_sentence(path):
+        token = _read(path)
+    if token is not None and not re.fullmatch(r"[\w-]{16,200}", token, re.ASCII):
+        raise SettingsError(f"{path} holds no token: remove it, and start again")
+    return token
+
+
+@contextmanager
+def _in_a_sentence(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SettingsError(f"{path} can't hold the page's token: {refusal(error)}") from error
+
+
+def _make(path: Path) -> bool:
+    """Make the file with its content; False if another process has made it meanwhile."""
+    make_folder(path.parent)
+    fresh = path.with_name(f".{token_hex(8)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(f"{token_urlsafe(TOKEN_BYTES)}\n")
+        path.hardlink_to(fresh)  # unlike a rename, it replaces nothing
+    except FileExistsError:
+        return False
+    finally:
+        fresh.unlink()
+    return True
+
+
+def _read(path: Path) -> str | None:
+    """What is in this file, or None if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise SettingsError(f"{path} is a link: remove it, and start again") from None
+    try:
+        about = os.fstat(fd)
+        if about.st_uid != os.getuid() or not stat.S_ISREG(about.st_mode):
+            raise SettingsError(f"{path} is no file of your own: remove it, and start again")
+        if about.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        return os.read(fd, 1000).decode("utf-8", "replace").strip()
+    finally:
+        os.close(fd)
