@@ -109,7 +109,12 @@ class AgentLoop(Embedded):
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.sentences = sentences or Sentences()
         self.bus = bus or InProcessBus(busy=self._busy)
-        self.sessions = Sessions(store, limit=open_sessions, patience_seconds=store_timeout_seconds)
+        self.sessions = Sessions(
+            store,
+            limit=open_sessions,
+            patience_seconds=store_timeout_seconds,
+            recall=recall,
+        )
         self.summarizer = summarizer or Summarizer(in_background(provider), summary_model)
         self.summarizer.keep_in(self.sessions.writer, opened=self.sessions.open)
         self._recall = recall
@@ -253,6 +258,7 @@ class AgentLoop(Embedded):
     async def recover_chat(self, key: str) -> None:
         """The same for one chat."""
         await self.sessions.current_id(key)
+        await self.sessions.finish_all_erasing()
         await self._recover(lambda session_id: session_id == self.sessions.known_id(key))
 
     async def _recover(self, is_wanted: Callable[[str], bool]) -> None:

@@ -163,7 +163,10 @@ class SessionWriter:
         return None
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others."""
+        """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others.
+
+        The same commit notes that copies of them may be left, until `erased` clears that.
+        """
         claim = _claim_in(session.id)
         await self._order.write(session.id, partial(self._erase, session, seqs, claim))
         if claim is not None:
@@ -174,8 +177,10 @@ class SessionWriter:
             if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
                 raise NotPossible(f"there is no message #{wrong[0]} here")
             try:
-                if claim is not None:
-                    claim.act(session, _no_change)
+                if claim is None:
+                    _owe_erasing(session)
+                else:
+                    claim.act(session, _owe_erasing)
                 return await self.store.erase(session, seqs)
             except (StoreConflict, AlreadyHeard):
                 await self._renew(session)
@@ -207,8 +212,20 @@ def _stage_of(session: Session) -> Stage:
     return session.queue.stage(session.awaiting, session.moved)
 
 
-def _no_change(_: Session) -> None:
-    """Change nothing, only release what was claimed."""
+def _owe_erasing(session: Session) -> None:
+    """Note that what is about to be erased is to be removed everywhere else, too."""
+    with session.lock:
+        session.erasures += 1
+        session.erasing += 1
+        session.touch()
+
+
+def erased(session: Session, *, upto: int) -> None:
+    """Note that no copy is left of what its first erasures, up to this one, erased."""
+    with session.lock:
+        if (left := min(session.erasing, session.erasures - upto)) < session.erasing:
+            session.erasing = max(0, left)
+            session.touch()
 
 
 Place = tuple[AbstractEventLoop, str]

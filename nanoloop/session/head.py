@@ -125,6 +125,10 @@ class Head:
     """How many times a process has claimed work here: the fence of that work."""
     stopped: int = 0
     """The claim whose turn is to stop, wherever it runs."""
+    erasures: int = 0
+    """How many times entries of it were erased: an index that knows of fewer is behind."""
+    erasing: int = 0
+    """How many of these may have left copies beside the store, which are to be removed."""
 
     def dump(self) -> dict[str, Any]:
         """The stored form; empty values are left out."""
@@ -161,6 +165,8 @@ _OPTIONAL: Mapping[str, Any] = {
     "by": "",
     "claims": 0,
     "stopped": 0,
+    "erasures": 0,
+    "erasing": 0,
 }
 _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "updated_at": (rfc3339, from_rfc3339),

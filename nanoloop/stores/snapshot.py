@@ -129,6 +129,7 @@ def info_of(head: Mapping[str, Any], about: Mapping[str, Any], *, size: int) -> 
         archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
         waiting=int(head.get("waiting", 0)),
         unsent=len(head.get("unsent") or ()),
+        erasures=int(head.get("erasures", 0)),
         **spent_in(head),
     )
 
@@ -144,8 +145,12 @@ def owes(head: Mapping[str, Any]) -> int:
 
 
 def owes_chat(head: Mapping[str, Any]) -> bool:
-    """Whether a question has no answer, something waits, or an answer isn't sent."""
-    return bool(head.get("awaiting") or head.get("waiting") or head.get("unsent"))
+    """Whether a question has no answer, something waits, or an answer isn't sent.
+
+    Or copies of what was erased may be left: whoever answers here removes them.
+    """
+    owed = ("awaiting", "waiting", "unsent", "erasing")
+    return any(head.get(name) for name in owed)
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
@@ -196,7 +201,7 @@ def pending_in(head: Mapping[str, Any]) -> int:
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _PLACES = (
     *("last", "start", "window", "count", "covered", "awaiting", "waiting", "turns", "epoch"),
-    *("claims", "stopped"),
+    *("claims", "stopped", "erasures", "erasing"),
 )
 _LISTS = ("hidden", "shown", "unsent", "spent")
 _MAPPINGS = ("resized", "senders")
