@@ -61,7 +61,7 @@ class Prompt(TerminalChannel):
     async def run(self, bus: Bus) -> None:
         """Show the state of the conversation, and continue it."""
         await self._look()
-        say(self._welcome())
+        say(self._welcome(), has_style=True)
         await super().run(bus)
         self._app.stop()  # leaving the prompt ends a daemon too: there is no other way to tell it
 
