@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
+from anyio.to_thread import run_sync
 
 from nanoloop.errors import place_of
 from nanoloop.events import (
@@ -21,7 +23,14 @@ from nanoloop.events import (
     hearing,
 )
 from nanoloop.loop import AgentLoop
-from nanoloop.parts import make_installation, make_loop, make_provider, make_store, with_pictures
+from nanoloop.parts import (
+    former_files,
+    make_installation,
+    make_loop,
+    make_provider,
+    make_store,
+    with_pictures,
+)
 from nanoloop.protocols import Channel, Provider, Store
 from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
@@ -65,6 +74,8 @@ class App:
         """Observers of everything that happens, from before its store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Other tasks that run as long as the loop does."""
+        self.former_files: Sequence[Path] = ()
+        """Files of earlier runs with words in plain text; removed before anything is answered."""
         self.stopping: list[Callable[[], None]] = []
         """Called as soon as it is told to stop."""
         self.on_hangup: Callable[[], None] | None = None
@@ -99,6 +110,7 @@ class App:
             chat=chat,
             installation=make_installation(settings),
         )
+        app.former_files = former_files(settings)
         if isinstance(models, Models):
             app.beside.append(models.load)  # while the rest starts
         return app
@@ -135,6 +147,7 @@ class App:
                 await self._installation.enter(self._store)
             # First of all: where the store can't be written to, nothing begins.
             expired = await self._store.delete_expired()
+            await run_sync(self._remove_former_files)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")
                 watch = partial(sweep, expired=expired)
@@ -146,6 +159,11 @@ class App:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
+
+    def _remove_former_files(self) -> None:
+        for file in self.former_files:
+            with suppress(FileNotFoundError):
+                file.unlink()
 
     async def close(self) -> None:
         """Close the provider and the store, for callers that never run it; safe to call twice."""

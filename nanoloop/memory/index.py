@@ -22,6 +22,7 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 FORMAT = f"1 {unicodedata.unidata_version}"
 """A file in another format is rebuilt."""
+_BESIDE, _DAMAGED = ("-wal", "-shm"), ".damaged"
 ALONE_SECONDS = 10
 """How long to wait for another process that is creating the file."""
 
@@ -94,11 +95,11 @@ class Index:
 
     @staticmethod
     def _aside(path: Path) -> Path:
-        return path.with_name(f"{path.name}.damaged")
+        return path.with_name(f"{path.name}{_DAMAGED}")
 
     def _remove(self) -> None:
         if self._path is not None:
-            for suffix in ("", "-wal", "-shm"):
+            for suffix in ("", *_BESIDE):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def start_anew(self, opened: int) -> None:
@@ -230,10 +231,9 @@ def _unsettled(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def discard(path: Path) -> None:
-    """Remove an index that nobody keeps any more, with the files beside it."""
-    for suffix in ("", "-wal", "-shm", ".damaged"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+def index_files(path: Path) -> list[Path]:
+    """All files of the index at this path, there or not."""
+    return [path.with_name(path.name + suffix) for suffix in ("", *_BESIDE, _DAMAGED)]
 
 
 def is_up_to_date(known: str, born: str) -> bool:

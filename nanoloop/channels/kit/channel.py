@@ -59,9 +59,11 @@ class PlatformChannel:
         self.name = platform.name
         self.account = account
         self._connection = Connection(platform, sleep=sleep)
-        file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
-            platform, connection=self._connection, progress=Progress(file), attachments=attachments
+            platform,
+            connection=self._connection,
+            progress=Progress(folder, self.name),
+            attachments=attachments,
         )
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)
