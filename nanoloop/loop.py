@@ -49,7 +49,13 @@ from nanoloop.protocols import Bus, Provider, Store, Tool, in_background
 from nanoloop.sending import Notices, reply_to
 from nanoloop.sentences import Sentences
 from nanoloop.session.entry import TOOL_CALL, Entry
-from nanoloop.session.queue import asked_again, message_id_of, messages_among, reworded
+from nanoloop.session.queue import (
+    asked_again,
+    erased_name,
+    message_id_of,
+    messages_among,
+    reworded,
+)
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -449,7 +455,7 @@ class Arrivals:
                     await self._parts.nodes.ask_after(session.by)
                 # What is owed is known: no read between a message and its change.
                 is_known = changed is not None and (
-                    _is_owed(session, changed) or await self._has_heard(message, changed)
+                    _is_owed(session, changed) or await self._is_there(message, changed)
                 )
                 if message.again:
                     await self._sessions.ready_to_undo(session)
@@ -469,6 +475,12 @@ class Arrivals:
             if not is_full or not await self._has_heard(message, message.message_id):
                 return arrival
         return Arrival(session=session, outcome="repeated")
+
+    async def _is_there(self, message: Inbound, message_id: str) -> bool:
+        """Whether that message was accepted in the same chat, and not erased since."""
+        if not await self._has_heard(message, message_id):
+            return False
+        return not await self._has_heard(message, erased_name(message_id))
 
     async def _has_heard(self, message: Inbound, message_id: str | None) -> bool:
         """Whether a message with this id was already accepted in the same chat."""

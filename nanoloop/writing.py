@@ -6,7 +6,7 @@ import asyncio
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from nanoloop.errors import (
     TurnLost,
 )
 from nanoloop.protocols import Store
-from nanoloop.session.queue import FOLLOWS, Stage
+from nanoloop.session.queue import FOLLOWS, Stage, erased_name, message_id_of
 from nanoloop.session.session import Session
 
 TRIES = 100
@@ -177,14 +177,23 @@ class SessionWriter:
             if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
                 raise NotPossible(f"there is no message #{wrong[0]} here")
             try:
+                act = partial(_owe_erasing, names=await self._names_of(session, seqs))
                 if claim is None:
-                    _owe_erasing(session)
+                    act(session)
                 else:
-                    claim.act(session, _owe_erasing)
+                    claim.act(session, act)
                 return await self.store.erase(session, seqs)
             except (StoreConflict, AlreadyHeard):
                 await self._renew(session)
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
+
+    async def _names_of(self, session: Session, seqs: Collection[int]) -> list[str]:
+        """The names by which the chat will know that these were erased, if it doesn't yet."""
+        between = {"after": min(seqs, default=1) - 1, "upto": max(seqs, default=0)}
+        entries = await self.store.entries(session.id, **between)
+        ids = {message_id_of(entry) for entry in entries if entry.seq in seqs} - {None}
+        names, chat = [erased_name(str(each)) for each in sorted(ids, key=str)], _chat_of(session)
+        return [name for name in names if not await self.store.has_heard(chat, name)]
 
     async def catch_up(self, session: Session, revision: int) -> None:
         """Bring it up to the stored state, which was at this commit just now."""
@@ -212,9 +221,18 @@ def _stage_of(session: Session) -> Stage:
     return session.queue.stage(session.awaiting, session.moved)
 
 
-def _owe_erasing(session: Session) -> None:
-    """Note that what is about to be erased is to be removed everywhere else, too."""
+def _chat_of(session: Session) -> str:
+    return session.key or session.id
+
+
+def _owe_erasing(session: Session, *, names: Iterable[str]) -> None:
+    """Note that what is about to be erased is to be removed everywhere else, too.
+
+    Nor may a change of such a message, delivered later, bring its words back.
+    """
     with session.lock:
+        for name in names:
+            session.hear(_chat_of(session), name)
         session.erasures += 1
         session.erasing += 1
         session.touch()
