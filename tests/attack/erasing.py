@@ -15,9 +15,11 @@ from pathlib import Path
 
 import anyio
 
+from nanoloop.channels.direct import DirectChannel
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
-from nanoloop.parts import make_store, recall_file
+from nanoloop.parts import make_loop, make_store, recall_file
+from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sessions import Sessions
 from nanoloop.settings import Settings
 
@@ -70,11 +72,26 @@ async def erase(folder, url, what):
     store, index = make_store(settings), Index(recall_file(settings))
     sessions = Sessions(store, recall=Recall(store, index))
     if what == "forget":
-        session = await sessions.erase("s", [1, 2])
+        session = await sessions.erase("direct:s", [1, 2])
         await sessions.finish_erasing(session, [1, 2])
     else:
-        await sessions.delete("s")
+        await sessions.delete("direct:s")
     index.close()
+    await store.close()
+
+
+async def command(folder, url):
+    """A loop in which somebody says /forget."""
+    settings = Settings(data=folder, store={"url": url})
+    store = make_store(settings)
+    loop = make_loop(settings, ScriptedProvider(otherwise="Noted."), store)
+    direct = DirectChannel(loop.bus)
+    await store.delete_expired()
+    async with anyio.create_task_group() as group:
+        await group.start(loop.run)
+        await loop.recover()
+        await direct.ask("/forget 1-2", chat="s")
+        loop.bus.close()
     await store.close()
 
 
@@ -82,7 +99,10 @@ def child(count, folder, url, what):
     death = Death(count)
     sqlite3.connect, os.write = death.connect, death.write
     sys.addaudithook(death.hear)
-    anyio.run(erase, Path(folder), url, what)
+    if what == "command":
+        anyio.run(command, Path(folder), url)
+    else:
+        anyio.run(erase, Path(folder), url, what)
 
 
 def main():

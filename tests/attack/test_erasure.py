@@ -71,8 +71,10 @@ async def told(folder, url):
         f"the {SECRET}".encode(), owner="web:", name=f"{SECRET}.txt", mime_type="text/plain"
     )
     came = (Attachment(kind="image", ref=f"attachment:{kept.id}"),)
-    said = Inbound(channel="web", chat="s", text=f"It is {SECRET}", sender=NAME, attachments=came)
-    session = await store.create(id="s", key="web:s")
+    said = Inbound(
+        channel="direct", chat="s", text=f"It is {SECRET}", sender=NAME, attachments=came
+    )
+    session = await store.create(id="direct:s", key="direct:s")
     session.add_entry(user_entry(said))
     session.add_entry(Entry.message("assistant", f"So it is {SECRET}."))
     session.add_entry(Entry.message("user", f"And {KEPT}?"))
@@ -115,7 +117,7 @@ def victims():
 async def is_in_store(store):
     """Whether the erasing has not taken place."""
     try:
-        entries = await store.entries("s")
+        entries = await store.entries("direct:s")
     except SessionNotFound:
         return False
     return entries[0].type != ERASED
@@ -134,6 +136,8 @@ async def kill_at(writes, tmp_path, victims, url, what):
             was_erased = not await is_in_store(loop.sessions.store)
             # Before anything is answered.
             assert not was_erased or hits(folder, SECRET, NAME) == [], number
+            await at_rest(loop)  # a command that was taken is run
+            was_erased = not await is_in_store(loop.sessions.store)
         assert not was_erased or hits(folder, SECRET, NAME) == [], number
         outcomes.append(was_erased)
         shutil.rmtree(folder)
@@ -143,7 +147,8 @@ async def kill_at(writes, tmp_path, victims, url, what):
 
 
 ERASINGS = pytest.mark.parametrize(
-    ("what", "url"), [(w, url) for w in ("forget", "delete") for url in ("sqlite:", "jsonl:")]
+    ("what", "url"),
+    [(w, url) for w in ("forget", "delete", "command") for url in ("sqlite:", "jsonl:")],
 )
 
 
@@ -152,8 +157,9 @@ ERASINGS = pytest.mark.parametrize(
 async def test_nothing_is_left_after_a_kill_while_it_is_erased_and_a_start(
     tmp_path, victims, url, what
 ):
-    outcomes = await kill_at(range(1, 1000, 7), tmp_path, victims, url, what)
-    assert len(outcomes) > 5
+    step = 29 if what == "command" else 9
+    outcomes = await kill_at(range(1, 1000, step), tmp_path, victims, url, what)
+    assert len(outcomes) > 3
     assert outcomes == sorted(outcomes)
     assert set(outcomes) == {False, True}
 
