@@ -6,14 +6,18 @@ import subprocess
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from hashlib import sha256
 
 import anyio
 import pytest
 from cryptography.fernet import Fernet
+from starlette.requests import Request
 
 from nanoloop.app import App
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.channels.kit.channel import PlatformChannel
+from nanoloop.channels.web.access import EVERYONE
+from nanoloop.channels.web.names import MessageNames
 from nanoloop.errors import SessionNotFound
 from nanoloop.intake import user_entry
 from nanoloop.memory.index import Index
@@ -292,6 +296,17 @@ async def has_started(app):
 
 async def is_at_rest(loop):
     return not (loop.lanes or loop.summarizer.running or loop.recall.running)
+
+
+def test_the_id_of_a_request_tells_nobody_without_the_key_what_was_said_in_it():
+    request = Request({"type": "http", "headers": [(b"x-stainless-retry-count", b"0")]})
+    unkeyed = sha256(f"{EVERYONE.name}\n{SECRET}".encode()).hexdigest()[:32]
+    begins = [
+        MessageNames(lambda key=key: key).of(request, EVERYONE, SECRET).message_id[:32]
+        for key in (b"one key", b"one key", b"another")
+    ]
+    assert begins[0] == begins[1] != begins[2]
+    assert unkeyed not in begins
 
 
 CANARIES = (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
-from nanoloop.files import keyed_digest
+from nanoloop.files import keyed_digest, own_key
 from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
@@ -68,6 +70,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
 
     app, settings, loop = program.app, program.settings, program.app.loop
     is_sealed = settings.store.encryption_key is not None
+    tokens = _tokens(own, settings)
     channel = WebChannel(
         WebParts(
             bus=loop.bus,
@@ -85,6 +88,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             provider=app.provider,
             turns=loop.turns,
             hidden=partial(keyed_digest, settings.data) if is_sealed else None,
+            secret=partial(_secret, tokens, settings),
         ),
         attachments=program.attachments,
         address=WebAddress(
@@ -94,7 +98,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             origins=own.origins,
             grace_seconds=settings.loop.shutdown_turns_seconds,
         ),
-        tokens=_tokens(own, settings),
+        tokens=tokens,
         limits=WebLimits(
             requests_per_minute=own.requests_per_minute,
             upload_bytes=own.upload_bytes,
@@ -102,6 +106,13 @@ def make(own: WebSettings, program: Program) -> WebChannel:
     )
     app.observers.append(channel.hear)
     return channel
+
+
+def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:
+    """The same on every machine that serves these tokens; without any, the data folder's."""
+    if not tokens:
+        return own_key(settings.data)
+    return sha256("\n".join(sorted(token.secret for token in tokens)).encode()).digest()
 
 
 TOKEN_LENGTH = 16
