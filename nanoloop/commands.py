@@ -287,15 +287,15 @@ class ErasingCommands:
         before = session.summary
         session = await self._sessions.erase(session.id, seqs)
         if session.summary == before:
-            return await self._leave_index(session, seqs, say)
+            return await self._leave_index(session, say)
         self._summarizer.fire_and_forget(session, force=True)
         told = say("summary_anew", seq=session.pending_seq)
-        return [told, *await self._leave_index(session, seqs, say)]
+        return [told, *await self._leave_index(session, say)]
 
-    async def _leave_index(self, session: Session, seqs: list[int], say: Say) -> list[str]:
+    async def _leave_index(self, session: Session, say: Say) -> list[str]:
         """Remove them from the search index; returns what to say if that fails."""
         try:
-            await self._sessions.finish_erasing(session, seqs)
+            await self._sessions.finish_erasing(session)
         except IndexUnusable as failure:
             with about(session_id=session.id):
                 announce(RecallFailed(reason=str(failure)))

@@ -333,18 +333,16 @@ class Sessions:
             raise
         return session
 
-    async def finish_erasing(self, session: Session, seqs: Collection[int] | None = None) -> None:
+    async def finish_erasing(self, session: Session) -> None:
         """Remove the copies of what was erased in it from the search index, if any may be left.
 
-        `seqs` are the entries, if this process erased them just now. Raises `IndexUnusable`: then
-        it is still owed.
+        Raises `IndexUnusable`: then it is still owed.
         """
         if not session.erasing:
             return
         upto = session.erasures
         if self._recall is not None:
-            is_one = seqs is not None and session.erasing == 1
-            await self._recall.leave_out(session, seqs if is_one else None)
+            await self._recall.leave_out(session)
         await self.change(session, partial(erased, upto=upto))
 
     async def finish_all_erasing(self) -> None:

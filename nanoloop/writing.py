@@ -177,7 +177,8 @@ class SessionWriter:
             if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
                 raise NotPossible(f"there is no message #{wrong[0]} here")
             try:
-                act = partial(_owe_erasing, names=await self._names_of(session, seqs))
+                names = await self._names_of(session, seqs)
+                act = partial(_owe_erasing, seqs=seqs, names=names)
                 if claim is None:
                     act(session)
                 else:
@@ -225,7 +226,7 @@ def _chat_of(session: Session) -> str:
     return session.key or session.id
 
 
-def _owe_erasing(session: Session, *, names: Iterable[str]) -> None:
+def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str]) -> None:
     """Note that what is about to be erased is to be removed everywhere else, too.
 
     Nor may a change of such a message, delivered later, bring its words back.
@@ -234,16 +235,28 @@ def _owe_erasing(session: Session, *, names: Iterable[str]) -> None:
         for name in names:
             session.hear(_chat_of(session), name)
         session.erasures += 1
-        session.erasing += 1
+        session.erasing = (*session.erasing, _ranges(seqs))
         session.touch()
 
 
 def erased(session: Session, *, upto: int) -> None:
     """Note that no copy is left of what its first erasures, up to this one, erased."""
     with session.lock:
-        if (left := min(session.erasing, session.erasures - upto)) < session.erasing:
-            session.erasing = max(0, left)
+        left = max(0, session.erasures - upto)
+        if left < len(session.erasing):
+            session.erasing = session.erasing[len(session.erasing) - left :]
             session.touch()
+
+
+def _ranges(seqs: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The same numbers as ranges, from the first to the last of each."""
+    found: list[tuple[int, int]] = []
+    for seq in sorted(set(seqs)):
+        if found and seq == found[-1][1] + 1:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return tuple(found)
 
 
 Place = tuple[AbstractEventLoop, str]

@@ -467,7 +467,7 @@ async def _remove(ids: Sequence[str], settings: Settings) -> None:
 async def _erase(session_id: str, seqs: Collection[int], settings: Settings) -> None:
     async with _erasing(settings) as sessions:
         session = await sessions.erase(session_id, seqs)
-        await sessions.finish_erasing(session, seqs)
+        await sessions.finish_erasing(session)
 
 
 @asynccontextmanager

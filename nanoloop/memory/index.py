@@ -179,12 +179,12 @@ class Index:
         session_id: str,
         seqs: Iterable[int] | None = None,
         *,
-        born: tuple[str, str] | None = None,
+        born: Sequence[str] = (),
     ) -> None:
         """Remove a session or some of its entries, including their words in the file.
 
-        `born` is what the session was before these entries were erased, and what it is now. What
-        was indexed as of neither is removed as a whole.
+        `born` is what the session was before they were erased, and at last what it is now. What was
+        indexed as none of these is removed as a whole.
         """
         with self._writing:
             if self._path is not None:  # where nobody knows what is in it
@@ -201,13 +201,13 @@ class Index:
         connection: sqlite3.Connection,
         known: IndexedUpTo,
         seqs: Iterable[int] | None = None,
-        born: tuple[str, str] | None = None,
+        born: Sequence[str] = (),
     ) -> None:
-        is_whole = seqs is None or (born is not None and known.born not in born)
+        is_whole = seqs is None or (bool(born) and known.born not in born)
         forget(connection, known.number, None if is_whole else set(seqs or ()))
-        if born is not None and not is_whole:
+        if born and not is_whole:
             sql = "UPDATE session SET born = ? WHERE number = ?"
-            connection.execute(sql, (born[1], known.number))
+            connection.execute(sql, (born[-1], known.number))
         connection.execute(f"PRAGMA user_version = {_unsettled(connection) % _MOST_UNSETTLED + 1}")
 
     # Reading
@@ -514,17 +514,17 @@ def _insert(
 def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
     """Remove these entries of a session, or all of them."""
     first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
-    rows = connection.execute(
-        "SELECT row, seq, entry, who FROM turn WHERE row BETWEEN ? AND ?", (first, last)
-    )
     speakers = set()
-    for row, seq, text, who in rows.fetchall():
-        if seqs is None or seq in seqs:
-            speakers.add(who)
-            words = " ".join(words_of(said_in(Entry.from_json(text))))
-            sql = "INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)"
-            connection.execute(sql, (row, words))
-            connection.execute("DELETE FROM turn WHERE row = ?", (row,))
+    sql = "SELECT row, entry, who FROM turn WHERE row BETWEEN ? AND ?"
+    among = " AND seq IN (SELECT value FROM json_each(?))"
+    values = (first, last) if seqs is None else (first, last, json.dumps([*seqs]))
+    for row, text, who in connection.execute(sql + among * (seqs is not None), values).fetchall():
+        speakers.add(who)
+        words = " ".join(words_of(said_in(Entry.from_json(text))))
+        connection.execute(
+            "INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)", (row, words)
+        )
+        connection.execute("DELETE FROM turn WHERE row = ?", (row,))
     unheard = (
         "DELETE FROM speaker WHERE number = ? AND name = ? "
         "AND NOT EXISTS (SELECT 1 FROM turn WHERE row BETWEEN ? AND ? AND who = name)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -124,12 +125,15 @@ class Recall:
         """Remove what is gone from the store, and sessions of which something was erased since."""
         # The index is asked first: what is made meanwhile must not look as if it were gone.
         known = await self._on_index(self._index.sessions)
-        if known:
-            async for info in self._store.list():
-                if is_up_to_date(known.get(info.id, ""), _born(info)):
-                    del known[info.id]
-        for session_id in known:
+        there = (
+            [(i.id, _born(i)) async for i in self._store.list() if i.id in known] if known else []
+        )
+        behind = [name for name, born in there if not is_up_to_date(known[name], born)]
+        for session_id in known.keys() - dict(there):
             await self.forget(session_id)
+        for session_id in behind:
+            with suppress(SessionNotFound):  # deleted meanwhile: the next time
+                await self.leave_out(await self._opened(session_id))
         await self._on_index(self._index.settle)
 
     # How far it is
@@ -188,10 +192,11 @@ class Recall:
         known = await self._on_index(self._index.standing, session.id)
         if known is None:
             return 0
-        if not is_up_to_date(known.born, _born(session)):
-            await self._on_index(self._index.forget, session.id)
-            return 0
-        return known.reach
+        if is_up_to_date(known.born, _born(session)):
+            return known.reach
+        await self._leave_out(session)
+        known = await self._on_index(self._index.standing, session.id)
+        return 0 if known is None else known.reach
 
     # Searching
 
@@ -260,19 +265,23 @@ class Recall:
                 self._reach.pop(session_id, None)
             await self._on_index(self._index.forget, session_id, gone)
 
-    async def leave_out(self, session: Session, seqs: Iterable[int] | None) -> None:
-        """Remove these entries, the last that were erased in it; None if they aren't known.
+    async def leave_out(self, session: Session) -> None:
+        """Remove what was erased in this session of late, as its head has it.
 
-        What else was erased and is still indexed goes too, with the rest of the session if need be.
+        What was erased before that and is still indexed goes too, with the rest of the session.
         """
-        now, before = _born(session), _born(session, less=1)
-        gone = None if seqs is None else list(seqs)
         async with self._lock:
-            work = partial(self._index.forget, session.id, gone, born=(before, now))
-            await self._on_index(work)
-            born, reach = self._reach.pop(session.id, ("", 0))
-            if gone is not None and born in {before, now}:
-                self._reach[session.id] = (now, reach)
+            await self._leave_out(session)
+
+    async def _leave_out(self, session: Session) -> None:
+        erasing = session.erasing
+        born = [_born(session, less=less) for less in range(len(erasing), -1, -1)]
+        last = session.last_seq
+        gone = [seq for each in erasing for a, b in each for seq in range(a, min(b, last) + 1)]
+        await self._on_index(partial(self._index.forget, session.id, gone, born=born))
+        known, reach = self._reach.pop(session.id, ("", 0))
+        if known in born:
+            self._reach[session.id] = (born[-1], reach)
 
     # Threads
 

@@ -71,8 +71,8 @@ class Conversation:
         """The session in which its chat continues, if it does."""
         self.by, self.claims, self.stopped = "", 0, 0
         """Whose work in progress this is, and which claim is to stop, as in `Head`."""
-        self.erasures, self.erasing = 0, 0
-        """How often entries were erased, and how often copies may be left, as in `Head`."""
+        self.erasures, self.erasing = 0, Head().erasing
+        """How often entries were erased, and of which copies may be left, as in `Head`."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0

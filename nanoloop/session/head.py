@@ -127,8 +127,8 @@ class Head:
     """The claim whose turn is to stop, wherever it runs."""
     erasures: int = 0
     """How many times entries of it were erased: an index that knows of fewer is behind."""
-    erasing: int = 0
-    """How many of these may have left copies beside the store, which are to be removed."""
+    erasing: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """What was erased of late, in ranges, and may have left copies: they are to be removed."""
 
     def dump(self) -> dict[str, Any]:
         """The stored form; empty values are left out."""
@@ -166,7 +166,7 @@ _OPTIONAL: Mapping[str, Any] = {
     "claims": 0,
     "stopped": 0,
     "erasures": 0,
-    "erasing": 0,
+    "erasing": (),
 }
 _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "updated_at": (rfc3339, from_rfc3339),
@@ -175,6 +175,10 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "hidden": (
         lambda ranges: [list(pair) for pair in ranges],
         lambda pairs: tuple((int(first), int(last)) for first, last in pairs),
+    ),
+    "erasing": (
+        lambda erasing: [[list(pair) for pair in ranges] for ranges in erasing],
+        lambda stored: tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in stored),
     ),
     "spent": (
         lambda spent: [spent.get(kind, 0) for kind in TOKENS],

@@ -201,9 +201,9 @@ def pending_in(head: Mapping[str, Any]) -> int:
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _PLACES = (
     *("last", "start", "window", "count", "covered", "awaiting", "waiting", "turns", "epoch"),
-    *("claims", "stopped", "erasures", "erasing"),
+    *("claims", "stopped", "erasures"),
 )
-_LISTS = ("hidden", "shown", "unsent", "spent")
+_LISTS = ("hidden", "shown", "unsent", "spent", "erasing")
 _MAPPINGS = ("resized", "senders")
 _TIMES = ("updated_at", "expires_at")
 
@@ -277,6 +277,9 @@ def _checked_head(head: Any) -> Mapping[str, Any]:
         _must(isinstance(head.get(name) or [], (list, tuple)), f"its head has no list {name}")
     for pair in head.get("hidden") or ():
         _must(_is_range(pair), "its head has an invalid range of entries")
+    for ranges in head.get("erasing") or ():
+        is_list = isinstance(ranges, (list, tuple))
+        _must(is_list and all(map(_is_range, ranges)), "its head has invalid erased ranges")
     for name in _TIMES:
         _must(_is_time(head.get(name)), f"its head has no time {name}")
     for name in _MAPPINGS:

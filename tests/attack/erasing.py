@@ -73,7 +73,7 @@ async def erase(folder, url, what):
     sessions = Sessions(store, recall=Recall(store, index))
     if what == "forget":
         session = await sessions.erase("direct:s", [1, 2])
-        await sessions.finish_erasing(session, [1, 2])
+        await sessions.finish_erasing(session)
     else:
         await sessions.delete("direct:s")
     index.close()

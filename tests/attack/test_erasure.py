@@ -175,6 +175,35 @@ async def test_nothing_is_left_after_a_kill_before_any_write(tmp_path, victims, 
     assert set(outcomes) == {False, True}
 
 
+async def test_only_what_was_erased_leaves_an_index_after_a_kill_and_all_if_it_missed_more(
+    tmp_path,
+):
+    store = make_store(settings_in(tmp_path, "sqlite:"))
+    session = await store.create(id="s")
+    for number in range(6):
+        session.add_message("user", f"{SECRET} {number}")
+    await store.save(session)
+    index = Index(tmp_path / "recall.sqlite")
+    recall = Recall(store, index)
+    sessions = Sessions(store, recall=recall)
+    await recall.catch_up(session)
+    for both in ([1, 2], [4]):  # as if killed behind each
+        await recall.catch_up(await sessions.erase("s", both))
+    session = await sessions.fresh("s")
+    assert (session.erasures, session.erasing) == (2, (((1, 2),), ((4, 4),)))
+    await sessions.finish_erasing(session)
+    assert session.erasing == ()
+    assert index.standing("s").turns == 6  # those that are left were not indexed again
+    await Sessions(store).erase("s", [3])
+    missed = await sessions.fresh("s")
+    await Sessions(store).finish_erasing(missed)
+    await sessions.finish_erasing(await sessions.erase("s", [5]))
+    assert index.standing("s") is None
+    assert [hit.seq for hit in await recall.search("s", SECRET)] == [6]
+    index.close()
+    await store.close()
+
+
 def said(text, **more):
     return Inbound(channel="direct", chat="a", text=text, **more)
 
@@ -248,7 +277,7 @@ async def test_an_index_of_another_machine_neither_finds_nor_keeps_what_was_eras
     far = Recall(store, index)
     assert 1 in [hit.seq for hit in await far.search("s", SECRET)]
     sessions = Sessions(store, recall=Recall(store))
-    await sessions.finish_erasing(await sessions.erase("s", [1]), [1])
+    await sessions.finish_erasing(await sessions.erase("s", [1]))
     assert hits(there, SECRET)
     assert [hit.seq for hit in await far.search("s", f"{SECRET} {KEPT}")] == [2]
     assert hits(there, SECRET) == []
@@ -266,7 +295,7 @@ async def test_an_index_of_another_machine_is_rid_of_it_without_a_search(tmp_pat
     far = Recall(store, index)
     await far.catch_up(session)
     sessions = Sessions(store)
-    await sessions.finish_erasing(await sessions.erase("s", [1]), [1])
+    await sessions.finish_erasing(await sessions.erase("s", [1]))
     await far.tidy()
     assert hits(there, SECRET) == []
     index.close()
