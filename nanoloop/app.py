@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.to_thread import run_sync
 
-from nanoloop.errors import place_of
+from nanoloop.errors import StoreError, place_of
 from nanoloop.events import (
     ChannelFailed,
     ChannelHeld,
@@ -22,6 +22,7 @@ from nanoloop.events import (
     announce,
     hearing,
 )
+from nanoloop.files import refusal
 from nanoloop.loop import AgentLoop
 from nanoloop.parts import (
     former_files,
@@ -162,8 +163,11 @@ class App:
 
     def _remove_former_files(self) -> None:
         for file in self.former_files:
-            with suppress(FileNotFoundError):
-                file.unlink()
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                said = "holds what was said in plain text, and can't be removed"
+                raise StoreError(f"{file} {said}: {refusal(error)}") from error
 
     async def close(self) -> None:
         """Close the provider and the store, for callers that never run it; safe to call twice."""

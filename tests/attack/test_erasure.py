@@ -18,7 +18,7 @@ from nanoloop.channels.direct import DirectChannel
 from nanoloop.channels.kit.channel import PlatformChannel
 from nanoloop.channels.web.access import EVERYONE
 from nanoloop.channels.web.names import MessageNames
-from nanoloop.errors import SessionNotFound
+from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.intake import user_entry
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
@@ -317,6 +317,31 @@ async def test_an_index_that_nobody_keeps_any_more_is_gone_after_a_start(tmp_pat
         app.stop()
     assert list(tmp_path.glob("recall.*")) == []
     assert (tmp_path / "input_history").exists() == (why == "off")
+
+
+async def test_what_cannot_be_removed_beside_a_sealed_store_is_named(tmp_path):
+    (tmp_path / "recall.sqlite").mkdir()
+    key = Fernet.generate_key().decode()
+    app = App.of(settings_in(tmp_path, "sqlite:", encryption_key=key), provider=ScriptedProvider())
+    with pytest.raises(StoreError, match="holds what was said in plain text"):
+        await app.run()
+
+
+async def test_what_another_process_left_when_it_was_killed_is_finished_by_one_that_lives(tmp_path):
+    settings = settings_in(tmp_path, "sqlite:")
+    async with running(settings) as (loop, direct):
+        await direct.ask(SECRET, chat="a")
+        await direct.ask(f"/recall {SECRET}", chat="a")
+        theirs = make_store(settings)
+        await Sessions(theirs).erase("direct:a", [1, 2])  # and killed here
+        await theirs.close()
+        assert hits(tmp_path, SECRET)
+        await comes_to(lambda: owes_nothing(loop), True)
+        assert hits(tmp_path, SECRET) == []
+
+
+async def owes_nothing(loop):
+    return [owed async for owed in loop.sessions.store.owing()] == []
 
 
 async def has_started(app):
