@@ -464,7 +464,7 @@ async def test_no_message_is_posted_twice_though_none_is_known_by_its_id(tmp_pat
 
 async def test_an_answer_that_is_known_to_be_there_is_not_sent_after_a_restart(tmp_path):
     file = tmp_path / "channels" / "fake.jsonl"
-    progress = Progress(tmp_path, "fake")
+    progress = Progress(tmp_path / "channels" / "fake.jsonl")
     progress.of("with-ann m1", name="a1")
     progress.post("with-ann m1", "m2", number=0)
     progress.finish("with-ann m1", name="a1")
@@ -472,7 +472,7 @@ async def test_an_answer_that_is_known_to_be_there_is_not_sent_after_a_restart(t
     progress.post("with-ann m3", "m4", number=0)
     with file.open("a") as torn:
         torn.write('{"posted": "with-ann m3", "mess')
-    again = Progress(tmp_path, "fake")
+    again = Progress(tmp_path / "channels" / "fake.jsonl")
     assert again.has("a1")
     assert not again.has("a3")
     assert again.of("with-ann m3").messages == ["m4"]
@@ -714,7 +714,7 @@ def test_what_earlier_versions_noted_of_an_answer_is_known_and_kept_without_its_
         {"done": "with-ann m3", "name": "a3"},
     ]
     file.write_text("".join(f"{json.dumps(fact)}\n" for fact in noted))
-    progress = Progress(tmp_path, "fake")
+    progress = Progress(tmp_path / "channels" / "fake.jsonl")
     assert progress.of("with-ann m1 #1 user: the word is xyzzy").messages == ["m2"]
     assert progress.has("a3")
     assert "xyzzy" not in file.read_text()
@@ -732,7 +732,10 @@ def test_files_of_channels_that_do_not_run_are_rid_of_texts_too(tmp_path):
 
 
 def test_what_another_process_has_posted_of_an_answer_is_known_once_it_is_read_again(tmp_path):
-    mine, theirs = Progress(tmp_path, "fake"), Progress(tmp_path, "fake")
+    mine, theirs = (
+        Progress(tmp_path / "channels" / "fake.jsonl"),
+        Progress(tmp_path / "channels" / "fake.jsonl"),
+    )
     theirs.of("an answer", name="a name")
     theirs.post("an answer", "a message", number=0)
     mine.load()

@@ -85,6 +85,7 @@ async def told(folder, url):
     session.add_entry(Entry.message("assistant", "Yes."))
     session.pin(session.window[0])
     await store.save(session)
+    await files.refer(session.id, [kept.id])
     async with Recall(store, Index(recall_file(settings))) as recall:
         await recall.catch_up(session)
     await store.close()

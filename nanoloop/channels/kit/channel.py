@@ -14,7 +14,7 @@ from nanoloop import plugins
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import AccessControl, Pairing
 from nanoloop.channels.kit.connection import Connection, State
-from nanoloop.channels.kit.drafts import Drafts, Progress
+from nanoloop.channels.kit.drafts import Drafts, Progress, notes_of
 from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
 from nanoloop.channels.kit.platform import Host, Platform
 from nanoloop.errors import SettingsError
@@ -62,7 +62,7 @@ class PlatformChannel:
         self._drafts = Drafts(
             platform,
             connection=self._connection,
-            progress=Progress(folder, self.name),
+            progress=Progress(None if folder is None else notes_of(folder, self.name), data=folder),
             attachments=attachments,
         )
         self._typist = Typist(platform)

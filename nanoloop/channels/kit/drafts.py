@@ -392,15 +392,15 @@ class Posted:
 
 
 class Progress:
-    """Records what is posted, in a file of the data folder if one is given.
+    """Records what is posted, in a file if one is given; an unreadable file is started over.
 
-    It holds ids and digests with the folder's own key, never a text. One that can't be read is
-    started over.
+    It holds ids and digests, never a text.
     """
 
-    def __init__(self, folder: Path | None = None, name: str = "") -> None:
-        self._folder = folder
-        self._file = None if folder is None else folder / NOTES / f"{name}{_SUFFIX}"
+    def __init__(self, file: Path | None = None, *, data: Path | None = None) -> None:
+        """The digests are made with the key of `data`, the data folder, or of the file's own."""
+        self._file = file
+        self._folder = file.parent if data is None and file is not None else data
         self._key: bytes | None = None
         self._open: BoundedDict[str, Posted] = BoundedDict(REMEMBERED)
         self._done: BoundedDict[str, None] = BoundedDict(REMEMBERED)
@@ -517,11 +517,17 @@ class Progress:
                 yield {"posted": answer, "message": message, "number": number}
 
 
+def notes_of(folder: Path, channel: str) -> Path:
+    """The file in the data folder with what a channel has posted."""
+    return folder / NOTES / f"{channel}{_SUFFIX}"
+
+
 def rewrite_notes(folder: Path, *, of: Iterable[str]) -> None:
     """Take the texts that earlier versions noted out of the files of channels that don't run."""
     for file in (folder / NOTES).glob(f"*{_SUFFIX}"):
-        if (name := file.name.removesuffix(_SUFFIX)) not in of:
-            Progress(folder, name)
+        if file.name.removesuffix(_SUFFIX) not in of:
+            with suppress(OSError):  # it is not ours, or can't be written: nobody reads it
+                Progress(file, data=folder)
 
 
 def _lines(facts: Iterable[dict[str, Any]]) -> bytes:
