@@ -308,7 +308,7 @@ async def test_an_index_that_nobody_keeps_any_more_is_gone_after_a_start(tmp_pat
     await told(tmp_path, "sqlite:")
     (tmp_path / "input_history").write_text(SECRET)
     key = {"encryption_key": Fernet.generate_key().decode()} if why == "sealed" else {}
-    url = "sqlite:new.sqlite" if why == "sealed" else "sqlite:"
+    url = f"sqlite:{tmp_path}/new.sqlite" if why == "sealed" else "sqlite:"
     settings = Settings(data=tmp_path, store={"url": url, **key}, recall={"enabled": why != "off"})
     app = App.of(settings, provider=ScriptedProvider())
     assert (tmp_path / "recall.sqlite").exists()
