@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any, Self
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
+from anyio.to_thread import run_sync
 
-from nanoloop.errors import place_of
+from nanoloop.errors import StoreError, place_of
 from nanoloop.events import (
     ChannelFailed,
     ChannelHeld,
@@ -20,8 +22,16 @@ from nanoloop.events import (
     announce,
     hearing,
 )
+from nanoloop.files import refusal
 from nanoloop.loop import AgentLoop
-from nanoloop.parts import make_installation, make_loop, make_provider, make_store, with_pictures
+from nanoloop.parts import (
+    former_files,
+    make_installation,
+    make_loop,
+    make_provider,
+    make_store,
+    with_pictures,
+)
 from nanoloop.protocols import Channel, Provider, Store
 from nanoloop.providers.models import Models
 from nanoloop.settings import Settings
@@ -65,6 +75,8 @@ class App:
         """Observers of everything that happens, from before its store opens until it is closed."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Other tasks that run as long as the loop does."""
+        self.former_files: Sequence[Path] = ()
+        """Files of earlier runs with words in plain text; removed before anything is answered."""
         self.stopping: list[Callable[[], None]] = []
         """Called as soon as it is told to stop."""
         self.on_hangup: Callable[[], None] | None = None
@@ -99,6 +111,7 @@ class App:
             chat=chat,
             installation=make_installation(settings),
         )
+        app.former_files = former_files(settings)
         if isinstance(models, Models):
             app.beside.append(models.load)  # while the rest starts
         return app
@@ -135,6 +148,7 @@ class App:
                 await self._installation.enter(self._store)
             # First of all: where the store can't be written to, nothing begins.
             expired = await self._store.delete_expired()
+            await run_sync(self._remove_former_files)
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_signals, group.cancel_scope.cancel, name="signals")
                 watch = partial(sweep, expired=expired)
@@ -146,6 +160,14 @@ class App:
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
+
+    def _remove_former_files(self) -> None:
+        for file in self.former_files:
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                said = "holds what was said in plain text, and can't be removed"
+                raise StoreError(f"{file} {said}: {refusal(error)}") from error
 
     async def close(self) -> None:
         """Close the provider and the store, for callers that never run it; safe to call twice."""

@@ -457,7 +457,9 @@ class Forgetting:
         """Take these files from the sessions that no longer refer to them."""
         for name in gone:
             kept = await self.attachments.about(name)
-            if kept is not None and kept.sessions:
+            if kept is None:  # a kill may have left its data
+                await self.attachments.remove(name)
+            elif kept.sessions:
                 unused = [user for user in kept.sessions if not await self._refers(user, kept)]
                 await self.attachments.drop(name, unused)
         if gone:

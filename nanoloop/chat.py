@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from nanoloop.errors import (
+    IndexUnusable,
     NanoloopError,
     NotReadable,
     SessionDamaged,
@@ -264,6 +265,9 @@ class Chats:
             await self._ask_after(session)
         except SessionNotFound:  # deleted meanwhile
             return ()
+        if session.erasing and not self._workers.is_busy(session.key or session.id):
+            with suppress(IndexUnusable):  # the next commit here, or the next start, tries again
+                await self._sessions.finish_erasing(session)
         self._note_holding(session)
         running = self._turns.get(session.key or session.id)
         if running is not None and running.exchange.session is session:

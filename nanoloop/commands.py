@@ -125,12 +125,7 @@ class Commands:
             recall=recall,
             buffer_min=buffer_min,
         )
-        erasing = ErasingCommands(
-            sessions=sessions,
-            summarizer=summarizer,
-            recall=recall,
-            runner=runner,
-        )
+        erasing = ErasingCommands(sessions=sessions, summarizer=summarizer)
         shelf = SessionCommands(sessions=sessions, runner=runner)
         known = (
             Command(name="help", run=self._help),
@@ -260,18 +255,9 @@ _RANGE = re.compile(r"#?(\d{1,9})(?:\s*-\s*#?(\d{1,9}))?")
 class ErasingCommands:
     """Erases from the log, the summary, the ledger, the pins and the recall index."""
 
-    def __init__(
-        self,
-        *,
-        sessions: Sessions,
-        summarizer: Summarizer,
-        recall: Recall | None,
-        runner: Runner,
-    ) -> None:
+    def __init__(self, *, sessions: Sessions, summarizer: Summarizer) -> None:
         self._sessions = sessions
         self._summarizer = summarizer
-        self._found_by = recall
-        self._runner = runner
         self.commands = (
             Command(
                 name="forget",
@@ -302,16 +288,15 @@ class ErasingCommands:
         before = session.summary
         session = await self._sessions.erase(session.id, seqs)
         if session.summary == before:
-            return await self._leave_index(session, seqs, say)
+            return await self._leave_index(session, say)
         self._summarizer.fire_and_forget(session, force=True)
         told = say("summary_anew", seq=session.pending_seq)
-        return [told, *await self._leave_index(session, seqs, say)]
+        return [told, *await self._leave_index(session, say)]
 
-    async def _leave_index(self, session: Session, seqs: list[int], say: Say) -> list[str]:
+    async def _leave_index(self, session: Session, say: Say) -> list[str]:
         """Remove them from the search index; returns what to say if that fails."""
         try:
-            if self._found_by is not None:
-                await self._found_by.forget(session.id, seqs)
+            await self._sessions.finish_erasing(session)
         except IndexUnusable as failure:
             with about(session_id=session.id):
                 announce(RecallFailed(reason=str(failure)))

@@ -49,7 +49,13 @@ from nanoloop.protocols import Bus, Provider, Store, Tool, in_background
 from nanoloop.sending import Notices, reply_to
 from nanoloop.sentences import Sentences
 from nanoloop.session.entry import TOOL_CALL, Entry
-from nanoloop.session.queue import asked_again, message_id_of, messages_among, reworded
+from nanoloop.session.queue import (
+    asked_again,
+    erased_name,
+    message_id_of,
+    messages_among,
+    reworded,
+)
 from nanoloop.session.session import Session
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
@@ -109,7 +115,12 @@ class AgentLoop(Embedded):
         self.agents = agents if isinstance(agents, Agents) else Agents(default, agents)
         self.sentences = sentences or Sentences()
         self.bus = bus or InProcessBus(busy=self._busy)
-        self.sessions = Sessions(store, limit=open_sessions, patience_seconds=store_timeout_seconds)
+        self.sessions = Sessions(
+            store,
+            limit=open_sessions,
+            patience_seconds=store_timeout_seconds,
+            recall=recall,
+        )
         self.summarizer = summarizer or Summarizer(in_background(provider), summary_model)
         self.summarizer.keep_in(self.sessions.writer, opened=self.sessions.open)
         self._recall = recall
@@ -253,6 +264,7 @@ class AgentLoop(Embedded):
     async def recover_chat(self, key: str) -> None:
         """The same for one chat."""
         await self.sessions.current_id(key)
+        await self.sessions.finish_all_erasing()
         await self._recover(lambda session_id: session_id == self.sessions.known_id(key))
 
     async def _recover(self, is_wanted: Callable[[str], bool]) -> None:
@@ -451,7 +463,7 @@ class Arrivals:
                     await self._parts.nodes.ask_after(session.by)
                 # What is owed is known: no read between a message and its change.
                 is_known = changed is not None and (
-                    _is_owed(session, changed) or await self._has_heard(message, changed)
+                    _is_owed(session, changed) or await self._is_there(message, changed)
                 )
                 if message.again:
                     await self._sessions.ready_to_undo(session)
@@ -471,6 +483,12 @@ class Arrivals:
             if not is_full or not await self._has_heard(message, message.message_id):
                 return arrival
         return Arrival(session=session, outcome="repeated")
+
+    async def _is_there(self, message: Inbound, message_id: str) -> bool:
+        """Whether that message was accepted in the same chat, and not erased since."""
+        if not await self._has_heard(message, message_id):
+            return False
+        return not await self._has_heard(message, erased_name(message_id))
 
     async def _has_heard(self, message: Inbound, message_id: str | None) -> bool:
         """Whether a message with this id was already accepted in the same chat."""

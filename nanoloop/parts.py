@@ -19,7 +19,7 @@ from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError, place_of
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
-from nanoloop.memory.index import Index
+from nanoloop.memory.index import Index, index_files
 from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.memory.writer import PROMPT, SMALL_PROMPT
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from nanoloop.channels.kit.intake import Transcriber
 
 
+INPUT_HISTORY = "input_history"
 ATTACHMENTS = "attachments"
 """The folder of uploaded files within the data folder."""
 
@@ -109,6 +110,20 @@ def make_attachments(settings: Settings) -> Attachments:
 def recall_file(settings: Settings) -> Path:
     """Where the search index is, if there is one."""
     return settings.data / "recall.sqlite"
+
+
+def input_history(settings: Settings) -> Path | None:
+    """Where the terminal keeps what was typed; None, beside a sealed store, if nowhere."""
+    return settings.data / INPUT_HISTORY if settings.store.encryption_key is None else None
+
+
+def former_files(settings: Settings) -> list[Path]:
+    """Files of the data folder with words in plain text that these settings don't keep there."""
+    if settings.store.url == "memory:":
+        return []
+    is_sealed = settings.store.encryption_key is not None
+    index = [] if settings.recall.enabled and not is_sealed else index_files(recall_file(settings))
+    return [*index, settings.data / INPUT_HISTORY] if is_sealed else index
 
 
 def spent_file(settings: Settings) -> Path | None:
@@ -385,6 +400,9 @@ def make_channels(
     """
     # Only who serves one needs what serves them.
     from nanoloop.channels.kit.channel import make_channel, wanted  # noqa: PLC0415 - as above
+    from nanoloop.channels.kit.drafts import rewrite_notes  # noqa: PLC0415 - as above
+
+    rewrite_notes(settings.data, of=[name for name, _ in wanted(settings)])
 
     attachments = make_attachments(settings)
     transcriber = transcriber or make_transcriber(settings)

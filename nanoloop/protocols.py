@@ -179,6 +179,8 @@ class SessionInfo:
     """Messages that are stored and wait for their turn."""
     unsent: int = 0
     """Answers that may not have arrived in their chat."""
+    erasures: int = 0
+    """How many times entries of it were erased."""
     tokens_in: int = 0
     """The tokens of all its turns so far; summaries have receipts of their own."""
     tokens_out: int = 0
@@ -306,6 +308,8 @@ class Store(Protocol):
 
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Sessions with an unanswered question, a waiting message, or an unsent answer.
+
+        And those of which an index may still have what was erased.
 
         With `pending` also those whose summary is behind. The cost does not grow with the sessions
         that owe nothing.

@@ -18,6 +18,7 @@ from nanoloop.bounded import BoundedDict
 from nanoloop.errors import (
     AlreadyHeard,
     HistoryNotLoaded,
+    IndexUnusable,
     NotPossible,
     NotReadable,
     PartOfSummary,
@@ -33,7 +34,10 @@ from nanoloop.session.entry import MESSAGE, Entry, files_in, rfc3339
 from nanoloop.session.head import id_for_key
 from nanoloop.session.queue import AGAIN, last_exchange, without
 from nanoloop.session.session import Session
-from nanoloop.writing import SessionWriter
+from nanoloop.writing import SessionWriter, erased
+
+if TYPE_CHECKING:
+    from nanoloop.memory.recall import Recall
 
 if TYPE_CHECKING:
     from nanoloop.attachments import Attachments
@@ -52,8 +56,17 @@ class Sessions:
     object.
     """
 
-    def __init__(self, store: Store, *, limit: int = 1000, patience_seconds: float = 0) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        limit: int = 1000,
+        patience_seconds: float = 0,
+        recall: Recall | None = None,
+    ) -> None:
+        """What is erased in it is erased in the index of `recall`, too."""
         self.store = store
+        self._recall = recall
         self.writer = SessionWriter(store, patience_seconds=patience_seconds)
         self.attachments: Attachments | None = getattr(store, "attachments", None)
         """The files that sessions refer to, if the store goes with any."""
@@ -309,7 +322,8 @@ class Sessions:
     async def erase(self, session_id: str, seqs: Collection[int]) -> Session:
         """Erase these entries for good, durable when this returns; raises `NotPossible`.
 
-        Other objects of this session can't bring them back: their saves conflict.
+        Other objects of this session can't bring them back: their saves conflict. Until
+        `finish_erasing` has removed their copies, the session owes that.
         """
         session = await self.open(session_id)
         try:
@@ -318,6 +332,37 @@ class Sessions:
             self.forget(session_id)
             raise
         return session
+
+    async def finish_erasing(self, session: Session) -> None:
+        """Remove the copies of what was erased in it from the search index, if any may be left.
+
+        Raises `IndexUnusable`: then it is still owed.
+        """
+        if not session.erasing:
+            return
+        upto = session.erasures
+        if self._recall is not None:
+            await self._recall.leave_out(session)
+        await self.change(session, partial(erased, upto=upto))
+
+    async def finish_all_erasing(self) -> None:
+        """The same for each session in which a process was stopped while it erased."""
+        for owed in [owed async for owed in self.store.owing()]:
+            with suppress(SessionNotFound, SessionDamaged, NotReadable, IndexUnusable):
+                await self.finish_erasing(await self.fresh(owed.id))
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session for good, with its copies in the search index; a missing one is fine."""
+        # The index first: once the session is gone, nothing tells what a kill left there.
+        with suppress(IndexUnusable):  # raised below
+            await self._leave_index(session_id)
+        await self.store.delete(session_id)
+        self.forget(session_id)
+        await self._leave_index(session_id)  # what was indexed meanwhile
+
+    async def _leave_index(self, session_id: str) -> None:
+        if self._recall is not None:
+            await self._recall.forget(session_id)
 
     async def correct_summary(self, session: Session, text: str) -> None:
         """Replace the summary with this text; durable when this returns."""

@@ -6,7 +6,7 @@ import asyncio
 import time
 from asyncio import AbstractEventLoop
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from nanoloop.errors import (
     TurnLost,
 )
 from nanoloop.protocols import Store
-from nanoloop.session.queue import FOLLOWS, Stage
+from nanoloop.session.queue import FOLLOWS, Stage, erased_name, message_id_of
 from nanoloop.session.session import Session
 
 TRIES = 100
@@ -163,7 +163,10 @@ class SessionWriter:
         return None
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
-        """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others."""
+        """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others.
+
+        The same commit notes that copies of them may be left, until `erased` clears that.
+        """
         claim = _claim_in(session.id)
         await self._order.write(session.id, partial(self._erase, session, seqs, claim))
         if claim is not None:
@@ -174,12 +177,24 @@ class SessionWriter:
             if wrong := [seq for seq in seqs if not 0 < seq <= session.last_seq]:
                 raise NotPossible(f"there is no message #{wrong[0]} here")
             try:
-                if claim is not None:
-                    claim.act(session, _no_change)
+                names = await self._names_of(session, seqs)
+                act = partial(_owe_erasing, seqs=seqs, names=names)
+                if claim is None:
+                    act(session)
+                else:
+                    claim.act(session, act)
                 return await self.store.erase(session, seqs)
             except (StoreConflict, AlreadyHeard):
                 await self._renew(session)
         raise StoreConflict(session.id, mine=session.revision, theirs=session.revision)
+
+    async def _names_of(self, session: Session, seqs: Collection[int]) -> list[str]:
+        """The names by which the chat will know that these were erased, if it doesn't yet."""
+        between = {"after": min(seqs, default=1) - 1, "upto": max(seqs, default=0)}
+        entries = await self.store.entries(session.id, **between)
+        ids = {message_id_of(entry) for entry in entries if entry.seq in seqs} - {None}
+        names, chat = [erased_name(str(each)) for each in sorted(ids, key=str)], _chat_of(session)
+        return [name for name in names if not await self.store.has_heard(chat, name)]
 
     async def catch_up(self, session: Session, revision: int) -> None:
         """Bring it up to the stored state, which was at this commit just now."""
@@ -207,8 +222,41 @@ def _stage_of(session: Session) -> Stage:
     return session.queue.stage(session.awaiting, session.moved)
 
 
-def _no_change(_: Session) -> None:
-    """Change nothing, only release what was claimed."""
+def _chat_of(session: Session) -> str:
+    return session.key or session.id
+
+
+def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str]) -> None:
+    """Note that what is about to be erased is to be removed everywhere else, too.
+
+    Nor may a change of such a message, delivered later, bring its words back.
+    """
+    with session.lock:
+        for name in names:
+            session.hear(_chat_of(session), name)
+        session.erasures += 1
+        session.erasing = (*session.erasing, _ranges(seqs))
+        session.touch()
+
+
+def erased(session: Session, *, upto: int) -> None:
+    """Note that no copy is left of what its first erasures, up to this one, erased."""
+    with session.lock:
+        left = max(0, session.erasures - upto)
+        if left < len(session.erasing):
+            session.erasing = session.erasing[len(session.erasing) - left :]
+            session.touch()
+
+
+def _ranges(seqs: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The same numbers as ranges, from the first to the last of each."""
+    found: list[tuple[int, int]] = []
+    for seq in sorted(set(seqs)):
+        if found and seq == found[-1][1] + 1:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return tuple(found)
 
 
 Place = tuple[AbstractEventLoop, str]

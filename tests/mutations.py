@@ -431,6 +431,30 @@ MUTATIONS = (
         new="True",
         test="tests/attack/test_an_upload_pictures.py -k seen_between",
     ),
+    Mutation(
+        promise="what a killed process left of an erasure is finished by another",
+        file="nanoloop/writing.py",
+        old="        session.erasing = (*session.erasing, _ranges(seqs))\n",
+        new="",
+        test="tests/attack/test_erasure.py::"
+        "test_what_another_process_left_when_it_was_killed_is_finished_by_one_that_lives",
+    ),
+    Mutation(
+        promise="the notes of a platform hold no text",
+        file="nanoloop/channels/kit/drafts.py",
+        old="                self._learn(self._without_text(json.loads(line)))\n",
+        new="                self._learn(json.loads(line))\n",
+        test="tests/test_platform_channel.py::"
+        "test_what_earlier_versions_noted_of_an_answer_is_known_and_kept_without_its_text",
+    ),
+    Mutation(
+        promise="a change of an erased message does not bring it back",
+        file="nanoloop/writing.py",
+        old="            session.hear(_chat_of(session), name)\n",
+        new="            pass\n",
+        test="tests/attack/test_erasure.py::"
+        "test_a_change_of_what_was_erased_does_not_bring_it_back",
+    ),
 )
 
 

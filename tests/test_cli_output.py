@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from nanoloop.channels.screen import fitting
-from nanoloop.cli.output import json_text, say
+from nanoloop.cli.output import json_text, say, say_json
 
 TITLES = ("茶と旅", "شاي ورحلة", "tea ☕ 🍵", "half \ud83c of a pair", "café – “quoted” …")  # noqa: RUF001 - a dash that few have
 ENCODINGS = ("utf-8", "ascii", "latin-1", "cp1252", "utf-16")
@@ -46,6 +46,24 @@ def test_what_a_terminal_can_not_show_is_replaced(screen, encoding, text):
     say(f"before {text} after")
     assert said().startswith("before ")
     assert said().endswith(" after\n")
+
+
+OBEYED = "a\x1b]0;own\x07\x9b31m\x85\x90q\x7fb\tc\nd"
+
+
+def test_a_terminal_obeys_nothing_of_what_is_shown(screen):
+    said = screen("utf-8")
+    say(OBEYED)
+    say(f"\x1b[1m{OBEYED.replace(chr(27), '')}\x1b[0m", has_style=True)
+    plain = "]0;own\u2407\ufffd31m\ufffd\ufffdq\u2421b\tc\nd"
+    assert said() == f"a\u241b{plain}\n\x1b[1ma{plain}\x1b[0m\n"
+
+
+def test_json_keeps_what_a_terminal_would_obey_as_escapes(screen):
+    said = screen("utf-8")
+    say_json({"text": OBEYED})
+    assert json.loads(said()) == {"text": OBEYED}
+    assert not any(char in said() for char in "\x1b\x07\x9b\x85\x90\x7f")
 
 
 def test_what_it_can_show_stays_and_what_comes_near_is_taken_for_the_rest():

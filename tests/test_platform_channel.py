@@ -1,5 +1,6 @@
 """What the kit does beyond the suite: files, budgets, groups, edits, drafts, ends."""
 
+import json
 from dataclasses import replace
 
 import anyio
@@ -8,7 +9,7 @@ import pytest
 from nanoloop.agents import Agent, Agents
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit import access
-from nanoloop.channels.kit.drafts import Progress
+from nanoloop.channels.kit.drafts import Progress, rewrite_notes
 from nanoloop.channels.kit.intake import Files, Transcriber
 from nanoloop.channels.kit.platform import File, Upload
 from nanoloop.errors import AttachmentsFull, Declined
@@ -463,8 +464,8 @@ async def test_no_message_is_posted_twice_though_none_is_known_by_its_id(tmp_pat
 
 
 async def test_an_answer_that_is_known_to_be_there_is_not_sent_after_a_restart(tmp_path):
-    file = tmp_path / "fake.jsonl"
-    progress = Progress(file)
+    file = tmp_path / "channels" / "fake.jsonl"
+    progress = Progress(tmp_path / "channels" / "fake.jsonl")
     progress.of("with-ann m1", name="a1")
     progress.post("with-ann m1", "m2", number=0)
     progress.finish("with-ann m1", name="a1")
@@ -472,7 +473,7 @@ async def test_an_answer_that_is_known_to_be_there_is_not_sent_after_a_restart(t
     progress.post("with-ann m3", "m4", number=0)
     with file.open("a") as torn:
         torn.write('{"posted": "with-ann m3", "mess')
-    again = Progress(file)
+    again = Progress(tmp_path / "channels" / "fake.jsonl")
     assert again.has("a1")
     assert not again.has("a3")
     assert again.of("with-ann m3").messages == ["m4"]
@@ -755,8 +756,38 @@ async def test_a_message_during_an_answer_can_steer_it(chats, tmp_path):
         await says(chats, CHAT, "You said: one", "You said: two")
 
 
+def test_what_earlier_versions_noted_of_an_answer_is_known_and_kept_without_its_text(tmp_path):
+    file = tmp_path / "channels" / "fake.jsonl"
+    file.parent.mkdir()
+    noted = [
+        {"begun": "with-ann m1 #1 user: the word is xyzzy", "name": "a1"},
+        {"posted": "with-ann m1 #1 user: the word is xyzzy", "message": "m2", "number": 0},
+        {"begun": "with-ann m3", "name": "a3"},
+        {"done": "with-ann m3", "name": "a3"},
+    ]
+    file.write_text("".join(f"{json.dumps(fact)}\n" for fact in noted))
+    progress = Progress(tmp_path / "channels" / "fake.jsonl")
+    assert progress.of("with-ann m1 #1 user: the word is xyzzy").messages == ["m2"]
+    assert progress.has("a3")
+    assert "xyzzy" not in file.read_text()
+    assert "with-ann" not in file.read_text()
+
+
+def test_files_of_channels_that_do_not_run_are_rid_of_texts_too(tmp_path):
+    file = tmp_path / "channels" / "fake.jsonl"
+    file.parent.mkdir()
+    file.write_text('{"begun": "with-ann m1 xyzzy", "name": "a1"}\n')
+    rewrite_notes(tmp_path, of=["fake"])
+    assert "xyzzy" in file.read_text()
+    rewrite_notes(tmp_path, of=["other"])
+    assert "xyzzy" not in file.read_text()
+
+
 def test_what_another_process_has_posted_of_an_answer_is_known_once_it_is_read_again(tmp_path):
-    mine, theirs = Progress(tmp_path / "fake.jsonl"), Progress(tmp_path / "fake.jsonl")
+    mine, theirs = (
+        Progress(tmp_path / "channels" / "fake.jsonl"),
+        Progress(tmp_path / "channels" / "fake.jsonl"),
+    )
     theirs.of("an answer", name="a name")
     theirs.post("an answer", "a message", number=0)
     mine.load()

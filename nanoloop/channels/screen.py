@@ -7,6 +7,7 @@ from functools import lru_cache
 from io import StringIO
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_UNESCAPED = re.compile(r"[\x7f-\x9f]")
 _PICTURES = 0x2400
 _LAST_C0 = 0x1F
 _DELETE = 0x7F
@@ -15,6 +16,16 @@ _DELETE = 0x7F
 def printable(text: str) -> str:
     """The text with each control character except newline and tab replaced by a symbol."""
     return _CONTROL.sub(_picture, text.replace("\r", ""))
+
+
+def styled(text: str) -> str:
+    """The same for a text of ours that has colours: what begins them stays."""
+    return "\x1b".join(map(printable, text.split("\x1b")))
+
+
+def escaped(text: str) -> str:
+    """JSON with the control characters that it may hold as they are written as escapes."""
+    return _UNESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _picture(match: re.Match[str]) -> str:

@@ -21,7 +21,7 @@ from prompt_toolkit.formatted_text import (
     StyleAndTextTuples,
     to_formatted_text,
 )
-from prompt_toolkit.history import FileHistory
+from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import Output
@@ -67,7 +67,7 @@ class TerminalChannel:
         self,
         *,
         chat: str,
-        history: Path,
+        history: Path | None,
         status: Callable[[], str] = _nothing,
         terminal_input: Input | None = None,
         terminal_output: Output | None = None,
@@ -90,7 +90,7 @@ class TerminalChannel:
             multiline=True,
             prompt_continuation=" " * len(_MARK),
             bottom_toolbar=self._toolbar,
-            history=FileHistory(self._history),
+            history=InMemoryHistory() if self._history is None else FileHistory(self._history),
             key_bindings=_keys(self._interrupt),
             style=_STYLE,
             erase_when_done=True,  # the growing block must not stay behind; the line is shown again
@@ -109,7 +109,8 @@ class TerminalChannel:
     async def run(self, bus: Bus) -> None:
         """Put each message on the bus until the person leaves."""
         self._bus = bus
-        keep_private(self._history)
+        if self._history is not None:
+            keep_private(self._history)
         draft = ""
         with patch_stdout(raw=True):
             while (text := await self._read(draft)) is not None:

@@ -121,7 +121,8 @@ class DemoScreen:
 
     def line(self, text: str = "", style: str = "") -> None:
         """Print a line."""
-        say(f"\x1b[{style}m{text}\x1b[0m" if style and self._is_styled else text)
+        is_styled = bool(style and self._is_styled)
+        say(f"\x1b[{style}m{text}\x1b[0m" if is_styled else text, has_style=is_styled)
 
     def asked(self, text: str) -> None:
         """Show what the person says; the answer follows on the next line."""

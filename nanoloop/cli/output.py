@@ -15,16 +15,17 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
-from nanoloop.channels.screen import fitting
+from nanoloop.channels.screen import escaped, fitting, printable, styled
 
 _UNFIT = "nanoloop"
 """The name under which `fitting` is registered as a Python encoding error handler."""
 
 
-def say(text: object = "", *, end: str = "\n", err: bool = False) -> None:
+def say(text: object = "", *, end: str = "\n", err: bool = False, has_style: bool = False) -> None:
     """Print it at once, approximating what the terminal can't show.
 
-    It never raises. If the reader leaves, the rest is dropped, and the command does its work.
+    A terminal obeys nothing in it but, with `has_style`, its colours. It never raises. If the
+    reader leaves, the rest is dropped, and the command does its work.
     """
     stream = sys.stderr if err else sys.stdout
     if stream is None:
@@ -32,7 +33,8 @@ def say(text: object = "", *, end: str = "\n", err: bool = False) -> None:
     with suppress(OSError, ValueError):  # a stream that is no longer there, or not ours
         # What a bar puts before a stream, to print above the bar, names no encoding.
         encoding = stream.encoding or getattr(sys.__stdout__, "encoding", None)
-        stream.write(fitting(f"{text}{end}", encoding))
+        shown = styled(str(text)) if has_style else printable(str(text))
+        stream.write(fitting(f"{shown}{end}", encoding))
         stream.flush()
 
 
@@ -42,7 +44,8 @@ def say_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def json_text(text: str) -> str:
-    """The same JSON, in ASCII unless standard output can take any text."""
+    """The same JSON without control characters, in ASCII unless the output can take any text."""
+    text = escaped(text)
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     with suppress(UnicodeEncodeError, LookupError):
         text.encode(encoding)

@@ -14,6 +14,7 @@ from nanoloop.cli.output import say
 from nanoloop.errors import SessionNotFound
 from nanoloop.events import Event, SummaryCommitted, TextStreamed
 from nanoloop.messages import Outbound
+from nanoloop.parts import input_history
 from nanoloop.protocols import Bus
 from nanoloop.session.entry import Entry
 from nanoloop.session.log import message_count
@@ -22,7 +23,6 @@ from nanoloop.session.session import Session
 from nanoloop.settings import Settings
 
 CHANNEL = TerminalChannel.name
-_HISTORY = "input_history"
 _ASKED_SHOWN = 200
 _ANSWER_SHOWN = 600
 """How many characters of the last exchange the welcome shows."""
@@ -44,7 +44,8 @@ class Prompt(TerminalChannel):
 
     def __init__(self, *, app: App, settings: Settings, chat: str, is_first: bool = False) -> None:
         """With `is_first`, it suggests what to try, and says when the first summary is ready."""
-        super().__init__(chat=chat, history=settings.data / _HISTORY, status=self._status_line)
+        history = input_history(settings)
+        super().__init__(chat=chat, history=history, status=self._status_line)
         self._is_first = is_first
         self._summarised = anyio.Event()
         """Set once the first summary is ready."""
@@ -61,7 +62,7 @@ class Prompt(TerminalChannel):
     async def run(self, bus: Bus) -> None:
         """Show the state of the conversation, and continue it."""
         await self._look()
-        say(self._welcome())
+        say(self._welcome(), has_style=True)
         await super().run(bus)
         self._app.stop()  # leaving the prompt ends a daemon too: there is no other way to tell it
 

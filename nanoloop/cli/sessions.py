@@ -6,7 +6,8 @@ import json
 import sys
 from argparse import SUPPRESS, ArgumentParser, ArgumentTypeError, Namespace
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -464,29 +465,29 @@ async def _archive_all(ids: Sequence[str], settings: Settings) -> None:
 
 
 async def _remove(ids: Sequence[str], settings: Settings) -> None:
-    async with opened(settings, read_only=False) as store:
+    async with _erasing(settings) as sessions:
         for session_id in ids:
-            await store.delete(session_id)
-            await _leave_index(store, settings, session_id)
+            await sessions.delete(session_id)
 
 
 async def _erase(session_id: str, seqs: Collection[int], settings: Settings) -> None:
-    async with opened(settings, read_only=False) as store:
-        await Sessions(store).erase(session_id, seqs)
-        await _leave_index(store, settings, session_id, seqs)
+    async with _erasing(settings) as sessions:
+        session = await sessions.erase(session_id, seqs)
+        await sessions.finish_erasing(session)
 
 
-async def _leave_index(
-    store: Store, settings: Settings, session_id: str, seqs: Collection[int] | None = None
-) -> None:
-    """Make the search index forget too, even if recall has been turned off."""
-    if not (file := recall_file(settings)).exists():
-        return
-    index = Index(file)
+@asynccontextmanager
+async def _erasing(settings: Settings) -> AsyncIterator[Sessions]:
+    """The sessions, with the search index if there is one, even if recall has been turned off."""
+    file = recall_file(settings)
+    index = Index(file) if file.exists() else None
     try:
-        await Recall(store, index).forget(session_id, seqs)
+        async with opened(settings, read_only=False) as store:
+            recall = None if index is None else Recall(store, index)
+            yield Sessions(store, recall=recall)
     finally:
-        index.close()
+        if index is not None:
+            index.close()
 
 
 def _tell(what: str) -> None:

@@ -22,6 +22,7 @@ from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
 
 FORMAT = f"1 {unicodedata.unidata_version}"
 """A file in another format is rebuilt."""
+_BESIDE, _DAMAGED = ("-wal", "-shm"), ".damaged"
 ALONE_SECONDS = 10
 """How long to wait for another process that is creating the file."""
 
@@ -60,6 +61,7 @@ class Index:
         connection = self._connect()
         try:
             if _format(connection) == FORMAT:
+                self._settle(connection)  # what a kill interrupted
                 return connection
         except sqlite3.DatabaseError:
             connection.close()
@@ -93,11 +95,11 @@ class Index:
 
     @staticmethod
     def _aside(path: Path) -> Path:
-        return path.with_name(f"{path.name}.damaged")
+        return path.with_name(f"{path.name}{_DAMAGED}")
 
     def _remove(self) -> None:
         if self._path is not None:
-            for suffix in ("", "-wal", "-shm"):
+            for suffix in ("", *_BESIDE):
                 self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
 
     def start_anew(self, opened: int) -> None:
@@ -123,55 +125,121 @@ class Index:
 
     # Writing
 
+    def settle(self) -> None:
+        """Remove what is left of words that were forgotten, for example after a kill."""
+        with self._writing:
+            self._settle(self._open())
+
+    def _settle(self, connection: sqlite3.Connection) -> None:
+        """Rewrite whatever may have left words in the file, and in the log beside it."""
+        noted = _unsettled(connection)
+        if not noted:
+            return
+        # Until it is merged, the full-text index keeps removed words beside a mark.
+        connection.execute("INSERT INTO said(said) VALUES ('optimize')")
+        is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        with _commit(connection):
+            # Another process may have forgotten more meanwhile, or may be reading the log.
+            if not is_busy and _unsettled(connection) == noted:
+                connection.execute("PRAGMA user_version = 0")
+
     def standing(self, session_id: str) -> IndexedUpTo | None:
         """How far this session is indexed; None if it is not."""
         with self._writing:
             return standing_of(self._open(), session_id)
 
-    def sessions(self) -> list[str]:
-        """The indexed sessions."""
+    def sessions(self) -> dict[str, str]:
+        """The indexed sessions, each with what it was indexed as."""
         with self._writing:
-            rows = self._open().execute("SELECT json_group_array(id) FROM session").fetchone()
-        found: list[str] = json.loads(rows[0])
+            rows = self._open().execute("SELECT json_group_object(id, born) FROM session")
+            found: dict[str, str] = json.loads(rows.fetchone()[0])
         return found
 
-    def add(self, session_id: str, born: str, entries: Sequence[Entry], reach: int) -> None:
+    def add(self, session_id: str, born: str, entries: Sequence[Entry], reach: int) -> bool:
         """Index these entries and record how far that goes, in one commit.
 
-        Entries of an older session with the same name are removed.
+        Entries of an older session with the same name are removed, and of this session as it was
+        before entries of it were erased. False, and nothing is added, if it is indexed as of later.
         """
         with self._writing:
             connection = self._open()
             with _commit(connection):
                 known = standing_of(connection, session_id)
                 if known is not None and known.born != born:
-                    forget(connection, known.number, None)
+                    if is_up_to_date(known.born, born):
+                        return False
+                    self._forget(connection, known)
                     known = None
                 add(connection, known or begin(connection, session_id, born), entries, reach)
+            self._settle(connection)
+        return True
 
-    def forget(self, session_id: str, seqs: Iterable[int] | None = None) -> None:
-        """Remove a session or some of its entries, including their words in the file."""
+    def forget(
+        self,
+        session_id: str,
+        seqs: Iterable[int] | None = None,
+        *,
+        born: Sequence[str] = (),
+    ) -> None:
+        """Remove a session or some of its entries, including their words in the file.
+
+        `born` is what the session was before they were erased, and at last what it is now. What was
+        indexed as none of these is removed as a whole.
+        """
         with self._writing:
+            if self._path is not None:  # where nobody knows what is in it
+                self._aside(self._path).unlink(missing_ok=True)
             connection = self._open()
             with _commit(connection):
                 known = standing_of(connection, session_id)
-                if known is None:
-                    return
-                forget(connection, known.number, None if seqs is None else set(seqs))
-            # Until it is merged, the full-text index keeps removed words beside a mark.
-            connection.execute("INSERT INTO said(said) VALUES ('optimize')")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            if self._path is not None:
-                self._aside(self._path).unlink(missing_ok=True)
+                if known is not None:
+                    self._forget(connection, known, seqs, born)
+            self._settle(connection)
+
+    def _forget(
+        self,
+        connection: sqlite3.Connection,
+        known: IndexedUpTo,
+        seqs: Iterable[int] | None = None,
+        born: Sequence[str] = (),
+    ) -> None:
+        is_whole = seqs is None or (bool(born) and known.born not in born)
+        forget(connection, known.number, None if is_whole else set(seqs or ()))
+        if born and not is_whole:
+            sql = "UPDATE session SET born = ? WHERE number = ?"
+            connection.execute(sql, (born[-1], known.number))
+        connection.execute(f"PRAGMA user_version = {_unsettled(connection) % _MOST_UNSETTLED + 1}")
 
     # Reading
 
-    def reading(self, session_id: str) -> IndexReader:
-        """Open one session's turns for reading, for the duration of the `with`."""
+    def reading(self, session_id: str, born: str) -> IndexReader:
+        """Open one session's turns for reading, for the duration of the `with`.
+
+        What was indexed before entries of it were erased is not read.
+        """
         if self._reader is None:  # else it waits for no writer
             with self._writing:
                 self._open()
-        return IndexReader(session_id, lambda: self._reader, self._reading)
+        return IndexReader(session_id, born, lambda: self._reader, self._reading)
+
+
+_MOST_UNSETTLED = 1_000_000_000
+
+
+def _unsettled(connection: sqlite3.Connection) -> int:
+    """How often something was forgotten since nothing was left in the file; 0 if nothing is."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def index_files(path: Path) -> list[Path]:
+    """All files of the index at this path, there or not."""
+    return [path.with_name(path.name + suffix) for suffix in ("", *_BESIDE, _DAMAGED)]
+
+
+def is_up_to_date(known: str, born: str) -> bool:
+    """Whether what was indexed as `known` lacks all that was erased from what is `born` now."""
+    (made, _, erasures), (now, _, wanted) = known.partition(" "), born.partition(" ")
+    return made == now and int(erasures or 0) >= int(wanted or 0)
 
 
 @contextmanager
@@ -240,10 +308,12 @@ class IndexReader:
     def __init__(
         self,
         session_id: str,
+        born: str,
         connection: Callable[[], sqlite3.Connection | None],
         lock: threading.Lock,
     ) -> None:
         self._id = session_id
+        self._born = born
         self._connected = connection
         self._lock = lock
         self.total = 0
@@ -268,7 +338,7 @@ class IndexReader:
 
     def _begin(self) -> None:
         known = standing_of(self._connection, self._id)
-        if known is not None and known.turns:
+        if known is not None and known.turns and is_up_to_date(known.born, self._born):
             self.total = known.turns
             self.length = max(1.0, known.words / known.turns)
             self._first = known.number << PLACES
@@ -444,15 +514,22 @@ def _insert(
 def forget(connection: sqlite3.Connection, number: int, seqs: set[int] | None) -> None:
     """Remove these entries of a session, or all of them."""
     first, last = number << PLACES, (number << PLACES) + (1 << PLACES) - 1
-    rows = connection.execute(
-        "SELECT row, seq, entry FROM turn WHERE row BETWEEN ? AND ?", (first, last)
+    speakers = set()
+    sql = "SELECT row, entry, who FROM turn WHERE row BETWEEN ? AND ?"
+    among = " AND seq IN (SELECT value FROM json_each(?))"
+    values = (first, last) if seqs is None else (first, last, json.dumps([*seqs]))
+    for row, text, who in connection.execute(sql + among * (seqs is not None), values).fetchall():
+        speakers.add(who)
+        words = " ".join(words_of(said_in(Entry.from_json(text))))
+        connection.execute(
+            "INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)", (row, words)
+        )
+        connection.execute("DELETE FROM turn WHERE row = ?", (row,))
+    unheard = (
+        "DELETE FROM speaker WHERE number = ? AND name = ? "
+        "AND NOT EXISTS (SELECT 1 FROM turn WHERE row BETWEEN ? AND ? AND who = name)"
     )
-    for row, seq, text in rows.fetchall():
-        if seqs is None or seq in seqs:
-            words = " ".join(words_of(said_in(Entry.from_json(text))))
-            sql = "INSERT INTO said(said, rowid, words) VALUES ('delete', ?, ?)"
-            connection.execute(sql, (row, words))
-            connection.execute("DELETE FROM turn WHERE row = ?", (row,))
+    connection.executemany(unheard, [(number, who, first, last) for who in speakers])
     if seqs is None:
         connection.execute("DELETE FROM speaker WHERE number = ?", (number,))
         connection.execute("DELETE FROM session WHERE number = ?", (number,))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import anyio
@@ -16,10 +18,10 @@ from nanoloop.bounded import BoundedDict
 from nanoloop.context import as_data
 from nanoloop.errors import IndexUnusable, SessionNotFound
 from nanoloop.events import IndexSetAside, RecallFailed, about, announce
-from nanoloop.memory.index import Index, IndexReader, said_in
+from nanoloop.memory.index import Index, IndexReader, is_up_to_date, said_in
 from nanoloop.memory.ranking import ranked
 from nanoloop.memory.terms import Query, plain
-from nanoloop.protocols import Store
+from nanoloop.protocols import SessionInfo, Store
 from nanoloop.sentences import Say, in_english, role
 from nanoloop.session.entry import ERASED, Entry, rfc3339
 from nanoloop.session.session import Session
@@ -120,13 +122,19 @@ class Recall:
             await anyio.sleep(TIDY_SECONDS)
 
     async def tidy(self) -> None:
-        """Remove sessions from the index that are gone from the store."""
+        """Remove what is gone from the store, and sessions of which something was erased since."""
         # The index is asked first: what is made meanwhile must not look as if it were gone.
-        known = set(await self._on_index(self._index.sessions))
-        if known:
-            known.difference_update([info.id async for info in self._store.list()])
-        for session_id in known:
+        known = await self._on_index(self._index.sessions)
+        there = (
+            [(i.id, _born(i)) async for i in self._store.list() if i.id in known] if known else []
+        )
+        behind = [name for name, born in there if not is_up_to_date(known[name], born)]
+        for session_id in known.keys() - dict(there):
             await self.forget(session_id)
+        for session_id in behind:
+            with suppress(SessionNotFound):  # deleted meanwhile: the next time
+                await self.leave_out(await self._opened(session_id))
+        await self._on_index(self._index.settle)
 
     # How far it is
 
@@ -135,7 +143,7 @@ class Recall:
 
     def _known(self, session: Session) -> int:
         born, reach = self._reach.get(session.id, ("", 0))
-        return reach if born == _born(session) else 0
+        return reach if is_up_to_date(born, _born(session)) else 0
 
     async def catch_up(self, session: Session) -> None:
         """Index everything stored in it; raises `IndexUnusable` and what the store raises."""
@@ -146,14 +154,23 @@ class Recall:
                 after = max(after, await self._indexed(session))
                 upto = min(after + BATCH, last)
                 read_at = await self._store.revision(session.id)
+                # Something of it may have been erased since it was opened.
+                now = session if session.revision == read_at else await self._opened(session.id)
                 entries = await self._store.entries(session.id, after=after, upto=upto)
                 if entries:
-                    reach = entries[-1].seq
-                    args = (session.id, _born(session), entries, reach)
-                    await self._on_index(self._index.add, *args)
-                    self._reach[session.id] = (_born(session), reach)
+                    reach, born = entries[-1].seq, _born(now)
+                    args = (session.id, born, entries, reach)
+                    if not await self._on_index(self._index.add, *args):
+                        await self._step_back(session.id, read_at=read_at)
+                        continue
+                    self._reach[session.id] = (born, reach)
                     await self._leave_out_erased(session.id, entries, read_at=read_at)
                 after = upto
+
+    async def _step_back(self, session_id: str, *, read_at: int) -> None:
+        """Remove a session that is indexed as of later than the store knows, as after a restore."""
+        if await self._store.revision(session_id) == read_at:
+            await self._on_index(self._index.forget, session_id)
 
     async def _leave_out_erased(
         self, session_id: str, entries: Sequence[Entry], *, read_at: int
@@ -173,7 +190,13 @@ class Recall:
 
     async def _indexed(self, session: Session) -> int:
         known = await self._on_index(self._index.standing, session.id)
-        return known.reach if known is not None and known.born == _born(session) else 0
+        if known is None:
+            return 0
+        if is_up_to_date(known.born, _born(session)):
+            return known.reach
+        await self._leave_out(session)
+        known = await self._on_index(self._index.standing, session.id)
+        return 0 if known is None else known.reach
 
     # Searching
 
@@ -193,7 +216,7 @@ class Recall:
             return opened.has_entry(seq) and (before is None or seq < before)
 
         def work() -> list[Hit]:
-            with reading(opened.id) as rows:
+            with reading(opened.id, _born(opened)) as rows:
                 return hits_in(rows, query, max(1, min(limit, MOST_HITS)), allows)
 
         return Found(await self._on_index(work), behind=behind)
@@ -242,6 +265,24 @@ class Recall:
                 self._reach.pop(session_id, None)
             await self._on_index(self._index.forget, session_id, gone)
 
+    async def leave_out(self, session: Session) -> None:
+        """Remove what was erased in this session of late, as its head has it.
+
+        What was erased before that and is still indexed goes too, with the rest of the session.
+        """
+        async with self._lock:
+            await self._leave_out(session)
+
+    async def _leave_out(self, session: Session) -> None:
+        erasing = session.erasing
+        born = [_born(session, less=less) for less in range(len(erasing), -1, -1)]
+        last = session.last_seq
+        gone = [seq for each in erasing for a, b in each for seq in range(a, min(b, last) + 1)]
+        await self._on_index(partial(self._index.forget, session.id, gone, born=born))
+        known, reach = self._reach.pop(session.id, ("", 0))
+        if known in born:
+            self._reach[session.id] = (born[-1], reach)
+
     # Threads
 
     async def _on_index(self, work: Callable[..., T], *args: Any) -> T:
@@ -265,8 +306,10 @@ class Recall:
             announce(IndexSetAside(file=file.name))
 
 
-def _born(session: Session) -> str:
-    return rfc3339(session.created_at)
+def _born(session: Session | SessionInfo, *, less: int = 0) -> str:
+    """What tells this session, as it is since the last erasure, from any other or earlier one."""
+    born, erasures = rfc3339(session.created_at), session.erasures - less
+    return f"{born} {erasures}" if erasures > 0 else born
 
 
 def _reason(failure: Exception) -> str:

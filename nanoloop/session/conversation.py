@@ -71,6 +71,8 @@ class Conversation:
         """The session in which its chat continues, if it does."""
         self.by, self.claims, self.stopped = "", 0, 0
         """Whose work in progress this is, and which claim is to stop, as in `Head`."""
+        self.erasures, self.erasing = 0, Head().erasing
+        """How often entries were erased, and of which copies may be left, as in `Head`."""
         self.summary_in_progress = False
         """Whether a task is summarising right now; never saved."""
         self.held_pending = 0
@@ -546,7 +548,7 @@ class Conversation:
             gone -= {seq for seq, entry in said.items() if entry.type == ERASED}
             self._summary = self._summary.without(gone, start=self.log.start - 1)
             if gone and min(gone) <= self._memo.seq:
-                self._memo = Digest(value={}, seq=self._memo.seq)
+                self._memo = Digest(value={}, seq=self.log.start - 1)
             self._awaiting = 0 if self._awaiting in seqs else self._awaiting
             self.epoch += 1
             self.touch(ABOUT, SUMMARY, MEMO)
@@ -641,6 +643,8 @@ class Conversation:
             by=self.by,
             claims=self.claims,
             stopped=self.stopped,
+            erasures=self.erasures,
+            erasing=self.erasing,
         )
 
     def part(self, name: str) -> Any:
@@ -652,15 +656,11 @@ class Conversation:
         for name, (_, load) in PARTS.items():
             if parts.get(name) is not None:
                 load(self, parts[name])
-        self.updated_at = head.updated_at
-        self._expires_at = head.expires_at
-        self.epoch = head.epoch
-        self.turns = head.turns
-        self._awaiting = head.awaiting
-        self.spent = head.spent
+        self.updated_at, self._expires_at = head.updated_at, head.expires_at
+        self.epoch, self.erasures, self.erasing = head.epoch, head.erasures, head.erasing
+        self.turns, self.spent, self._awaiting = head.turns, head.spent, head.awaiting
         self.queue.unsent, self.queue.senders = head.unsent, head.senders
-        self.resized = head.resized
-        self.moved = head.moved
+        self.resized, self.moved = head.resized, head.moved
         self.by, self.claims, self.stopped = head.by, head.claims, head.stopped
 
     def restore_log(self, head: Head, log: Log) -> None:

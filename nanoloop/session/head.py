@@ -125,6 +125,10 @@ class Head:
     """How many times a process has claimed work here: the fence of that work."""
     stopped: int = 0
     """The claim whose turn is to stop, wherever it runs."""
+    erasures: int = 0
+    """How many times entries of it were erased: an index that knows of fewer is behind."""
+    erasing: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """What was erased of late, in ranges, and may have left copies: they are to be removed."""
 
     def dump(self) -> dict[str, Any]:
         """The stored form; empty values are left out."""
@@ -161,6 +165,8 @@ _OPTIONAL: Mapping[str, Any] = {
     "by": "",
     "claims": 0,
     "stopped": 0,
+    "erasures": 0,
+    "erasing": (),
 }
 _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "updated_at": (rfc3339, from_rfc3339),
@@ -169,6 +175,10 @@ _FORMS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "hidden": (
         lambda ranges: [list(pair) for pair in ranges],
         lambda pairs: tuple((int(first), int(last)) for first, last in pairs),
+    ),
+    "erasing": (
+        lambda erasing: [[list(pair) for pair in ranges] for ranges in erasing],
+        lambda stored: tuple(tuple((int(a), int(b)) for a, b in ranges) for ranges in stored),
     ),
     "spent": (
         lambda spent: [spent.get(kind, 0) for kind in TOKENS],

@@ -269,6 +269,11 @@ def message_id_of(entry: Entry) -> str | None:
     return entry.metadata.get(MESSAGE_ID)
 
 
+def erased_name(message_id: str) -> str:
+    """The id by which a chat knows that its message with this id was erased."""
+    return f"erased {message_id}"
+
+
 AMENDMENT = "amendment"
 """The origin of an entry that is a note."""
 AMENDS = "amends"

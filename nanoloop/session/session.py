@@ -38,7 +38,7 @@ ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 _STANDING = (
     *("about", "log", "queue", "updated_at", "turns", "epoch", "spent", "resized"),
-    *("moved", "by", "claims", "stopped"),
+    *("moved", "by", "claims", "stopped", "erasures", "erasing"),
     *("_awaiting", "_expires_at", "_memo", "_state", "_summary", "tracker"),
 )
 """Everything that a store keeps of a session, except its settings."""

@@ -129,6 +129,7 @@ def info_of(head: Mapping[str, Any], about: Mapping[str, Any], *, size: int) -> 
         archived=bool((about.get("metadata") or {}).get(ARCHIVED)),
         waiting=int(head.get("waiting", 0)),
         unsent=len(head.get("unsent") or ()),
+        erasures=int(head.get("erasures", 0)),
         **spent_in(head),
     )
 
@@ -144,8 +145,12 @@ def owes(head: Mapping[str, Any]) -> int:
 
 
 def owes_chat(head: Mapping[str, Any]) -> bool:
-    """Whether a question has no answer, something waits, or an answer isn't sent."""
-    return bool(head.get("awaiting") or head.get("waiting") or head.get("unsent"))
+    """Whether a question has no answer, something waits, or an answer isn't sent.
+
+    Or copies of what was erased may be left: whoever answers here removes them.
+    """
+    owed = ("awaiting", "waiting", "unsent", "erasing")
+    return any(head.get(name) for name in owed)
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
@@ -196,9 +201,9 @@ def pending_in(head: Mapping[str, Any]) -> int:
 _NONSENSE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _PLACES = (
     *("last", "start", "window", "count", "covered", "awaiting", "waiting", "turns", "epoch"),
-    *("claims", "stopped"),
+    *("claims", "stopped", "erasures"),
 )
-_LISTS = ("hidden", "shown", "unsent", "spent")
+_LISTS = ("hidden", "shown", "unsent", "spent", "erasing")
 _MAPPINGS = ("resized", "senders")
 _TIMES = ("updated_at", "expires_at")
 
@@ -272,6 +277,9 @@ def _checked_head(head: Any) -> Mapping[str, Any]:
         _must(isinstance(head.get(name) or [], (list, tuple)), f"its head has no list {name}")
     for pair in head.get("hidden") or ():
         _must(_is_range(pair), "its head has an invalid range of entries")
+    for ranges in head.get("erasing") or ():
+        is_list = isinstance(ranges, (list, tuple))
+        _must(is_list and all(map(_is_range, ranges)), "its head has invalid erased ranges")
     for name in _TIMES:
         _must(_is_time(head.get(name)), f"its head has no time {name}")
     for name in _MAPPINGS:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Literal, TypeVar
@@ -110,10 +111,15 @@ class _Sqlite:
         return await self._write(write_insert, commit, over)
 
     async def commit(self, commit: Commit, *, now: int) -> int | None:
-        stood = await self._write(write_commit, commit, now)
-        if commit.rewritten and stood == commit.revision:
-            await self._on_writer(self._file.clean)
-        return stood
+        if not commit.rewritten:
+            return await self._write(write_commit, commit, now)
+
+        def clean(stood: int | None) -> bool:
+            if stood == commit.revision:
+                self._file.clean()
+            return True
+
+        return await self._erase(partial(write_commit, commit=commit, now=now), clean)
 
     async def head(self, session_id: str) -> Mapping[str, Any] | None:
         return await self._read(read_head, session_id)
@@ -130,13 +136,15 @@ class _Sqlite:
         return await self._read(read_between, session_id, after, upto, limit)
 
     async def delete(self, session_id: str) -> None:
-        await self._write(write_delete, session_id)
-        await self._on_writer(self._file.empty_log)
+        work = partial(write_delete, session_id=session_id)
+        await self._erase(work, lambda _: self._file.empty_log())
 
     async def delete_expired(self, *, now: int) -> int:
         count = 0
         while any(gone := await self._write(write_delete_expired, now)):
             count += gone[0]
+        if count:
+            await self._on_writer(self._file.empty_log)
         return count
 
     async def names(self) -> AsyncIterator[str]:
@@ -216,6 +224,20 @@ class _Sqlite:
     def _written(self, write: QueuedWrite) -> Any:
         self._queue.work_off()
         return write.outcome
+
+    async def _erase(
+        self, work: Callable[[sqlite3.Connection], T], clean: Callable[[T], bool]
+    ) -> T:
+        """Write this, then clean the file; after a kill, its next opening does what is left."""
+
+        def written() -> T:
+            with self._file.erasing() as is_clean:
+                done: T = self._written(self._queue.put(work))
+                if clean(done):
+                    is_clean()
+            return done
+
+        return await self._on_writer(written)
 
     async def _on_writer(self, work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return await self._in_thread(work, *args, executor=self._writer, **kwargs)

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
 from threading import Lock
 from typing import Concatenate, Literal, ParamSpec, TypeVar
 
@@ -22,14 +25,18 @@ from nanoloop.errors import StoreError
 from nanoloop.events import DatabaseSetAside, Event
 from nanoloop.files import (
     check_database,
+    locked_file,
     make_database_file,
     make_folder,
     open_file,
+    sync_folder,
     without_earlier,
 )
 from nanoloop.stores.database import HEARD_SECONDS
 from nanoloop.stores.snapshot import chat_of, noted_in, owed_in
 
+_ERASING = ".erasing-"
+_EMPTY_LOG = "PRAGMA wal_checkpoint(TRUNCATE)"
 READERS = 8
 """How many idle connections are kept for reading."""
 
@@ -77,6 +84,7 @@ class SessionFile:
         if self._writer is None:
             self._writer = self.opening.writer()
             self._inode = self.opening.inode
+            self._finish_erasing(self._writer)
         return self._writer
 
     def clean(self) -> None:
@@ -101,14 +109,39 @@ class SessionFile:
     def _traces(self) -> str:
         return f"it was erased, but {self.path} or the log beside it may contain traces"
 
-    def empty_log(self) -> None:
-        """Remove what was deleted from the log beside the file, as far as possible."""
+    def empty_log(self) -> bool:
+        """Remove what was deleted from the log beside the file; False if someone reads it."""
         with suppress(sqlite3.Error):
-            self._empty_log()
+            return self._empty_log()
+        return False
+
+    @contextmanager
+    def erasing(self) -> Iterator[Callable[[], None]]:
+        """Note beside the file that it may hold traces of what is erased here, until called.
+
+        A note that a kill leaves there is dealt with when the file is next opened for writing.
+        """
+        self.check_writes()
+        make_folder(self.path.parent)
+        note = self.path.with_name(f"{self.path.name}{_ERASING}{token_hex(8)}")
+        with locked_file(note):
+            sync_folder(self.path.parent)
+            yield partial(note.unlink, missing_ok=True)
+
+    def _finish_erasing(self, connection: sqlite3.Connection) -> None:
+        """Remove the traces that a stopped process noted; what can't be done now is done later."""
+        for note in self.path.parent.glob(f"{escape(self.path.name)}{_ERASING}*"):
+            with suppress(BlockingIOError, FileNotFoundError), locked_file(note, os.O_RDWR):
+                try:
+                    connection.execute("VACUUM")
+                    is_busy, *_ = connection.execute(_EMPTY_LOG).fetchone()
+                except sqlite3.Error:
+                    return
+                if not is_busy:
+                    note.unlink()
 
     def _empty_log(self) -> bool:
-        checkpoint = "PRAGMA wal_checkpoint(TRUNCATE)"
-        is_busy, *_ = self.write(lambda connection: connection.execute(checkpoint).fetchone())
+        is_busy, *_ = self.write(lambda connection: connection.execute(_EMPTY_LOG).fetchone())
         return not is_busy
 
     # Reading

@@ -14,7 +14,7 @@ from nanoloop import plugins
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.access import AccessControl, Pairing
 from nanoloop.channels.kit.connection import Connection, State
-from nanoloop.channels.kit.drafts import Drafts, Progress
+from nanoloop.channels.kit.drafts import Drafts, Progress, notes_of
 from nanoloop.channels.kit.intake import Files, Intake, Transcriber, Typist
 from nanoloop.channels.kit.platform import Host, Platform
 from nanoloop.errors import SettingsError
@@ -59,9 +59,11 @@ class PlatformChannel:
         self.name = platform.name
         self.account = account
         self._connection = Connection(platform, sleep=sleep)
-        file = None if folder is None else folder / "channels" / f"{self.name}.jsonl"
         self._drafts = Drafts(
-            platform, connection=self._connection, progress=Progress(file), attachments=attachments
+            platform,
+            connection=self._connection,
+            progress=Progress(None if folder is None else notes_of(folder, self.name), data=folder),
+            attachments=attachments,
         )
         self._typist = Typist(platform)
         self._pairing = Pairing(folder)

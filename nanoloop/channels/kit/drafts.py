@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -32,7 +34,7 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.errors import SendLater
 from nanoloop.events import TextStreamed
-from nanoloop.files import load_file, make_folder, opener, replace_file
+from nanoloop.files import load_file, make_folder, opener, own_key, replace_file
 from nanoloop.messages import Outbound
 from nanoloop.session.entry import SCHEME
 
@@ -352,6 +354,11 @@ async def _in_some_form(send: Callable[[Text], Awaitable[T]], text: Text) -> T:
 REMEMBERED = 2000
 """How many partly posted answers are remembered, and how many complete ones."""
 _LINES = 10 * REMEMBERED
+NOTES = "channels"
+"""The folder of these files within the data folder."""
+_SUFFIX = ".jsonl"
+_DIGEST_BYTES = 16
+_DIGEST = re.compile(rf"[0-9a-f]{{{2 * _DIGEST_BYTES}}}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -385,10 +392,16 @@ class Posted:
 
 
 class Progress:
-    """Records what is posted, in a file if one is given; an unreadable file is started over."""
+    """Records what is posted, in a file if one is given; an unreadable file is started over.
 
-    def __init__(self, file: Path | None = None) -> None:
+    It holds ids and digests, never a text.
+    """
+
+    def __init__(self, file: Path | None = None, *, data: Path | None = None) -> None:
+        """The digests are made with the key of `data`, the data folder, or of the file's own."""
         self._file = file
+        self._folder = file.parent if data is None and file is not None else data
+        self._key: bytes | None = None
         self._open: BoundedDict[str, Posted] = BoundedDict(REMEMBERED)
         self._done: BoundedDict[str, None] = BoundedDict(REMEMBERED)
         self._lines = 0
@@ -406,25 +419,38 @@ class Progress:
 
     def of(self, answer: str, *, name: str | None = None) -> Posted:
         """The posted part of this answer; a new record gets this name."""
-        if answer not in self._open:
-            self._note(begun=answer, name=name or uuid4().hex)
-        return self._open[answer]
+        return self._of(self._digest(answer), name)
+
+    def _of(self, digest: str, name: str | None = None) -> Posted:
+        if digest not in self._open:
+            self._note(begun=digest, name=name or uuid4().hex)
+        return self._open[digest]
 
     def begun(self, answer: str) -> bool:
         """Whether part of it may have been posted already."""
-        return answer in self._open
+        return self._digest(answer) in self._open
 
     def post(self, answer: str, message: str, *, number: int) -> None:
         """Record this as the answer's message with that number."""
-        self._note(posted=answer, message=message, number=number)
+        self._note(posted=self._digest(answer), message=message, number=number)
 
     def cut(self, answer: str, *, number: int) -> None:
         """Record that only this many of its messages remain."""
-        self._note(cut=answer, number=number)
+        self._note(cut=self._digest(answer), number=number)
 
     def finish(self, answer: str, *, name: str | None = None) -> None:
         """Record that the answer is complete, and that the text with this name is posted."""
-        self._note(done=answer, name=name)
+        self._note(done=self._digest(answer), name=name)
+
+    def _digest(self, answer: str) -> str:
+        """What stands for the answer in the file: its name may hold the text of a notice."""
+        if self._key is None:
+            try:
+                self._key = token_bytes() if self._folder is None else own_key(self._folder)
+            except OSError:  # a disk that fails stops no answer
+                self._key = token_bytes()
+        said = answer.encode("utf-8", "surrogatepass")
+        return blake2b(said, key=self._key, digest_size=_DIGEST_BYTES).hexdigest()
 
     def has(self, name: str | None) -> bool:
         """Whether the text with this name is known to be posted."""
@@ -447,9 +473,9 @@ class Progress:
             case {"begun": answer, "name": name}:
                 self._open[answer] = Posted(name=name)
             case {"posted": answer, "message": message, "number": number}:
-                self.of(answer).messages[number : number + 1] = [message]
+                self._of(answer).messages[number : number + 1] = [message]
             case {"cut": answer, "number": number}:
-                posted = self.of(answer)
+                posted = self._of(answer)
                 del posted.messages[number:]
                 posted.cuts += 1
                 posted.shown = {n: text for n, text in posted.shown.items() if n < number}
@@ -462,10 +488,18 @@ class Progress:
     def _load(self, file: Path) -> None:
         for line in load_file(file).decode("utf-8", "replace").splitlines():
             with suppress(ValueError, KeyError):  # torn by a kill, or older than what is known
-                self._learn(json.loads(line))
+                self._learn(self._without_text(json.loads(line)))
         for posted in self._open.values():
             posted.is_old = True
         self._rewrite(file)
+
+    def _without_text(self, fact: dict[str, Any]) -> dict[str, Any]:
+        """A fact as it is noted now: earlier versions noted the answer's name itself."""
+        for kind in ("begun", "posted", "cut", "done"):
+            name = fact.get(kind)
+            if isinstance(name, str) and not _DIGEST.fullmatch(name):
+                return {**fact, kind: self._digest(name)}
+        return fact
 
     def _rewrite(self, file: Path) -> None:
         facts = [*self._facts()]
@@ -481,6 +515,19 @@ class Progress:
                 yield {"cut": answer, "number": 0}
             for number, message in enumerate(posted.messages):
                 yield {"posted": answer, "message": message, "number": number}
+
+
+def notes_of(folder: Path, channel: str) -> Path:
+    """The file in the data folder with what a channel has posted."""
+    return folder / NOTES / f"{channel}{_SUFFIX}"
+
+
+def rewrite_notes(folder: Path, *, of: Iterable[str]) -> None:
+    """Take the texts that earlier versions noted out of the files of channels that don't run."""
+    for file in (folder / NOTES).glob(f"*{_SUFFIX}"):
+        if file.name.removesuffix(_SUFFIX) not in of:
+            with suppress(OSError):  # it is not ours, or can't be written: nobody reads it
+                Progress(file, data=folder)
 
 
 def _lines(facts: Iterable[dict[str, Any]]) -> bytes:

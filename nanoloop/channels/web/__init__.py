@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
+from hashlib import sha256
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError
-from nanoloop.files import keyed_digest
+from nanoloop.files import keyed_digest, own_key
 from nanoloop.messages import Language
 from nanoloop.plugins import Plugin, Program
 from nanoloop.settings.keys import Names, Section, Unit
@@ -93,6 +94,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
 
     app, settings, loop = program.app, program.settings, program.app.loop
     is_sealed = settings.store.encryption_key is not None
+    tokens = _tokens(own, settings)
     channel = WebChannel(
         WebParts(
             bus=loop.bus,
@@ -110,6 +112,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             provider=app.provider,
             turns=loop.turns,
             hidden=partial(keyed_digest, settings.data) if is_sealed else None,
+            secret=partial(_secret, tokens, settings),
         ),
         attachments=program.attachments,
         address=WebAddress(
@@ -120,7 +123,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             trusted_proxies=own.trusted_proxies,
             grace_seconds=settings.loop.shutdown_turns_seconds,
         ),
-        tokens=_tokens(own, settings),
+        tokens=tokens,
         token_file=None if own.open_on_loopback else settings.data / OWN_FILE,
         limits=WebLimits(
             requests_per_minute=own.requests_per_minute,
@@ -129,6 +132,13 @@ def make(own: WebSettings, program: Program) -> WebChannel:
     )
     app.observers.append(channel.hear)
     return channel
+
+
+def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:
+    """The same on every machine that serves these tokens; without any, the data folder's."""
+    if not tokens:
+        return own_key(settings.data)
+    return sha256("\n".join(sorted(token.secret for token in tokens)).encode()).digest()
 
 
 TOKEN_LENGTH = 16

@@ -342,6 +342,8 @@ class WebParts:
     """The provider for clients that send the whole conversation."""
     turns: FairLimiter
     """The limiter that such a call waits for, as a chat's turn does."""
+    secret: Callable[[], bytes]
+    """The key of digests of what people say: they are stored as ids."""
     hidden: Callable[[str], str] | None = None
     """What stands for the name that a client gives a session, where stored text is sealed."""
 

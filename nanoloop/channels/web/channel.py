@@ -143,7 +143,7 @@ class WebChannel:
             watch=SessionWatch(self._news.feeds, sessions=parts.sessions, nodes=parts.nodes),
             receipts=self._news.receipts,
             streams=OpenStreams(),
-            names=MessageNames(),
+            names=MessageNames(parts.secret),
         )
 
     def bind(self) -> str:

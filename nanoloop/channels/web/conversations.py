@@ -162,10 +162,7 @@ async def delete(call: ApiCall) -> Response:
     parts, session_id = call.backend.parts, call.session_id
     session = await parts.sessions.fresh(session_id)
     await parts.runner.stop_anywhere(session.key or session_id)
-    await parts.sessions.store.delete(session_id)
-    parts.sessions.forget(session_id)
-    if parts.recall is not None:
-        await parts.recall.forget(session_id)
+    await parts.sessions.delete(session_id)
     call.backend.receipts.forget(session_id)
     call.backend.watch.tell_deleted(session_id)
     return Response(status_code=204)

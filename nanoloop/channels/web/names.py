@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -88,7 +90,11 @@ def _newest_like(begins: str, session: Session) -> str | None:
 class MessageNames:
     """The names that callers have given: each caller's own, bounded in number and age."""
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, secret: Callable[[], bytes], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`secret` is the key of digests of bodies: whoever reads the store can't try texts."""
+        self._secret = cache(secret)
         self._clock = clock
         self._of: dict[str, BoundedDict[str, MessageName]] = {}
 
@@ -102,7 +108,8 @@ class MessageNames:
             raise Refusal(422, f"{KEY}: at most {KEY_CHARS} characters")
         if not key and RETRIES not in request.headers:
             return MessageName(message_id=uuid4().hex)
-        begins = _digest(caller.name, body)[:32]
+        said = f"{caller.name}\n{body}".encode("utf-8", "surrogatepass")
+        begins = hmac.new(self._secret(), said, hashlib.sha256).hexdigest()[:32]
         names = self._names_of(caller)
         if key:
             named = names.get(f"key {key}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ from nanoloop.protocols import Node, Store
 from nanoloop.session.entry import Entry
 from nanoloop.session.session import Session
 from nanoloop.testing.stores.stage import SetClock, infos, say, texts
+from nanoloop.writing import SessionWriter, erased
 
 HEARD_SECONDS = 72 * 3600
 """The minimum time for which a message is known."""
@@ -163,6 +165,18 @@ class TellingOwed:
         session.claim("me")
         await store.erase(session, [1])
         assert await both(store) == (set(), set())
+
+    async def test_one_owes_an_erasure_until_no_copy_is_left(self, store: Store) -> None:
+        writer, session = SessionWriter(store), await asked(store)
+        session.awaiting = 0
+        await writer.erase(session, [1])
+        assert await both(store) == ({"s"}, set())
+        await writer.erase(session, [1])
+        await writer.change(session, partial(erased, upto=1))
+        assert await both(store) == ({"s"}, set())
+        await writer.change(session, partial(erased, upto=2))
+        assert await both(store) == (set(), set())
+        assert (await store.load("s")).erasures == 2
 
     async def test_a_replaced_one_owes_nothing_and_a_deleted_one_neither(
         self, store: Store
