@@ -22,7 +22,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio.to_thread import run_sync
 
@@ -34,6 +34,7 @@ from nanoloop.errors import (
     SessionDamaged,
     SessionNotFound,
 )
+from nanoloop.events import FileUnreadable, announce
 from nanoloop.fairness import FairLimiter
 from nanoloop.files import (
     load_file,
@@ -48,10 +49,12 @@ from nanoloop.files import (
     waited_lock,
 )
 from nanoloop.images import TYPES, checked
-from nanoloop.protocols import Seal
 from nanoloop.session.entry import Entry, entries_in, files_in
 from nanoloop.session.head import WAITING
 from nanoloop.session.session import Session
+
+if TYPE_CHECKING:
+    from nanoloop.stores.sealed_files import FolderSealing
 
 REMEMBERED = 1000
 """How many uploads are recognised if they come again."""
@@ -119,16 +122,18 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps files in a folder, created with the first one; encrypts them if it has a seal.
+    """Keeps files in a folder, created with the first one, and seals them if it is given how.
 
     An id grants no access. A file belongs to the sessions that were given it (`refer`, `share`):
     only there is it shown to the model and sent with an answer.
     """
 
-    def __init__(self, folder: Path, *, limit_bytes: int, seal: Seal | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, limit_bytes: int, sealing: FolderSealing | None = None
+    ) -> None:
         self.folder = folder
         self._limit_bytes = limit_bytes
-        self._seal = seal
+        self._sealing = sealing
         self._bytes: int | None = None
         self._recent: BoundedDict[tuple[str, str, bytes], str] = BoundedDict(REMEMBERED)
         # One at a time: no other thread waits for one.
@@ -190,16 +195,15 @@ class Attachments:
         sealed = await run_sync(self._sealed, name, data)
         await put_file(self.folder / name, sealed, durable=True)
 
-    def _opened(self, _: str, data: bytes) -> bytes | None:
+    def _opened(self, name: str, data: bytes) -> bytes | None:
         """The content of the file of this name; None if it can't be opened."""
-        if self._seal is None:
-            return data
-        with suppress(ValueError):  # another key, or none when it was kept
-            return self._seal.open(data.decode())
-        return None
+        opened = data if self._sealing is None else self._sealing.opened(name, data)
+        if opened is None:
+            announce(FileUnreadable(file=name, error="NotReadable"))
+        return opened
 
-    def _sealed(self, _: str, data: bytes) -> bytes:
-        return data if self._seal is None else self._seal.seal(data).encode()
+    def _sealed(self, name: str, data: bytes) -> bytes:
+        return data if self._sealing is None else self._sealing.sealed(name, data)
 
     # Whose it is
 

@@ -489,7 +489,7 @@ class DatabaseSetAside(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileUnreadable(Event):
-    """A file among the sessions could not be read, and was skipped."""
+    """A file among the sessions or uploads could not be read, and was skipped."""
 
     level: ClassVar[Level] = "error"
     file: str

@@ -274,7 +274,7 @@ async def read_file(path: Path) -> bytes | None:
     try:
         async with aiofiles.open(path, "rb", opener=opener) as file:
             return await file.read()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

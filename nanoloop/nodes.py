@@ -90,7 +90,7 @@ class Nodes:
             mine = Node(id=self.me, place=PLACE, pid=os.getpid(), holds=self._wanted)
             rows = await self._told(mine)
             self.lapses += not self._is_sure
-            dead = [row.id for row in rows if row.id != self.me and _is_dead(row)]
+            dead = [row.id for row in rows if row.id != self.me and is_dead(row)]
             for name in dead:
                 await self._store.leave(name)
             self._note(rows, dead, now)
@@ -235,7 +235,7 @@ def _place() -> str:
 PLACE = _place()
 
 
-def _is_dead(node: Node) -> bool:
+def is_dead(node: Node) -> bool:
     """Whether it is a process in this place that has ended, whatever its last heartbeat."""
     return node.place == PLACE and not is_there(node.pid)
 

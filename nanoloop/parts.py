@@ -48,6 +48,7 @@ from nanoloop.stores.installation import Installation
 from nanoloop.stores.opening import Opening
 from nanoloop.stores.place import default_url
 from nanoloop.stores.place import shown as shown_place
+from nanoloop.stores.sealed_files import FolderSealing
 from nanoloop.tools.ready import calculator, clock, make_recall_tool
 from nanoloop.words import did_you_mean
 
@@ -95,16 +96,22 @@ def make_seal(settings: Settings) -> Seal | None:
     """What encrypts the store, if these settings have a key."""
     if settings.store.encryption_key is None:
         return None
-    from nanoloop.stores.encryption import FernetSeal  # noqa: PLC0415 - an extra of its own
+    from nanoloop.stores.encryption import KeySeal  # noqa: PLC0415 - an extra of its own
 
-    return FernetSeal(settings.store.encryption_key.get_secret_value())
+    return KeySeal(settings.store.encryption_key.get_secret_value())
+
+
+def make_folder_sealing(settings: Settings) -> FolderSealing:
+    """What encrypts uploads; raises `NotReadable` if they are encrypted with another key."""
+    return FolderSealing(settings.data / ATTACHMENTS, make_seal(settings))
 
 
 def make_attachments(settings: Settings) -> Attachments:
-    """Where uploaded files are kept."""
+    """Where uploaded files are kept; raises `NotReadable` as above."""
     web = settings.channels.of_plugins.get("web")  # its setting holds for all channels' uploads
     limit = getattr(web, "uploads_bytes", UPLOADS_BYTES)
-    return Attachments(settings.data / ATTACHMENTS, limit_bytes=limit, seal=make_seal(settings))
+    folder = settings.data / ATTACHMENTS
+    return Attachments(folder, limit_bytes=limit, sealing=make_folder_sealing(settings))
 
 
 def recall_file(settings: Settings) -> Path:

@@ -213,14 +213,21 @@ class Node:
 
 
 class Seal(Protocol):
-    """Encrypts stored text."""
+    """Encrypts stored text, each for its place: anywhere else it can't be opened."""
 
-    def seal(self, data: bytes) -> str:
-        """These bytes as an encrypted text."""
+    names: tuple[str, ...]
+    """What its keys are called where they must not be shown; the first one seals."""
+
+    def seal(self, data: bytes, place: bytes) -> str:
+        """These bytes as an encrypted text, which begins with a mark and the key's name."""
         ...
 
-    def open(self, text: str) -> bytes:
-        """The bytes again; raises ValueError if no key fits."""
+    def open(self, text: str, place: bytes) -> bytes:
+        """The bytes again; raises ValueError if no key fits, or it was sealed for another place."""
+        ...
+
+    def open_former(self, text: str) -> bytes:
+        """What an earlier version encrypted, for no place; raises ValueError if no key fits."""
         ...
 
 

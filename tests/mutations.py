@@ -364,7 +364,7 @@ MUTATIONS = (
     Mutation(
         promise="a process that ended is dead at once",
         file="nanoloop/nodes.py",
-        old="dead = [row.id for row in rows if row.id != self.me and _is_dead(row)]",
+        old="dead = [row.id for row in rows if row.id != self.me and is_dead(row)]",
         new="dead = []",
         test="tests/test_nodes.py -k gone_at_once",
     ),
@@ -454,6 +454,62 @@ MUTATIONS = (
         new="            pass\n",
         test="tests/attack/test_erasure.py::"
         "test_a_change_of_what_was_erased_does_not_bring_it_back",
+    ),
+    Mutation(
+        promise="a sealed store opens with all of its keys only",
+        file="nanoloop/stores/sealing.py",
+        old="if missing := [name for name in record.keys if name not in seal.names]:",
+        new="if missing := []:",
+        test="tests/test_sealing.py -k 'a_key_is_dropped and sqlite'",
+    ),
+    Mutation(
+        promise="what is sealed opens at its own number only",
+        file="nanoloop/stores/sealing.py",
+        old="told = (entry.seq, entry.id,",
+        new="told = (entry.id,",
+        test="tests/test_sealing.py -k another_number",
+    ),
+    Mutation(
+        promise="what is sealed opens in its own store only",
+        file="nanoloop/stores/sealing.py",
+        old='return place("entry", self._store, session_id, state.born, *told)',
+        new='return place("entry", session_id, "", *told)',
+        test="tests/test_sealing.py -k another_store",
+    ),
+    Mutation(
+        promise="a part opens as it was sealed last only",
+        file="nanoloop/stores/sealing.py",
+        old="session_id, state.born, name, state.parts[name])",
+        new="session_id, state.born, name)",
+        test="tests/test_sealing.py -k part_as_it_was",
+    ),
+    Mutation(
+        promise="a sealed head is the one that was sealed",
+        file="nanoloop/stores/sealing.py",
+        old="self.seal.open(tag, where)",
+        new="pass",
+        test="tests/test_sealing.py -k number_of_the_head",
+    ),
+    Mutation(
+        promise="what is sealed has all of its entries",
+        file="nanoloop/stores/sealing.py",
+        old="if lost := [number for number in missing if not state.is_gone(number)]:",
+        new="if lost := []:",
+        test="tests/test_sealing.py -k entry_that_is_dropped",
+    ),
+    Mutation(
+        promise="what was erased does not come back",
+        file="nanoloop/stores/sealing.py",
+        old="if state and opened.type != ERASED and state.is_gone(entry.seq):",
+        new="if False:",
+        test="tests/test_sealing.py -k erased_entry_does_not",
+    ),
+    Mutation(
+        promise="sealing sees what another process commits meanwhile",
+        file="nanoloop/stores/store.py",
+        old="changes = changed(snapshot.to_changes(), revision=revision)",
+        new="changes = snapshot.to_changes()",
+        test="tests/test_sealing.py -k who_had_a_session_open",
     ),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from cryptography.fernet import Fernet
 
-from nanoloop.stores.encryption import FernetSeal
+from nanoloop.stores.encryption import KeySeal
 from nanoloop.stores.sqlite import SqliteStore
 from tests.packages import make_package
 from tests.references import ROOT
@@ -93,9 +93,11 @@ def told(tmp_path_factory):
             folder = tmp_path_factory.mktemp(f"case{number}")
             prepare(folder, case)
             found[case] = said_by(folder, case, text.replace("{port}", port))
-    folder = tmp_path_factory.mktemp("sealed")
-    prepare(folder, "sealed")
-    found["sealed"] = said_by(folder, "sealed", "", "sessions", "show", "s")
+    another = f'[store]\nencryption_key = "{Fernet.generate_key().decode()}"'
+    for case, text in (("no key", ""), ("another key", another)):
+        folder = tmp_path_factory.mktemp("sealed")
+        prepare(folder, "sealed")
+        found[case] = said_by(folder, "sealed", text, "sessions", "show", "s")
     return found
 
 
@@ -106,7 +108,7 @@ def prepare(folder, case):
         if case == "another's store":
             portal.call(keep, SqliteStore(data / "sessions.sqlite"))
         if case == "sealed":
-            seal = FernetSeal(Fernet.generate_key().decode())
+            seal = KeySeal(Fernet.generate_key().decode())
             portal.call(keep, SqliteStore(data / "sessions.sqlite", seal=seal))
     if case == "an earlier version":
         (data / "sessions").mkdir(parents=True)

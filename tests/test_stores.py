@@ -13,7 +13,7 @@ from nanoloop.errors import (
 )
 from nanoloop.events import SessionsCounted, hearing
 from nanoloop.protocols import Store
-from nanoloop.stores.encryption import FernetSeal
+from nanoloop.stores.encryption import KeySeal
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.layered import LayeredStore
@@ -25,7 +25,7 @@ from nanoloop.testing.stores import SetClock, StoreSuite
 from nanoloop.testing.stores.stage import everything_in, infos, said, say, texts
 
 NUMBERS = count(1)
-SEAL = FernetSeal(Fernet.generate_key().decode())
+SEAL = KeySeal(Fernet.generate_key().decode())
 
 
 def sqlite_file(test):

@@ -180,3 +180,30 @@ def test_a_name_is_one_part_of_a_path_and_prints(name):
     assert 0 < len(safe) <= 120
     assert not set(safe) & {"/", "\\"}
     assert safe.isprintable()
+
+
+async def test_what_was_sent_before_the_key_is_still_shown_and_seen_with_it(tmp_path):
+    with_key = {"settings": {"store": {"encryption_key": Fernet.generate_key().decode()}}}
+    async with serving(tmp_path) as web:
+        session = await web.begin()
+        picture, notes = await uploaded(web, PNG), await uploaded(web, b"tea", "notes.txt")
+        await answered(web, session, picture)
+    for more in (with_key, with_key):
+        async with serving(tmp_path, **more) as web:
+            await web.answered(session, "and now?")
+            assert "data:image" in str(web.provider.calls[-1].messages)
+            assert (await web.client.get(picture["url"])).content == PNG
+            assert (await web.client.get(notes["url"])).content == b"tea"
+
+
+async def test_an_upload_that_no_key_opens_is_gone_and_the_chat_goes_on(tmp_path):
+    with_key = {"settings": {"store": {"encryption_key": Fernet.generate_key().decode()}}}
+    async with serving(tmp_path, **with_key) as web:
+        session = await web.begin()
+        picture = await uploaded(web, PNG)
+        await answered(web, session, picture)
+        for file in tmp_path.glob("attachments/*.data"):
+            file.write_bytes(b"somebody else wrote this")
+        await web.answered(session, "and now?")
+        assert "[an image that can't be shown]" in str(web.provider.calls[-1].messages[1])
+        await web.call("GET", picture["url"], status=404)

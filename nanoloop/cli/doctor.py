@@ -48,6 +48,7 @@ from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.vendors import lacking, models_of
 from nanoloop.stores.place import default_url, path_of, shown
+from nanoloop.stores.sealing import Sealing
 from nanoloop.telemetry import Telemetry
 
 CONNECT_SECONDS = 30.0
@@ -304,13 +305,24 @@ async def _store(settings: Settings) -> Check:
             if (installation := make_installation(settings)) is not None:
                 await installation.check(store)
             count = len([info async for info in store.list() if info.id != LOGINS])
+            seal = _seal_of(store)
             if path is None:
                 await _try_to_keep(store)
     except NanoloopError as error:
         return _wrong("store", error)
     except OSError as error:
         return _wrong("store", DiskRefused(path, refusal(error)))
-    return Check("store", is_well=True, says=f"{count} sessions in {where}")
+    return Check("store", is_well=True, says=f"{count} sessions in {where}{seal}")
+
+
+def _seal_of(store: Store) -> str:
+    """Whether it is encrypted, in words to append."""
+    sealing: Sealing | None = getattr(store, "sealing", None)
+    if sealing is None or sealing.seal is None:
+        return ""
+    if sealing.is_strict:
+        return ", encrypted"
+    return "; what was written without this key is not encrypted with it: run `nanoloop store seal`"
 
 
 async def _try_to_keep(store: Store) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from secrets import token_hex
 from typing import Any
 
 import anyio
+from anyio.to_thread import run_sync
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from nanoloop.cli import Exit, add_actions
 from nanoloop.cli.output import say, say_json
-from nanoloop.errors import SettingsError
+from nanoloop.defaults import NODE_SECONDS
+from nanoloop.errors import SettingsError, StoreLocked
 from nanoloop.events import hearing
-from nanoloop.parts import make_installation, open_store
+from nanoloop.nodes import PLACE, is_dead
+from nanoloop.parts import make_folder_sealing, make_installation, open_store, recall_file
+from nanoloop.protocols import Node
 from nanoloop.settings import Settings
 from nanoloop.settings.secrets import shown
-from nanoloop.stores.copying import Copied, Tell, check, copy
+from nanoloop.stores.copying import Copied, Tell, check, copy, seal_all
 from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 
@@ -49,6 +55,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     action(
         "adopt", "use the configured store, even if it is empty or another installation's", _adopt
     )
+    sealed = action(
+        "seal",
+        "encrypt everything with the first key of store.encryption_key; resumes if interrupted",
+        _seal,
+    )
+    sealed.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
     raised = action("migrate", "create or upgrade a database's tables", _migrate)
     raised.add_argument("place", metavar="URL", nargs="?", help=_PLACE)
 
@@ -86,11 +98,11 @@ async def _copy(args: Namespace, settings: Settings) -> int:
 
 
 @contextmanager
-def _telling(total: int) -> Iterator[Tell]:
+def _telling(total: int, what: str = "copying") -> Iterator[Tell]:
     """Show its progress; if it is interrupted, say so."""
     looked_at = 0
     bar = Progress(
-        TextColumn("copying"),
+        TextColumn(what),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -138,6 +150,70 @@ async def _check(args: Namespace, settings: Settings) -> int:
                 say(f"{found.id}: {problem}")
     say(f"{sessions} sessions were checked, {broken} are broken", err=True)
     return Exit.FAILED if broken else Exit.DONE
+
+
+async def _seal(args: Namespace, settings: Settings) -> int:
+    if settings.store.encryption_key is None:
+        raise SettingsError(
+            "store.encryption_key is not set: set it (NANOLOOP_STORE__ENCRYPTION_KEY) to the key "
+            "to encrypt with, followed by the keys that were used before, after commas"
+        )
+    if _is_missing(args.place, settings):
+        return Exit.NOT_FOUND
+    damaged = 0
+
+    def warn(name: str, what: str) -> None:
+        nonlocal damaged
+        damaged += 1
+        say(f"{name}: {what}", err=True)
+
+    async with _opened(settings, args.place) as store:
+        if getattr(getattr(store, "sealing", None), "seal", None) is None:
+            raise SettingsError("this store can't be encrypted: choose another with store.url")
+        await _refuse_if_served(store)
+        await store.delete_expired()
+        total = len([name async for name in store.names()])
+        with _telling(total, "sealing") as tell:
+            done = await seal_all(store, tell=tell, warn=warn)
+    if args.place is None:
+        damaged += await run_sync(_seal_files, settings)
+    if damaged:
+        say(
+            f"sealed {done.copied} sessions; {damaged} things can't be read, and stay as they are: "
+            "restore or delete them, then run this again. Until then no key may be dropped",
+            err=True,
+        )
+        return Exit.FAILED
+    say(
+        f"sealed {done.copied} sessions; {done.same} were sealed already. Only the first key of "
+        "store.encryption_key is needed from now on",
+        err=True,
+    )
+    return Exit.DONE
+
+
+async def _refuse_if_served(store: Any) -> None:
+    """Raise `StoreLocked` while a process serves it: one without the key would go on in plain."""
+    me = Node(id=f"seal {token_hex(8)}", place=PLACE, pid=os.getpid())
+    others = await store.beat(me)
+    await store.leave(me.id)
+    for node in others:
+        if node.id != me.id and node.age < NODE_SECONDS and not is_dead(node):
+            raise StoreLocked("the store", f"process {node.pid}")
+
+
+def _seal_files(settings: Settings) -> int:
+    """Seal uploads, and remove the index of plain words; returns how many can't be read."""
+    damaged = 0
+    for file, is_well in make_folder_sealing(settings).reseal():
+        damaged += not is_well
+        if not is_well:
+            say(f"{file}: it is not what was sealed there", err=True)
+    # With a key it is kept in memory only.
+    index = recall_file(settings)
+    for name in (index.name, f"{index.name}-wal", f"{index.name}-shm"):
+        index.with_name(name).unlink(missing_ok=True)
+    return damaged
 
 
 async def _migrate(args: Namespace, settings: Settings) -> int:

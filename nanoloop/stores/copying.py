@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from nanoloop.errors import SessionDamaged, SessionDiffers, SessionNotFound, StoreError
+from nanoloop.errors import NotReadable, SessionDamaged, SessionDiffers, SessionNotFound, StoreError
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.database import COMMIT_ID, HeardMessage
 from nanoloop.stores.snapshot import StoredSnapshot, window_start
@@ -126,6 +126,34 @@ async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) ->
             f"session {name!r} is different after copying: stop anything else that writes to the "
             "target, and copy again with --replace"
         )
+
+
+async def seal_all(
+    store: DatabaseStore, *, tell: Tell = lambda *_: None, warn: Warn = lambda *_: None
+) -> Copied:
+    """Seal every session with the first key, and note it once nothing else is left.
+
+    If interrupted, the same call resumes it. What can't be read stays as it is.
+    """
+    done = Copied()
+    for name in [name async for name in store.names()]:
+        try:
+            if await store.reseal(name):
+                done.copied += 1
+            else:
+                done.same += 1
+        except SessionNotFound:  # deleted or expired
+            continue
+        except SessionDamaged as damaged:
+            done.left_out += 1
+            warn(name, damaged.what)
+        except NotReadable as error:
+            done.left_out += 1
+            warn(name, str(error))
+        tell(name, done)
+    if not done.left_out:
+        await store.finish_sealing()
+    return done
 
 
 async def _copy_keys(source: DatabaseStore, target: DatabaseStore, done: Copied) -> None:

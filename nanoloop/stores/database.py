@@ -17,6 +17,7 @@ from nanoloop.session.entry import Entry, from_rfc3339
 from nanoloop.session.head import ABOUT, Changes
 from nanoloop.stores.snapshot import (
     Decode,
+    decoding,
     encoded,
     expiry,
     head_of,
@@ -157,15 +158,16 @@ class StoredSession:
 
     @classmethod
     def glance(
-        cls, session_id: str, head: Any, about: Any, size: int, decode: Decode
+        cls, session_id: str, head: Any, about: Any, size: Any, decode: Decode
     ) -> StoredSession | SessionDamaged:
         """A session's identity, from its row; a damaged one is returned, so that no list stops."""
         try:
-            return cls(
-                head=head_of(session_id, head, decode),
-                sections=sections_of(session_id, [(ABOUT, about)], decode),
-                size=size,
-            )
+            with decoding(session_id):
+                return cls(
+                    head=head_of(session_id, head, decode),
+                    sections=sections_of(session_id, [(ABOUT, about)], decode),
+                    size=int(size or 0),
+                )
         except SessionDamaged as damaged:
             return damaged
 

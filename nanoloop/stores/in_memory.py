@@ -219,6 +219,13 @@ class _Memory:
         await checkpoint()
         self._keys[key] = session_id
 
+    async def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        await checkpoint()
+        if self._keys.get(key) != was:
+            return False
+        self._keys[key] = session_id
+        return True
+
     async def bound(self, key: str) -> str | None:
         await checkpoint()
         return self._keys.get(key)

@@ -35,7 +35,12 @@ class Installation:
         """Whether the currently open store has the folder's id."""
 
     async def check(self, store: Store) -> None:
-        """Raise `StoreNotOurs` if its conversations were in another store; nothing is written."""
+        """Raise `StoreNotOurs` if its conversations were in another store; nothing is written.
+
+        Raises `NotReadable` if it is encrypted, and no key fits.
+        """
+        if (check_seal := getattr(store, "check_seal", None)) is not None:
+            await check_seal()
         self._id, self._used = await _known(self._file)
         if await self._is_known_to(store) or not self._used:
             return

@@ -16,6 +16,7 @@ from nanoloop.stores.database import (
     HeardMessage,
     StoredSession,
 )
+from nanoloop.stores.sealing import rebind
 from nanoloop.stores.snapshot import window_start
 from nanoloop.stores.store import DatabaseStore
 
@@ -113,6 +114,9 @@ class _Layered:
 
     async def bind(self, key: str, session_id: str) -> None:
         await self._behind.bind(key, session_id)
+
+    async def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        return await rebind(self._behind, key, session_id, was=was)
 
     async def bound(self, key: str) -> str | None:
         return await self._behind.bound(key)

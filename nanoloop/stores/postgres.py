@@ -285,6 +285,12 @@ class _Tables:
         arguments = (_digest(key), plain(key), plain(session_id))
         await self._connections.run(lambda s: s.execute(self._sql.bind, *arguments))
 
+    async def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        old = () if was is None else (plain(was),)
+        statement = self._sql.rebind if old else self._sql.bind_first
+        arguments = (statement, _digest(key), plain(key), plain(session_id), *old)
+        return await self._connections.run(lambda s: s.fetchval(*arguments)) is not None
+
     async def bound(self, key: str) -> str | None:
         found = await self._connections.run(lambda s: s.fetchval(self._sql.bound, _digest(key)))
         return None if found is None else unplain(found)
@@ -433,6 +439,13 @@ ORDER BY place
     bind: str = """
 INSERT INTO {schema}.binding (digest, key, session) VALUES ($1, $2, $3)
 ON CONFLICT (digest) DO UPDATE SET session = excluded.session
+"""
+    bind_first: str = """
+INSERT INTO {schema}.binding (digest, key, session) VALUES ($1, $2, $3)
+ON CONFLICT (digest) DO NOTHING RETURNING 1
+"""
+    rebind: str = """
+UPDATE {schema}.binding SET key = $2, session = $3 WHERE digest = $1 AND session = $4 RETURNING 1
 """
     bound: str = "SELECT session FROM {schema}.binding WHERE digest = $1"
     bindings: str = """

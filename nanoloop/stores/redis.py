@@ -42,6 +42,7 @@ from nanoloop.stores.redis_server import (
     COMMIT,
     NAMES,
     READ,
+    REBIND,
     REMOVE,
     TAKE_OVER,
     Argument,
@@ -183,8 +184,8 @@ class _Rows:
         (row,) = await self._ask(READ(self._keys.of(session_id)[:2], view))
         if row is None:
             return None
-        head, sections, size, lines, past = row
         with decoding(session_id):
+            head, sections, size, lines, past = row  # shorter if a field is missing
             stored = StoredSession(
                 head=head_of(session_id, head, json.loads),
                 sections=sections_of(session_id, json.loads(sections).items(), as_it_is),
@@ -304,6 +305,12 @@ class _Rows:
     async def bind(self, key: str, session_id: str) -> None:
         await self._ask(("HSET", *self._keys.binding(key), as_bytes(session_id)))
 
+    async def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        place, name = self._keys.binding(key)
+        old = "" if was is None else as_bytes(was)
+        (done,) = await self._ask(REBIND([place], name, as_bytes(session_id), old))
+        return bool(done)
+
     async def bound(self, key: str) -> str | None:
         (name,) = await self._ask(("HGET", *self._keys.binding(key)))
         return None if name is None else as_text(name)
@@ -383,7 +390,7 @@ def _glanced(
     """A session; None if it was removed while the others were read."""
     if head is None:
         return None
-    return StoredSession.glance(session_id, head, about, int(size or 0), json.loads)
+    return StoredSession.glance(session_id, head, about, size, json.loads)
 
 
 def _has_expired(stored: StoredSession | SessionDamaged, now: int) -> bool:
@@ -466,8 +473,11 @@ def as_bytes(text: str) -> bytes:
 
 
 def as_text(name: bytes) -> str:
-    """The bytes as text again."""
-    return name.decode("utf-8", "surrogatepass")
+    """The bytes as text again; what is none, as after damage, becomes some other text."""
+    try:
+        return name.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return name.decode("utf-8", "replace")
 
 
 def _shard(name: bytes) -> int:

@@ -357,6 +357,14 @@ return 1
 """)
 """Add a session of format 1 to the index; returns 0 if it has changed since."""
 
+REBIND = Script("""#!lua
+local key, session, was = unpack(ARGV)
+if (redis.call('HGET', KEYS[1], key) or '') ~= was then return 0 end
+redis.call('HSET', KEYS[1], key, session)
+return 1
+""")
+"""Bind a chat's key if it is bound to `was`, or to nothing if that is empty."""
+
 BEAT = Script("""#!lua flags=allow-oom
 local id, told, lives, forgotten_after = unpack(ARGV)
 local time = redis.call('TIME')
@@ -387,7 +395,7 @@ return nodes
 This works even when there is no room left for what chats say.
 """
 
-_SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, BEAT)
+_SCRIPTS = (COMMIT, READ, BETWEEN, NAMES, REMOVE, TAKE_OVER, REBIND, BEAT)
 _BY_NAME = {script.name: script for script in _SCRIPTS}
 
 

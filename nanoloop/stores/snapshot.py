@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -29,6 +29,38 @@ from nanoloop.session.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SealedState:
+    """What belongs to a sealed session: its head says it, under a seal."""
+
+    revision: int
+    born: str
+    """A random name, another one each time that all of it is written anew."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """At which revision each section was written."""
+    gone: tuple[tuple[int, int], ...] = ()
+    """Ranges of the entries that were erased, or were missing when it was sealed."""
+    is_whole: bool = False
+    """Whether nothing of it is plain, or sealed by an earlier version."""
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any], *, revision: int) -> SealedState:
+        """Read it from a head; raises LookupError, TypeError or ValueError if it is invalid."""
+        parts = {str(name): int(number) for name, number in said["parts"].items()}
+        gone = tuple((int(first), int(last)) for first, last in said["gone"])
+        return cls(
+            revision=revision,
+            born=str(said["born"]),
+            parts=parts,
+            gone=gone,
+            is_whole=said["whole"] is True,
+        )
+
+    def is_gone(self, seq: int) -> bool:
+        """Whether nothing must be left of that entry."""
+        return any(first <= seq <= last for first, last in self.gone)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSnapshot:
     """A session as a store has it, with all entries whose number is above `after`."""
 
@@ -40,6 +72,8 @@ class StoredSnapshot:
     """Which parts of it could not be read, in words."""
     odd: Sequence[str] = ()
     """Which of its numbers were invalid."""
+    state: SealedState | None = None
+    """What its head says under its seal, once that is opened."""
 
     def to_session(self, clock: Callable[[], datetime]) -> Session:
         """A new session object that shares nothing mutable with any other."""

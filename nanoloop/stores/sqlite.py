@@ -199,6 +199,9 @@ class _Sqlite:
     async def bind(self, key: str, session_id: str) -> None:
         await self._write(write_bind, key, session_id)
 
+    async def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        return await self._write(write_rebind, key, session_id, was)
+
     async def bound(self, key: str) -> str | None:
         return await self._read(read_bound, key)
 
@@ -209,6 +212,10 @@ class _Sqlite:
                 yield key, session_id
 
     # Threads
+
+    async def clean(self) -> None:
+        """Remove the traces of what was replaced."""
+        await self._on_writer(self._file.clean)
 
     async def close(self) -> None:
         await self._on_writer(self._file.let_go)
@@ -378,6 +385,15 @@ def write_bind(connection: Connection, key: str, session_id: str) -> None:
         connection.execute(_BINDING, (as_bytes(key), session_id))
 
 
+def write_rebind(connection: Connection, key: str, session_id: str, was: str | None) -> bool:
+    """Bind this key if it is bound to `was`, or to nothing if that is None."""
+    with transaction(connection):
+        if read_bound(connection, key) != was:
+            return False
+        connection.execute(_BINDING, (as_bytes(key), session_id))
+    return True
+
+
 EVER = 1 << 62
 """Greater than any entry number."""
 
@@ -516,7 +532,11 @@ def _entries(session_id: str, connection: Connection, *which: Any) -> list[Entry
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
+    """The text; bytes that are none, as after damage, become some other text."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "replace")
 
 
 TOGETHER = 64

@@ -244,7 +244,7 @@ class SqliteConnector:
         """The inode of the current file; 0 if there is none."""
         try:
             return self.path.stat().st_ino
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0
 
     @property
@@ -254,7 +254,7 @@ class SqliteConnector:
             if self.path.with_name(f"{self.path.name}-wal").exists():
                 return None
             now = self.path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return 0, 0, 0
         return now.st_ino, now.st_size, now.st_mtime_ns
 

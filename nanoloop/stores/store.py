@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -19,7 +18,6 @@ from aiofiles.os import wrap
 from anyio.abc import TaskGroup
 
 from nanoloop.errors import (
-    NotReadable,
     SessionDamaged,
     SessionExists,
     SessionNotFound,
@@ -28,7 +26,7 @@ from nanoloop.errors import (
 )
 from nanoloop.events import SessionsCounted, SessionUnreadable, announce
 from nanoloop.protocols import Node, OwedSession, Seal, SessionInfo, Store
-from nanoloop.session.entry import Entry, entries_in, utc_now
+from nanoloop.session.entry import Entry, utc_now
 from nanoloop.session.head import (
     ABOUT,
     Changes,
@@ -48,7 +46,9 @@ from nanoloop.stores.database import (
     micros,
     size_of,
 )
+from nanoloop.stores.sealing import RECORD, Sealing, state_in
 from nanoloop.stores.snapshot import (
+    SealedState,
     StoredSnapshot,
     decoding,
     first_revision,
@@ -80,6 +80,8 @@ class DatabaseStore:
         """The order in which its sessions are written."""
         self._tried = TriedCommits()
         self._closed = anyio.Event()
+        self._is_ready = False
+        """Whether the record of its seal was read."""
         self._swept_in: TaskGroup | None = None
         self.sweep_seconds: float = SWEEP_SECONDS
         """How often expired data is removed, in an `async with`."""
@@ -129,7 +131,7 @@ class DatabaseStore:
 
     async def _begin(self, session: Session, *, may_replace: bool) -> None:
         while True:
-            old = await self._open.head(session.id)
+            old = await (await self._ready()).head(session.id)
             living = None if old is None or has_expired(old, self.clock()) else old
             if living is not None and not may_replace:
                 if not self._tried.settle(session, living):
@@ -139,28 +141,33 @@ class DatabaseStore:
             # A replacement counts on, so that an object of the replaced one can't commit.
             revision = first_revision() if living is None else int(living["rev"])
             changes = changed(first_changes(session, session.changes()), revision=revision)
-            commit = self._commit_of(session.id, changes)
+            await self._for_writing()
+            commit = self.sealing.commit(session.id, changes, is_all=True)
             over = None if old is None else int(old["rev"])
             self._tried.note(session, changes, commit)
-            if await self._open.insert(commit, over=over):
-                self._heard(session, changes)
+            if await (await self._ready()).insert(commit, over=over):
+                self._heard(session, changes, commit)
                 return
 
     async def get(self, session_id: str) -> Session:
         """The session with its whole history; raises `SessionNotFound`, also if it has expired."""
         snapshot = await self.snapshot(session_id)
         snapshot.tell_of_odd()
-        return await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
+        session = await wrap(snapshot.to_session)(self.clock)  # long: not where all others wait
+        self.sealing.note(session.tracker, snapshot.state)
+        return session
 
     async def load(self, session_id: str) -> Session:
         """The session with only its window, at a cost independent of history; raises like `get`."""
-        stored = self._living(session_id, await self._open.window(session_id))
+        stored = self._living(session_id, await (await self._ready()).window(session_id))
         after = window_start(stored.head) - 1
         if not stored.has_all(after=after):  # its head doesn't say where its window begins
             return await self.get(session_id)
         snapshot = self._snapshot(stored, after=after)
         snapshot.tell_of_odd()
-        return snapshot.to_session(self.clock)
+        session = snapshot.to_session(self.clock)
+        self.sealing.note(session.tracker, snapshot.state)
+        return session
 
     def _snapshot(self, stored: StoredSession, *, after: int) -> StoredSnapshot:
         snapshot = StoredSnapshot(
@@ -185,7 +192,9 @@ class DatabaseStore:
 
     async def _commit(self, session: Session) -> None:
         while (changes := session.changes()) is not None:
-            if await self._try(session, changes, self._commit_of(session.id, changes)):
+            state = await self._state(session, changes.revision)
+            commit = self.sealing.commit(session.id, changes, state)
+            if await self._try(session, changes, commit):
                 return
         await self.revision(session.id)
 
@@ -196,36 +205,32 @@ class DatabaseStore:
         try:
             await self._committed(commit)
         except StoreConflict:
-            head = await self._open.head(session.id)
+            head = await (await self._ready()).head(session.id)
             if head is None or not self._tried.settle(session, head, refused=changes):
                 raise
             return head.get(COMMIT_ID) == commit.commit_id
-        self._heard(session, changes)
+        self._heard(session, changes, commit)
         return True
 
-    def _heard(self, session: Session, changes: Changes) -> None:
+    def _heard(self, session: Session, changes: Changes, commit: Commit) -> None:
         session.committed(changes)
+        self.sealing.note(session.tracker, state_in(commit.head))
         self._tried.forget(session, upto=changes)
 
-    def _commit_of(
-        self,
-        session_id: str,
-        changes: Changes,
-        *,
-        rewritten: Sequence[Entry] = (),
-        erased: Collection[int] = (),
-        shrinks: int = 0,
-    ) -> Commit:
-        return Commit.of(
-            session_id,
-            self.sealing.sealed(changes),
-            rewritten=rewritten,
-            erased=erased,
-            shrinks=shrinks,
-        )
+    async def _state(self, session: Session, revision: int) -> SealedState | None:
+        """What belongs to it in the store, for a commit that is based on this revision."""
+        await self._for_writing()
+        if self.sealing.seal is None:
+            return None
+        if (known := self.sealing.known(session.tracker, revision=revision)) is not None:
+            return known
+        head = await (await self._ready()).head(session.id)
+        # At any other revision the commit will be refused.
+        is_there = head is not None and head["rev"] == revision
+        return self.sealing.state(head, session.id) if head is not None and is_there else None
 
     async def _committed(self, commit: Commit) -> None:
-        stood = await self._open.commit(commit, now=self._now())
+        stood = await (await self._ready()).commit(commit, now=self._now())
         if stood is None:
             raise SessionNotFound(commit.id)
         if stood != commit.revision:
@@ -233,31 +238,53 @@ class DatabaseStore:
 
     async def revision(self, session_id: str) -> int:
         """How many commits it has seen, as stored; raises like `get`."""
-        head = await self._open.head(session_id)
-        if head is None or has_expired(head, self.clock()):
-            raise SessionNotFound(session_id)
-        return int(head["rev"])
+        return int((await self._living_head(session_id))["rev"])
 
     async def entries(
         self, session_id: str, *, after: int = 0, upto: int | None = None, limit: int | None = None
     ) -> list[Entry]:
         """Entries with `after < seq <= upto`, oldest first, at most `limit`."""
-        head = await self._open.head(session_id)
-        if head is None or has_expired(head, self.clock()):
-            raise SessionNotFound(session_id)
+        while True:
+            head = await self._living_head(session_id)
+            try:
+                return await self._entries(session_id, head, after=after, upto=upto, limit=limit)
+            except SessionDamaged:
+                # Erased or replaced between two looks at it, what they show does not agree.
+                if await self._living_head(session_id) == head:
+                    raise
+
+    async def _entries(
+        self,
+        session_id: str,
+        head: Mapping[str, Any],
+        *,
+        after: int,
+        upto: int | None,
+        limit: int | None,
+    ) -> list[Entry]:
+        state = self.sealing.state(head, session_id)
         found: list[Entry] = []
         after = max(after, int(head.get("start", 1)) - 1)
+        newest = min(int(head["last"]), int(head["last"]) if upto is None else upto)
         while limit is None or len(found) < limit:
             wanted = None if limit is None else limit - len(found)
-            page = await self._open.between(session_id, after=after, upto=upto, limit=wanted)
-            found += [self._opened(e, session_id) for e in page if is_visible(head, e.seq)]
-            if wanted is None or len(page) < wanted:  # else some of them were taken back
+            database = await self._ready()
+            page = await database.between(session_id, after=after, upto=upto, limit=wanted)
+            is_last = wanted is None or len(page) < wanted  # else some of them were taken back
+            last = newest if is_last else page[-1].seq
+            self.sealing.check_numbers(page, session_id, state, after=after, last=last)
+            visible = (entry for entry in page if is_visible(head, entry.seq))
+            found += [self.sealing.entry(entry, session_id, state) for entry in visible]
+            if is_last:
                 break
             after = page[-1].seq
         return found
 
-    def _opened(self, entry: Entry, session_id: str) -> Entry:
-        return self.sealing.entry(entry, session_id)
+    async def _living_head(self, session_id: str) -> Mapping[str, Any]:
+        head = await (await self._ready()).head(session_id)
+        if head is None or has_expired(head, self.clock()):
+            raise SessionNotFound(session_id)
+        return head
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Save it with these entries erased, in it and in what is stored; raises like `save`."""
@@ -267,36 +294,37 @@ class DatabaseStore:
         is_done = False
         while not is_done:
             await self._catch_up(session)
+            state = await self._state(session, session.revision)
             stored = [entry for seq in sorted(seqs) for entry in await self._at(session.id, seq)]
-            session.erase(seqs, stored=[self._opened(entry, session.id) for entry in stored])
+            said = [self.sealing.entry(entry, session.id, state) for entry in stored]
+            session.erase(seqs, stored=said)
             changes = session.changes()
             assert changes is not None  # noqa: S101 - erasing is one
             left = [entry.erased() for entry in stored]
             shrinks = sum(map(size_of, stored)) - sum(map(size_of, left))
-            commit = self._commit_of(
-                session.id, changes, rewritten=left, erased=seqs, shrinks=shrinks
+            commit = self.sealing.commit(
+                session.id, changes, state, rewritten=left, gone=seqs, shrinks=shrinks
             )
             is_done = await self._try(session, changes, commit)
 
     async def _catch_up(self, session: Session) -> None:
         """Bring it to the stored revision; raises `StoreConflict` if another writer was first."""
-        head = await self._open.head(session.id)
-        if head is None or has_expired(head, self.clock()):
-            raise SessionNotFound(session.id)
+        head = await self._living_head(session.id)
         mine, theirs = session.revision, int(head["rev"])
         if mine != theirs and not self._tried.settle(session, head):
             raise StoreConflict(session.id, mine=mine, theirs=theirs)
 
     async def _at(self, session_id: str, seq: int) -> Collection[Entry]:
-        return await self._open.between(session_id, after=seq - 1, upto=seq, limit=1)
+        return await (await self._ready()).between(session_id, after=seq - 1, upto=seq, limit=1)
 
     async def delete(self, session_id: str) -> None:
         """Remove it for good; a missing one is fine."""
-        await self.order.write(session_id, lambda: self._open.delete(session_id))
+        database = await self._ready()
+        await self.order.write(session_id, lambda: database.delete(session_id))
 
     async def snapshot(self, session_id: str) -> StoredSnapshot:
         """Everything stored about it, for another store; raises like `get`."""
-        stored = self._living(session_id, await self._open.whole(session_id))
+        stored = self._living(session_id, await (await self._ready()).whole(session_id))
         return await wrap(self._snapshot)(stored, after=0)
 
     async def restore(self, snapshot: StoredSnapshot, *, replace: bool = False) -> None:
@@ -305,21 +333,24 @@ class DatabaseStore:
         await self.order.write(name, lambda: self._restore(name, snapshot, may_replace=replace))
 
     async def _restore(self, name: str, snapshot: StoredSnapshot, *, may_replace: bool) -> None:
-        commit = self._commit_of(name, snapshot.to_changes())
+        await self._for_writing()
+        commit = self.sealing.commit(name, snapshot.to_changes(), is_all=True)
         while True:
-            old = await self._open.head(name)
+            old = await (await self._ready()).head(name)
             if old is not None and not has_expired(old, self.clock()) and not may_replace:
                 if old.get(COMMIT_ID) == commit.commit_id:  # written, and its answer got lost
                     return
                 raise SessionExists(name)
-            if await self._open.insert(commit, over=None if old is None else int(old["rev"])):
+            if await (await self._ready()).insert(
+                commit, over=None if old is None else int(old["rev"])
+            ):
                 return
 
     # All of them
 
     async def list(self) -> AsyncIterator[SessionInfo]:
         """Every unexpired session, the most recently active first; damaged ones are reported."""
-        async for stored in self._open.glances(now=self._now()):
+        async for stored in (await self._ready()).glances(now=self._now()):
             try:
                 info = self._info(stored)
             except SessionDamaged as damaged:
@@ -332,63 +363,71 @@ class DatabaseStore:
             raise stored
         about = stored.sections[ABOUT]
         with decoding(about["id"]):
-            return info_of(stored.head, self.sealing.glance(about), size=stored.size)
+            seen = self.sealing.glance(stored.head, about, about["id"])
+            return info_of(stored.head, seen, size=stored.size)
 
     async def names(self) -> AsyncIterator[str]:
         """The id of every session, expired or not, regardless of its contents."""
-        async for name in self._open.names():
+        async for name in (await self._ready()).names():
             yield name
 
     async def delete_expired(self) -> int:
         """Remove what has expired; returns how many sessions. Message ids last for 72 hours."""
-        return await self._open.delete_expired(now=self._now())
+        return await (await self._ready()).delete_expired(now=self._now())
 
     async def has_heard(self, chat: str, message_id: str) -> bool:
         """Whether a commit of at least the last 72 hours took a message with this id there."""
-        return await self._open.has_heard(chat, message_id)
+        return await (await self._ready()).has_heard(chat, message_id)
 
     async def heard(self) -> AsyncIterator[HeardMessage]:
         """All messages taken in the last 72 hours, for another store."""
-        async for message in self._open.heard():
+        async for message in (await self._ready()).heard():
             yield message
 
     async def hear(self, messages: Sequence[HeardMessage]) -> None:
         """Record these messages as another store had them."""
-        await self._open.hear(messages)
+        await (await self._ready()).hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Each session in which a question is unanswered, something waits, or an answer is unsent.
 
         With `pending`, also those whose summary is behind.
         """
-        async for owed in self._open.owing(now=self._now(), pending=pending):
+        async for owed in (await self._ready()).owing(now=self._now(), pending=pending):
             yield owed
 
     # The processes
 
     async def beat(self, node: Node) -> Sequence[Node]:
         """Note that this process is alive; returns all that were heard from recently."""
-        return await self._open.beat(node)
+        return await (await self._ready()).beat(node)
 
     async def leave(self, node_id: str) -> None:
         """Forget this process; an unknown one is fine."""
-        await self._open.leave(node_id)
+        await (await self._ready()).leave(node_id)
 
     # Keys
 
     async def bind(self, key: str, session_id: str) -> None:
         """Bind this key to that session from now on; durable when this returns."""
         with anyio.CancelScope(shield=True):
-            await self._open.bind(key, session_id)
+            await self._for_writing()
+            await (await self._ready()).bind(key, self.sealing.binding(key, session_id))
 
     async def bound(self, key: str) -> str | None:
         """The session bound to this key, or None."""
-        return await self._open.bound(key)
+        found = await (await self._ready()).bound(key)
+        session_id = None if found is None else self.sealing.bound(key, found)
+        if found is not None and session_id is None:
+            announce(SessionUnreadable(session_id=found.partition(" ")[0]))
+        return session_id
 
     async def bindings(self) -> AsyncIterator[tuple[str, str]]:
         """Every key and its session."""
-        async for item in self._open.bindings():
-            yield item
+        async for key, text in (await self._ready()).bindings():
+            session_id = self.sealing.bound(key, text) if key != RECORD else None
+            if session_id is not None:
+                yield key, session_id
 
     # The beginning and the end
 
@@ -430,11 +469,56 @@ class DatabaseStore:
         """Return once the store is closed."""
         await self._closed.wait()
 
-    @property
-    def _open(self) -> Database:
+    async def _ready(self) -> Database:
+        """The database, once its seal fits; raises `NotReadable` and, once closed, `StoreError`."""
         if self._closed.is_set():
             raise StoreError("the store is closed: open a new one")
+        # Until there is a record, another process may make one.
+        if not self._is_ready or (self.sealing.seal and self.sealing.record is None):
+            await self.sealing.read(self.database)
+            self._is_ready = True
         return self.database
+
+    # Its seal
+
+    async def check_seal(self) -> None:
+        """Raise `NotReadable` if what is stored is sealed, and none of the keys opens it."""
+        database = await self._ready()
+        if self.sealing.record is None:
+            await self.sealing.look_for_seals(database, now=self._now())
+
+    async def _for_writing(self) -> None:
+        await self.sealing.prepare(await self._ready(), now=self._now())
+
+    async def reseal(self, session_id: str) -> bool:
+        """Write it again, sealed with the first key; False if all of it is already.
+
+        Raises like `get`.
+        """
+        await self._for_writing()
+        return await self.order.write(session_id, lambda: self._reseal(session_id))
+
+    async def _reseal(self, session_id: str) -> bool:
+        database = await self._ready()
+        while True:
+            stored = self._living(session_id, await database.whole(session_id))
+            snapshot = await wrap(self._snapshot)(stored, after=0)
+            if self.sealing.is_current(stored):
+                return False
+            revision = int(snapshot.head["rev"])
+            changes = changed(snapshot.to_changes(), revision=revision)
+            there = {entry.seq for entry in snapshot.entries}
+            lost = {*range(1, int(snapshot.head["last"]) + 1)} - there
+            commit = await wrap(self.sealing.commit)(session_id, changes, is_all=True, gone=lost)
+            if await database.insert(changed(commit, erased=frozenset()), over=revision):
+                return True
+
+    async def finish_sealing(self) -> None:
+        """Note that every session is sealed with the first key; from now on, nothing else opens."""
+        database = await self._ready()
+        await self.sealing.finish(database)
+        if (clean := getattr(database, "clean", None)) is not None:
+            await clean()
 
     # How it is called
 
@@ -445,103 +529,6 @@ class DatabaseStore:
         if stored is None or has_expired(stored.head, self.clock()):
             raise SessionNotFound(session_id)
         return stored
-
-
-SEALED = "_sealed"
-READABLE = ("id", "key", "created_at")
-"""What stays readable in the section that identifies the session."""
-
-
-class Sealing:
-    """Seals changes and opens snapshots; without a seal it only lets plain ones through.
-
-    Ids, numbers, types and times are left as they are, so that files can be repaired, searched and
-    listed without the key. What was written in plain text before stays readable too.
-    """
-
-    def __init__(self, seal: Seal | None = None) -> None:
-        self._seal = seal
-
-    def sealed(self, changes: Changes) -> Changes:
-        """The changes in the form in which they may be written."""
-        if self._seal is None:
-            return changes
-        entries = tuple(self._sealed_entry(entry) for entry in changes.entries)
-        sections = {name: self._section(name, v) for name, v in changes.sections.items()}
-        return changed(changes, entries=entries, sections=sections, head=self._head(changes.head))
-
-    def _sealed_entry(self, entry: Entry) -> Entry:
-        token = self._token({"content": entry.content, "metadata": entry.metadata})
-        return changed(entry, content={SEALED: token}, metadata={})
-
-    def _section(self, name: str, value: Any) -> dict[str, Any]:
-        readable = {n: value[n] for n in READABLE if n in value} if name == ABOUT else {}
-        return {**readable, SEALED: self._token(value)}
-
-    def _head(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """The head; a handler's window may show entries that are in no log."""
-        shown = [
-            self._sealed_entry(entries_in([item])[0]).to_dict() if isinstance(item, dict) else item
-            for item in head.get("shown") or ()
-        ]
-        return {**head, "shown": shown} if shown else dict(head)
-
-    def _token(self, value: Any) -> str:
-        assert self._seal is not None  # noqa: S101 - asked for only where there is one
-        try:
-            return self._seal.seal(json.dumps(value, default=str).encode())
-        except (TypeError, ValueError, RecursionError) as error:
-            raise StoreError(f"this can't be written as JSON ({error}): change it") from error
-
-    def opened(self, snapshot: StoredSnapshot) -> StoredSnapshot:
-        """A stored snapshot, made readable again; raises `StoreError` if no key fits."""
-        name = snapshot.name
-        head = dict(snapshot.head)
-        if head.get("shown"):
-            head["shown"] = [self._shown(item, name) for item in head["shown"]]
-        return changed(
-            snapshot,
-            head=head,
-            sections={key: self._value(v, name) for key, v in snapshot.sections.items()},
-            entries=[self.entry(entry, name) for entry in snapshot.entries],
-        )
-
-    def entry(self, entry: Entry, session_id: str) -> Entry:
-        """One entry, made readable again; raises like `opened`."""
-        if SEALED not in entry.content:
-            return entry
-        with decoding(session_id):
-            said = self._value(entry.content, session_id)
-            return changed(entry, content=said["content"], metadata=said["metadata"])
-
-    def _shown(self, item: Any, session_id: str) -> Any:
-        is_entry = isinstance(item, dict)
-        return self.entry(entries_in([item])[0], session_id).to_dict() if is_entry else item
-
-    def glance(self, about: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What identifies a session, as far as the key can decrypt it."""
-        try:
-            value: Mapping[str, Any] = self._value(about, str(about.get("id")))
-        except StoreError:
-            return about
-        return value
-
-    def _value(self, value: Any, session_id: str) -> Any:
-        if not isinstance(value, Mapping) or SEALED not in value:
-            return value
-        try:
-            if self._seal is not None:
-                return json.loads(self._seal.open(str(value[SEALED])))
-        except ValueError:
-            pass
-        raise NotReadable(
-            f"session {session_id!r} is encrypted, and none of the keys can decrypt it: append the "
-            "key it was written with to store.encryption_key (NANOLOOP_STORE__ENCRYPTION_KEY), "
-            "after a comma"
-        )
-
-
-T = TypeVar("T")
 
 
 def first_changes(session: Session, changes: Changes | None) -> Changes:

@@ -11,7 +11,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from nanoloop.attachments import UNSURE, UNUSED_SECONDS, Attachments
-from nanoloop.errors import FileRefused, SessionDamaged
+from nanoloop.errors import FileRefused, NotReadable, SessionDamaged
 from nanoloop.intake import user_entry
 from nanoloop.messages import Attachment, Inbound
 from nanoloop.parts import make_attachments, make_store
@@ -438,10 +438,8 @@ async def test_files_that_another_key_sealed_wait_for_it(tmp_path):
     await place.told("one", cat)
     place.age(dog)
     await place.store.close()
-    other = Place(tmp_path, url="sqlite:other.sqlite", **keys[1])
-    assert (await other.files.about(cat), await other.files.data(cat)) == (None, None)
-    await other.store.delete_expired()
-    await other.store.close()
+    with pytest.raises(NotReadable, match="append that key"):
+        Place(tmp_path, url="sqlite:other.sqlite", **keys[1])
     place = Place(tmp_path, **keys[0])
     assert await place.files.held("one", cat)
     await place.store.delete_expired()

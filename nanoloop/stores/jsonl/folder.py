@@ -33,6 +33,8 @@ MARK = ".mark"
 """The file beside them to which the marks of what is owed are linked."""
 KEYS = "keys"
 """The folder of bindings."""
+KEYS_LOCK = ".keys"
+"""Locked while a binding is replaced that must be what it was."""
 NODES = "nodes"
 """The folder that says which processes are alive."""
 BATCH = 64
@@ -89,7 +91,7 @@ class FolderListing:
         try:
             with os.scandir(self._folder) as items:
                 files = [item for item in items if item.name.endswith(SUFFIX)]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         files.sort(key=_written, reverse=True)
         return list(in_batches([Path(file.path) for file in files]))

@@ -24,6 +24,7 @@ from nanoloop.files import (
     unlock,
     write_all,
 )
+from nanoloop.session.entry import Entry
 from nanoloop.session.head import ABOUT, SUMMARY
 from nanoloop.stores.database import Commit, text_of
 from nanoloop.stores.jsonl.folder import SessionFolder
@@ -420,19 +421,21 @@ class Erasure:
         first = first_line(sections[ABOUT], summary_text(sections) or "")
         yield first
         marks, base = Marks(), len(first)
+        left = {entry.seq: entry for entry in commit.rewritten}
         for line in lines_from(fd, 0, self.state.size):
-            data = self._kept(fd, line)
+            data = self._kept(fd, line, left)
             if line.kind == ENTRY:
                 marks.add(line.value.seq, base)
             base += len(data)
             yield data
         yield written(replace(commit, sections=sections), at={}, base=base, marks=marks)[0]
 
-    def _kept(self, fd: int, line: LogLine) -> bytes:
+    def _kept(self, fd: int, line: LogLine, left: Mapping[int, Entry]) -> bytes:
         if line.kind in _RENEWED:
             return b""
         if line.kind == ENTRY and line.value.seq in self.gone:
-            return entry_line(line.value.seq, text_of(line.value.erased()))
+            erased = left.get(line.value.seq) or line.value.erased()
+            return entry_line(line.value.seq, text_of(erased))
         data = read_span(fd, line.offset, line.end)
         if line.kind == UNREADABLE and _tells(data, self.traces):
             return b""

@@ -200,8 +200,9 @@ def newest(fd: int, size: int, *, session_id: str) -> StoredSnapshot:
     reader = SessionReader(fd, state, session_id=session_id, marks=Marks(), report=lambda _: None)
     stored = reader.window()
     first = min(window_start(state.head), state.last - NEWEST + 1)
-    entries = reader.between(max(0, first - 1), None, None)
-    return StoredSnapshot(head=state.head, sections=stored.sections, entries=entries)
+    after = max(0, first - 1)
+    entries = reader.between(after, None, None)
+    return StoredSnapshot(head=state.head, sections=stored.sections, entries=entries, after=after)
 
 
 def about_of(fd: int, state: FileState, *, session_id: str) -> Mapping[str, Any]:

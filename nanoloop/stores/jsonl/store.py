@@ -48,6 +48,7 @@ from nanoloop.stores.database import (
 from nanoloop.stores.heartbeats import NodeFiles
 from nanoloop.stores.jsonl.folder import (
     KEYS,
+    KEYS_LOCK,
     LOCK,
     NODES,
     FolderListing,
@@ -60,6 +61,7 @@ from nanoloop.stores.jsonl.lines import FORMAT, METADATA, renewed
 from nanoloop.stores.jsonl.log_file import copy_of
 from nanoloop.stores.jsonl.owed import ANYTHING, kinds_owed
 from nanoloop.stores.jsonl.reading import SUFFIX, glance_at, glance_in, line_at, newest_at
+from nanoloop.stores.sealing import Sealing
 from nanoloop.stores.snapshot import (
     NOTED,
     OWES_CHAT,
@@ -72,7 +74,7 @@ from nanoloop.stores.snapshot import (
     owed_session,
     owes,
 )
-from nanoloop.stores.store import DatabaseStore, Sealing
+from nanoloop.stores.store import DatabaseStore
 
 Durability = Literal["flush", "fsync"]
 WRITERS: Mapping[Durability, int] = {"flush": 1, "fsync": 8}
@@ -213,6 +215,15 @@ class _Folder:
     async def bind(self, key: str, session_id: str) -> None:
         await self._own()
         await self._told(self._bindings.bind(key, session_id))
+
+    async def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        await self._own()
+        work = partial(self._in_thread, self._rebind, key, session_id, was)
+        return await self._in_turn(work, "the keys")
+
+    def _rebind(self, key: str, session_id: str, was: str | None) -> bool:
+        with self._folder.locked_name(KEYS_LOCK):
+            return self._bindings.rebind(key, session_id, was=was)
 
     async def bound(self, key: str) -> str | None:
         return await self._told(self._bindings.bound(key))
@@ -483,6 +494,17 @@ class Bindings:
         await wrap(make_folder)(self._folder)
         text = json.dumps({"key": key, "session": session_id})
         await put_file(self._path(file_name(key)), text.encode(), durable=self._durable)
+
+    def rebind(self, key: str, session_id: str, *, was: str | None) -> bool:
+        """Bind it if it is bound to `was`, or to nothing if that is None; it blocks."""
+        path = self._path(file_name(key))
+        found = _binding_in(path.read_bytes() if path.exists() else None)
+        if (found and found[1]) != was:
+            return False
+        make_folder(self._folder)
+        text = json.dumps({"key": key, "session": session_id})
+        replace_file(path, text.encode(), durable=True)
+        return True
 
     async def bound(self, key: str) -> str | None:
         """The session that this key means, or None."""

@@ -1,0 +1,107 @@
+"""Sealed files: a folder in which each file is encrypted for its name, as uploads are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from nanoloop.errors import DiskRefused, FileRefused
+from nanoloop.files import load_file, locked_file, make_folder, refusal, replace_file
+from nanoloop.protocols import Seal
+from nanoloop.stores.sealing import MARK, Sealing, place
+
+FOLDER_RECORD = ".seal"
+"""The file with a folder's seal record."""
+_SEALED_FILE = re.compile(rb"n2\.[0-9a-f]{8}\.")
+
+
+class FolderSealing:
+    """Seals the files of one folder, each for its name; without a seal plain ones pass.
+
+    It blocks: call it in worker threads.
+    """
+
+    def __init__(self, folder: Path, seal: Seal | None = None) -> None:
+        """Raises `NotReadable` if the folder is sealed, and a key is missing; and `DiskRefused`."""
+        self.folder = folder
+        self._sealing = Sealing(seal)
+        self._read_record()
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / FOLDER_RECORD
+
+    def _read_record(self) -> None:
+        try:
+            text = load_file(self._file).decode("utf-8", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except FileRefused:
+            raise
+        except OSError as error:
+            raise DiskRefused(self.folder, refusal(error)) from error
+        self._sealing.learn(text)
+
+    def sealed(self, name: str, data: bytes) -> bytes:
+        """What to write into the file of this name."""
+        sealing = self._sealing
+        if sealing.seal is None:
+            return data
+        while not sealing.may_write:
+            self._add_key()
+        return sealing.seal.seal(data, self._place(name)).encode()
+
+    def _add_key(self) -> None:
+        make_folder(self.folder)
+        with suppress(BlockingIOError), locked_file(self.folder / f"{FOLDER_RECORD}.lock"):
+            self._read_record()
+            if not self._sealing.may_write:
+                is_empty = next(self._files(), None) is None
+                self._write_record(self._sealing.renewed(is_empty=is_empty))
+
+    def _write_record(self, text: str) -> None:
+        replace_file(self._file, text.encode(), durable=True)
+        self._sealing.learn(text)
+
+    def opened(self, name: str, data: bytes) -> bytes | None:
+        """The file's own bytes; None if they are not what was written under this name."""
+        sealing = self._sealing
+        if sealing.seal is None:
+            return data
+        is_sealed = _SEALED_FILE.match(data) is not None
+        if is_sealed and sealing.record is None:  # another process has sealed the first one
+            self._read_record()
+        with suppress(ValueError):
+            if is_sealed and sealing.record is not None:
+                return sealing.seal.open(data.decode(), self._place(name))
+        if is_sealed or sealing.is_strict:
+            return None
+        with suppress(ValueError):
+            return sealing.seal.open_former(data.decode())
+        return data  # from before there was a key
+
+    def _place(self, name: str) -> bytes:
+        assert self._sealing.record is not None  # noqa: S101 - read, or written, before
+        return place("file", self._sealing.record.id, name)
+
+    def _files(self) -> Iterator[Path]:
+        return (file for file in self.folder.glob("[!.]*.*") if file.suffix in {".json", ".data"})
+
+    def reseal(self) -> Iterator[tuple[Path, bool]]:
+        """Seal every file with the first key, each whole; yields it, and whether that worked."""
+        if self._sealing.seal is None or not self.folder.is_dir():
+            return
+        is_whole = True
+        first = f"{MARK}.{self._sealing.seal.names[0]}.".encode()
+        for file in sorted(self._files()):
+            data = load_file(file)
+            own = self.opened(file.name, data)
+            if own is not None and not (self._sealing.record and data.startswith(first)):
+                replace_file(file, self.sealed(file.name, own), durable=True)
+            is_whole &= own is not None
+            yield file, own is not None
+        if is_whole:
+            self.sealed("", b"")  # where there is no record yet
+            self._write_record(self._sealing.completed())
