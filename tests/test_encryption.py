@@ -88,7 +88,9 @@ async def test_b2_7_ids_numbers_types_and_times_stay_readable(opened, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"), [(None, "NANOLOOP_STORE__ENCRYPTION_KEY"), (NEW, "append that key")]
+    ("keys", "says"),
+    [(None, "NANOLOOP_STORE__ENCRYPTION_KEY"), (NEW, "append that key")],
+    ids=["no key", "another"],
 )
 async def test_b2_7_without_the_key_nothing_is_opened(opened, keys, says):
     store = opened(OLD)

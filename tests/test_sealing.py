@@ -444,7 +444,7 @@ async def test_a_record_that_something_else_wrote_opens_nothing(request):
     await store.close()
 
 
-@pytest.mark.parametrize("keys", [None, OLD])
+@pytest.mark.parametrize("keys", [None, OLD], ids=["no key", "a key"])
 async def test_a_sealed_store_without_its_record_does_not_start(request, tmp_path, keys):
     made = sqlite(request)
     store = made(OLD)
@@ -533,7 +533,11 @@ async def test_what_an_earlier_version_sealed_is_read_and_then_sealed_anew(forme
     await store.close()
 
 
-@pytest.mark.parametrize(("keys", "says"), [(None, "is not set"), (NEW, "none of the keys")])
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [(None, "is not set"), (NEW, "none of the keys")],
+    ids=["no key", "another"],
+)
 async def test_what_an_earlier_version_sealed_does_not_start_without_its_key(former, keys, says):
     store = former(keys)
     with pytest.raises(NotReadable, match=says):
@@ -593,7 +597,7 @@ async def test_a_sealed_upload_opens_under_its_own_name_only(tmp_path, heard):
     assert len([event for event in heard if isinstance(event, FileUnreadable)]) == 2
 
 
-@pytest.mark.parametrize("keys", [None, OLD])
+@pytest.mark.parametrize("keys", [None, OLD], ids=["no key", "a key"])
 def test_where_no_folder_can_be_others_say_so(tmp_path, keys):
     (tmp_path / "data").write_text("a file")
     assert list(FolderSealing(tmp_path / "data" / "attachments", seal(keys)).reseal()) == []

@@ -413,6 +413,7 @@ class Program:
 @pytest.mark.parametrize(
     ("kind", "keys"),
     [("sqlite", None), ("jsonl", OTHER), pytest.param("sqlite", THIRD, marks=pytest.mark.long)],
+    ids=["sqlite, no key", "jsonl, another", "sqlite, a third"],
 )
 def test_without_its_keys_nothing_opens_a_store_or_writes_a_byte(
     tmp_path, monkeypatch, capfd, kind, keys
