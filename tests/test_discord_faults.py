@@ -179,7 +179,9 @@ async def test_what_someone_answers_is_quoted_and_names_are_read(server, stage):
         await stage.say(stage.group, text, sender=ann, reply_to=first)
         await comes_to(lambda: count(heard), 2)
     assert heard[1].text == "@bob #all :cup: thanks"
-    assert (heard[1].quote, heard[1].reply_to) == ("tea is ready", first)
+    (quote,) = heard[1].quotes
+    assert (quote.text, quote.kind, quote.speaker.id) == ("tea is ready", "quote", str(bob))
+    assert heard[1].reply_to == first
     assert (heard[1].private, heard[1].addressed) == (False, False)
 
 

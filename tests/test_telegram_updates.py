@@ -85,8 +85,9 @@ async def test_an_answer_to_the_bot_addresses_it_and_quotes_it(stage, next_one):
     )
     await next_one()
     to_bob, picked = await next_one(), await next_one()
-    assert (to_bob.addressed, to_bob.reply_to, to_bob.quote) == (False, asked, "morning")
-    assert picked.quote == "mor"
+    assert (to_bob.addressed, to_bob.reply_to) == (False, asked)
+    assert [(q.text, q.kind, q.speaker.id) for q in to_bob.quotes] == [("morning", "quote", BOB)]
+    assert picked.quotes[0].text == "mor"
 
 
 async def test_a_topic_is_a_thread_and_no_answer_to_who_began_it(stage, next_one):

@@ -26,6 +26,7 @@ from nanoloop.session.queue import (
     messages_among,
 )
 from nanoloop.session.session import Session
+from nanoloop.session.speech import typed
 from nanoloop.sessions import check_undo
 
 CHANNEL = "web"
@@ -319,15 +320,6 @@ def _message(entry: Entry) -> dict[str, Any]:
 
 
 _MARKS = ("message_id", "sender", "stopped", "finish_reason")
-
-
-def typed(entry: Entry) -> str:
-    """What was typed, without the references to attachments."""
-    parts = entry.content.get("parts")
-    files = len(entry.metadata.get("attachments") or ())
-    if not files or not isinstance(parts, list):
-        return str(entry.content.get("text") or "")
-    return "\n".join(str(part.get("text") or "") for part in parts[: max(0, len(parts) - files)])
 
 
 def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:
