@@ -246,7 +246,7 @@ _FILE_KINDS = frozenset({"image", "audio", "video", "file"})
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _OPENING = "[\u3010\u3014\u27e6\u2772\ufe47\uff3b"
 _LIKE_A_MARK = re.compile(
-    rf"(?:^|{_LINE_END.pattern})\W{{0,20}}[{re.escape(_OPENING)}]\W{{0,3}}"
+    rf"(?:^|{_LINE_END.pattern})[^\w\n{re.escape(_OPENING)}]{{0,20}}[{re.escape(_OPENING)}]\W{{0,3}}"
     r"(?:from|at|edit|retraction|report|quoting|forwarding|overheard|image|audio|video|file"
     r"|the result of an earlier call)\b",
     re.IGNORECASE,
@@ -260,7 +260,8 @@ def marked(passage: Passage, *, time: str = "") -> str:
     So no text can contain a mark: each begins a line, and is written only here.
     """
     mark = f"[{mark_of(passage)}{time and ', '}{time}]"
-    return f"{mark} {set_in(passage.text)}" if passage.text else mark
+    between = "\n| " if passage.kind == "file" else " "
+    return f"{mark}{between}{set_in(passage.text)}" if passage.text else mark
 
 
 def set_in(text: str) -> str:

@@ -387,9 +387,11 @@ def _texts_of(entry: Entry, *, for_model: bool) -> Iterator[tuple[str, str]]:
         yield "", said_in(entry)
         return
     for said in sorted(passages_of(entry), key=lambda one: not one.is_typed):
-        if not said.text.strip():
+        if said.kind == "file":
+            yield f" [{mark_of(said)}]", said.text
+        elif not said.text.strip():
             continue
-        if for_model and (is_told_apart(entry) or said.kind == "file"):
+        elif for_model and is_told_apart(entry):
             yield f" [{mark_of(said)}]", said.text
         else:
             speaker = said.speaker or said.by

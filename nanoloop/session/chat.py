@@ -22,7 +22,6 @@ from nanoloop.session.entry import (
     copied,
     plain_text,
 )
-from nanoloop.session.speech import other_words
 
 REASONING = "reasoning"
 """The metadata key, on a thought or on a message for the same vendor, that holds `vendor` and
@@ -587,7 +586,7 @@ def total_chars(messages: Iterable[Mapping[str, Any]]) -> int:
 def entry_text(entry: Entry) -> str:
     """All the text of an entry, for counting, including a tool's name, arguments and result."""
     if entry.type == MESSAGE:
-        return words_of(entry) + other_words(entry)
+        return words_of(entry)
     values = (value for key, value in entry.content.items() if key != "success")
     return "".join(value if isinstance(value, str) else _value_text(value) for value in values)
 

@@ -72,8 +72,8 @@ def passages_of(entry: Entry) -> Iterator[Passage]:
     kind = kind_of(entry)
     yield Passage(kind=kind, text="" if kind == "retraction" else typed(entry), speaker=by, by=by)
     for about, part in files_of(entry):
-        if text := file_text(about, part):
-            yield Passage(kind="file", text=text, by=by, about=about)
+        if not isinstance(part, Mapping) or part.get("type") == "text":
+            yield Passage(kind="file", text=file_text(about, part), by=by, about=about)
 
 
 def kind_of(entry: Entry) -> Kind:
