@@ -57,7 +57,8 @@ class Reader:
             return None
         text, kept = words(message), tuple(files(message))
         naming = _Naming(message, self._bot.bot)
-        if not (text or kept) or naming.is_for_another:
+        is_forwarded = message.forward_origin is not None  # then nothing in it is a command
+        if not (text or kept) or (naming.is_for_another and not is_forwarded):
             return None
         chat, of = message.chat.id, message.reply_to_message
         if of is not None and of.forum_topic_created:  # every message of a topic answers that one
@@ -67,7 +68,7 @@ class Reader:
         return Heard(
             chat=self._moves.first(chat),
             id=f"{name}-{update.update_id}" if is_edit else name,
-            text="" if message.forward_origin else text,
+            text="" if is_forwarded else text,
             private=message.chat.type == "private",
             addressed=naming.is_named or (of is not None and of.from_user == self._bot.bot),
             mention=naming.mention,
