@@ -217,8 +217,10 @@ _HOW = {
 def _quoted_from(item: Mapping[str, Any]) -> str:
     """Whose words a quote has, and how they were said; nobody typed what is in a file."""
     speaker, role = speaker_in(item.get("speaker")), str(item.get("who", "user"))
-    named = role if role in {"user", "assistant"} else display_name(role) or SOMEONE
-    return _HOW.get(str(item.get("how")), "") + who(speaker, named)
+    if speaker is None and role not in {"user", "assistant"}:
+        role = display_name(role) or SOMEONE
+        return _HOW.get(str(item.get("how")), _HOW["unclear"]) + role
+    return _HOW.get(str(item.get("how")), "") + who(speaker, role)
 
 
 def _memo_text(memo: Any) -> str:

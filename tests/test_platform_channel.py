@@ -688,6 +688,18 @@ async def test_the_words_that_are_answered_are_told_to_the_model(chats, tmp_path
     assert asked(provider) == f"[quoting you] one\n[from {ANN}] why?"
 
 
+async def test_a_long_quote_is_shortened_and_an_overheard_file_is_named(chats, tmp_path):
+    provider = ScriptedProvider(otherwise="yes")
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        said = await chats.say("group", "x" * 2000, sender="bob", files={"cat.png": PNG})
+        await chats.say("group", "@bot this?", reply_to=said)
+        await says(chats, "group", "yes")
+    overheard, quote, own = asked(provider).split("\n")
+    assert overheard == f"[overheard from {BOB}, with image] {'x' * 500}…"
+    assert quote == f"[quoting {BOB}] {'x' * 1000}…"
+    assert own == f"[from {ANN}] this?"
+
+
 async def test_what_says_nothing_asks_nothing(chats, tmp_path):
     async with Bot(chats.platform(), tmp_path):
         await chats.say(CHAT, " ")

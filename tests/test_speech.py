@@ -393,6 +393,12 @@ def test_who_has_to_wait_is_told_apart_by_id_and_not_by_name():
     assert seconds_before(late, [late, *mine], late.timestamp) > 0
 
 
+def test_an_export_for_people_shows_what_was_quoted():
+    session = Session()
+    session.add_entry(entry_of(said_by(ANN, "why?", quotes=(Quote(text="a\nb", speaker=BOB),))))
+    assert session.to_markdown().endswith("\n\n> Bob: a\n> b\n\nwhy?\n")
+
+
 def test_what_others_said_counts_in_tokens():
     plain = entry_of(said_by(ANN, "hi"))
     quoting = entry_of(said_by(ANN, "hi", quotes=(Quote(text="word " * 400),)))

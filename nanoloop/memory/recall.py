@@ -23,7 +23,7 @@ from nanoloop.protocols import Store
 from nanoloop.sentences import Say, in_english, role
 from nanoloop.session.entry import ERASED, MESSAGE, Entry, rfc3339
 from nanoloop.session.session import Session
-from nanoloop.session.speech import display_name, is_told_apart, passages_of
+from nanoloop.session.speech import is_told_apart, name_of, passages_of
 
 BATCH = 250
 """How many entries are indexed at a time."""
@@ -394,8 +394,7 @@ def _texts_of(entry: Entry, *, for_model: bool) -> Iterator[tuple[str, str]]:
         elif for_model and is_told_apart(entry):
             yield f" [{mark_of(said)}]", said.text
         else:
-            speaker = said.speaker or said.by
-            name = speaker and display_name(speaker.name or speaker.id)
+            name = name_of(said.speaker or said.by)
             is_others = said.kind in {"quote", "forward", "overheard"}
             yield f" {name}" if name else "", f"> {said.text}" if is_others else said.text
 

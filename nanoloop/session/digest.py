@@ -17,7 +17,7 @@ from nanoloop.session.speech import (
     GROUP,
     SOMEONE,
     Passage,
-    display_name,
+    name_of,
     passages_of,
     stored_speaker,
 )
@@ -135,7 +135,7 @@ def source_of(said: Passage, entry: Entry) -> dict[str, Any]:
     if by is None or not is_named:
         source: dict[str, Any] = {"who": str(entry.role)}
     else:
-        source = {"who": display_name(by.name or by.id) or SOMEONE}
+        source = {"who": name_of(by) or SOMEONE}
         if by.id:
             source["speaker"] = stored_speaker(by, platform=by.platform)
     return source if said.is_typed else {**source, "how": said.kind}

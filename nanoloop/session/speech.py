@@ -208,10 +208,20 @@ def is_told_apart(entry: Entry) -> bool:
     return is_more or bool(metadata.get(GROUP)) or metadata.get(ORIGIN) == "system"
 
 
-def who_said(entry: Entry) -> str:
-    """The name for people: the sender's in a group, else the role."""
-    by = speaker_of(entry) if entry.metadata.get(GROUP) else None
-    return (display_name(by.name or by.id) if by else "") or str(entry.role)
+def for_people(entry: Entry) -> str:
+    """A message's text behind what it quotes, as exports show it."""
+    told = (_quoted(name_of(quote.speaker), quote.text) for quote in quotes_of(entry))
+    return "\n\n".join((*told, str(entry.content.get("text") or "")))
+
+
+def _quoted(name: str, text: str) -> str:
+    named = f"{name}: {text}" if name else text
+    return "\n".join(f"> {line}" for line in named.splitlines())
+
+
+def name_of(speaker: Speaker | None) -> str:
+    """The name as people see it; "" if there is none."""
+    return "" if speaker is None else display_name(speaker.name or speaker.id)
 
 
 def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
@@ -220,7 +230,7 @@ def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
         return otherwise
     if speaker.is_me:
         return ME
-    name = display_name(speaker.name or speaker.id) or SOMEONE
+    name = name_of(speaker) or SOMEONE
     return f"{name} #{handle_of(speaker.platform, speaker.id)}" if speaker.id else name
 
 
