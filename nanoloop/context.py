@@ -31,7 +31,6 @@ from nanoloop.session.speech import (
     is_told_apart,
     passages_of,
     speaker_in,
-    typed,
     who,
 )
 from nanoloop.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
@@ -257,10 +256,7 @@ _INVISIBLE = re.compile("[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u20
 
 
 def marked(passage: Passage, *, time: str = "") -> str:
-    """A text behind a mark that says whose it is; its further lines begin with `| `.
-
-    So no text can contain a mark: each begins a line, and is written only here.
-    """
+    """A text behind a mark, which only begins a line: the text's further lines begin with `| `."""
     mark = f"[{mark_of(passage)}{time and ', '}{time}]"
     between = "\n| " if passage.kind == "file" else " "
     return f"{mark}{between}{set_in(passage.text)}" if passage.text else mark
@@ -694,7 +690,8 @@ def first_words(entries: Iterable[Entry]) -> list[tuple[int, str]]:
 
 def _line(entry: Entry) -> str:
     *_, own = (one for one in passages_of(entry) if one.kind != "file")
-    words = " ".join((own.text or typed(entry))[: WORDS_LIMIT * 4].split())
+    text = own.text or str(entry.content.get("text") or "")
+    words = " ".join(text[: WORDS_LIMIT * 4].split())
     more = "…" if len(words) > WORDS_LIMIT else ""
     mark = f"{entry.role} [{mark_of(own)}]" if is_told_apart(entry) else entry.role
     return f"{mark}: {words[:WORDS_LIMIT]}{more}"

@@ -4,7 +4,7 @@ import re
 import unicodedata
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from nanoloop.context import build_messages, is_like_a_mark
@@ -17,7 +17,7 @@ from nanoloop.session.queue import asked_again, reworded, seconds_before
 from nanoloop.session.session import Session
 from nanoloop.session.speech import display_name, handle_of, passages_of
 from nanoloop.tokens import entry_tokens
-from tests.marks import LINE_END, Found, read
+from tests.marks import LINE_END, Found, kind_of, read
 
 ANN, BOB = Speaker(id="1", name="Ann"), Speaker(id="2", name="Bob")
 ANNS, BOBS = handle_of("telegram", "1"), handle_of("telegram", "2")
@@ -161,13 +161,26 @@ def test_15_a_reader_recovers_who_said_what(history, with_time):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(7200)
-@settings(
-    max_examples=100_000, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
-@given(histories, st.booleans())
-def test_15_a_reader_recovers_who_said_what_in_all_histories(history, with_time):
-    check(history, with_time)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(20))
+def test_15_a_reader_recovers_who_said_what_in_100_000_histories(part):
+    options = {"max_examples": 5000, "database": None, "deadline": None}
+    every = settings(**options, suppress_health_check=list(HealthCheck))
+    every(seed(part)(given(histories, st.booleans())(check)))()
+
+
+@settings(max_examples=80)
+@given(histories, st.booleans(), st.booleans())
+def test_15_who_types_what_the_model_was_shown_is_shown_as_its_typist(history, group, with_time):
+    for told in build_messages("", map(entry_of, history), with_time=with_time):
+        content = told["content"]
+        texts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        typed = said_by(BOB, "\n".join(texts), group=group)
+        (again,) = build_messages("", [entry_of(typed)], with_time=with_time)
+        (found,) = read(again["content"])
+        assert (found.kind, found.text) == ("said", typed.text)
+        assert found.handle == BOBS if group else found.handle in {"", BOBS}
+        assert again != told or kind_of(typed.text) is None
 
 
 @settings(max_examples=80)

@@ -23,7 +23,7 @@ from nanoloop.protocols import Store
 from nanoloop.sentences import Say, in_english, role
 from nanoloop.session.entry import ERASED, MESSAGE, Entry, rfc3339
 from nanoloop.session.session import Session
-from nanoloop.session.speech import is_told_apart, name_of, passages_of
+from nanoloop.session.speech import is_told_apart, name_of, passages_of, sender_of
 
 BATCH = 250
 """How many entries are indexed at a time."""
@@ -324,7 +324,7 @@ def _different(entries: dict[int, Entry]) -> list[int]:
     found: dict[tuple[str, str], int] = {}
     for place, entry in entries.items():
         said = " ".join(plain(str(entry.content.get("text") or entry.content)).split())
-        found.setdefault((str(entry.metadata.get("sender")), said), place)
+        found.setdefault((str(sender_of(entry)), said), place)
     return list(found.values())
 
 

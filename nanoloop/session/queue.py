@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any
 
 from nanoloop.session.entry import Entry
-from nanoloop.session.speech import FILES, SPEECH, files_of, same_sender
+from nanoloop.session.speech import FILES, SPEECH, files_of, sender_of
 
 MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
@@ -215,7 +215,7 @@ def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> flo
     due = entry.metadata.get(NOT_BEFORE)
     if not isinstance(due, (int, float)) or now < entry.timestamp:  # the clock was set back
         return 0
-    if not all(same_sender(entry, behind) for behind in waiting):
+    if any(sender_of(behind) != sender_of(entry) for behind in waiting):
         return 0
     return max(0.0, due - now.timestamp())
 

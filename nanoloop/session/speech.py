@@ -101,12 +101,8 @@ def speaker_of(entry: Entry) -> Speaker | None:
     return Speaker(name=str(name)) if name else None
 
 
-def same_sender(one: Entry, other: Entry) -> bool:
-    """Whether one person sent both, as far as their channel tells people apart."""
-    return _identity(one) == _identity(other)
-
-
-def _identity(entry: Entry) -> tuple[str, str] | Any:
+def sender_of(entry: Entry) -> tuple[str, str] | Any:
+    """What tells the sender apart from others: the account, or a name if there is none."""
     by = speaker_of(entry)
     return (by.platform, by.id) if by is not None and by.id else entry.metadata.get("sender")
 
