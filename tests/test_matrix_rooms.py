@@ -150,7 +150,9 @@ async def test_an_edit_keeps_its_thread_and_says_which_message_it_edits(stage):
     async with listening(stage.platform()) as ears:
         root = await stage.say(stage.group, "apples", sender=stage.ann.id)
         message = await stage.say(stage.group, "paers", sender=stage.ann.id, thread=root)
+        await ears.comes(2)  # what is taken back before it is read has no text any more
         await stage.edit(stage.group, message, "pears", sender=stage.ann.id)
+        await ears.comes(3)
         await stage.delete(stage.group, message, sender=stage.ann.id)
         _, said, edited, gone = await ears.comes(4)
     assert (said.thread, edited.thread, gone.thread) == (root, root, root)
