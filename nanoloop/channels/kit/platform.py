@@ -106,7 +106,10 @@ class Heard:
     """What it quotes or forwards, each with who said it; none of that belongs into `text`."""
     files: tuple[File, ...] = ()
     edits: str | None = None
-    """The id of the earlier message whose text is now `text`; ignored if the text is unchanged."""
+    """The id of the earlier message whose text is now `text`; ignored if the text is unchanged.
+
+    Only its sender may edit a message: check that if the platform doesn't.
+    """
     deletes: str | None = None
     """The id of the earlier message that was deleted."""
     burst_seconds: float = 0
