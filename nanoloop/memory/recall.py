@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from anyio.to_thread import run_sync
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.context import as_data, mark_of
+from nanoloop.context import as_data, is_like_a_mark, mark_of
 from nanoloop.errors import IndexUnusable, SessionNotFound
 from nanoloop.events import IndexSetAside, RecallFailed, about, announce
 from nanoloop.memory.index import Index, IndexReader, said_in
@@ -391,12 +391,16 @@ def _texts_of(entry: Entry, *, for_model: bool) -> Iterator[tuple[str, str]]:
             yield f" [{mark_of(said)}]", said.text
         elif not said.text.strip():
             continue
-        elif for_model and is_told_apart(entry):
+        elif for_model and (is_told_apart(entry) or _is_like_a_mark(entry, said.text)):
             yield f" [{mark_of(said)}]", said.text
         else:
             name = name_of(said.speaker or said.by)
             is_others = said.kind in {"quote", "forward", "overheard"}
             yield f" {name}" if name else "", f"> {said.text}" if is_others else said.text
+
+
+def _is_like_a_mark(entry: Entry, text: str) -> bool:
+    return entry.role == "user" and is_like_a_mark(text)
 
 
 def _behind(found: Found, words: str, say: Say) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 
-from nanoloop.context import mark_of, set_in
+from nanoloop.context import is_like_a_mark, mark_of, set_in
 from nanoloop.errors import (
     AnswerRefused,
     BadAnswer,
@@ -138,7 +138,8 @@ def _lines(entry: Entry) -> Iterator[str]:
     if entry.type == MESSAGE and entry.role != "system":
         role, is_told = _name(entry.role), is_told_apart(entry)
         for said in passages_of(entry):
-            mark = f" [{mark_of(said)}]" if is_told or said.kind == "file" else ""
+            is_like = entry.role == "user" and is_like_a_mark(said.text)
+            mark = f" [{mark_of(said)}]" if is_told or is_like or said.kind == "file" else ""
             yield f"{role}{mark}: {set_in(said.text)}"
     elif entry.type == TOOL_CALL:
         arguments = json.dumps(content.get("parameters"), ensure_ascii=False, default=str)

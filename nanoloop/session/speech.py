@@ -260,7 +260,7 @@ def _is_role(word: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def handle_of(platform: str, person: str) -> str:
-    """Ten letters that stand for this account: the same after every restart, on every machine."""
+    """Ten letters and digits that stand for this account, always and on every machine."""
     named = f"{platform}\0{person}".encode("utf-8", "surrogatepass")
     digest = blake2b(named, digest_size=8, person=b"nanoloop speaker").digest()
     return b32encode(digest).decode().lower()[:HANDLE_CHARS]
