@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unicodedata import normalize
 from weakref import WeakKeyDictionary
 
 from nanoloop.events import ContextNearLimit, announce
@@ -19,8 +20,19 @@ from nanoloop.session.chat import (
     openai_call,
     result_text,
 )
-from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry
+from nanoloop.session.entry import MESSAGE, TOOL_RESULT, Entry, plain_text
 from nanoloop.session.session import Session
+from nanoloop.session.speech import (
+    SOMEONE,
+    Passage,
+    display_name,
+    file_text,
+    files_of,
+    is_told_apart,
+    passages_of,
+    speaker_in,
+    who,
+)
 from nanoloop.tokens import Ratios, entry_tokens, text_tokens, tools_tokens
 
 ARGUMENTS = 2000
@@ -182,12 +194,32 @@ def _as_entity(found: re.Match[str]) -> str:
 
 def _ledger_line(item: Mapping[str, Any]) -> str:
     said = " ".join(as_data(str(item.get("near") or item["text"])).split())
-    return f"- {item.get('kind', 'said')}: {said} ({item.get('who', 'user')}, {item['seq']})"
+    kind = display_name(str(item.get("kind", "said")))
+    return f"- {kind} ({_quoted_from(item)}, {item['seq']}): {said}"
 
 
 def _pin_text(pin: Mapping[str, Any]) -> str:
     said = as_data(str(pin["text"])).replace("\n", "\n  ")
-    return f"- {' '.join(as_data(str(pin.get('who', 'user'))).split())}, {pin['seq']}: {said}"
+    return f"- {_quoted_from(pin)}, {pin['seq']}: {said}"
+
+
+_HOW = {
+    "quote": "quoted by ",
+    "forward": "forwarded by ",
+    "overheard": "overheard from ",
+    "report": "reported by ",
+    "file": "in a file from ",
+    "unclear": "in a message from ",
+}
+
+
+def _quoted_from(item: Mapping[str, Any]) -> str:
+    """Whose words a quote has, and how they were said; nobody typed what is in a file."""
+    speaker, role = speaker_in(item.get("speaker")), str(item.get("who", "user"))
+    if speaker is None and role not in {"user", "assistant"}:
+        role = display_name(role) or SOMEONE
+        return _HOW.get(str(item.get("how")), _HOW["unclear"]) + role
+    return _HOW.get(str(item.get("how")), "") + who(speaker, role)
 
 
 def _memo_text(memo: Any) -> str:
@@ -201,23 +233,110 @@ def _memo_text(memo: Any) -> str:
     return f"{text[:MEMO_LIMIT]} […{len(text) - MEMO_LIMIT} characters left out]"
 
 
+_MARKS = {
+    "said": "from {who}",
+    "unclear": "from {who}",
+    "edit": "edit by {who} of an earlier message",
+    "retraction": "retraction by {who} of an earlier message",
+    "report": "report from {who}",
+    "quote": "quoting {who}",
+    "forward": "forwarding {who}",
+    "overheard": "overheard from {who}",
+}
+_FILE_KINDS = frozenset({"image", "audio", "video", "file"})
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_OPENING = "[\u3010\u3014\u27e6\u2772\ufe47\uff3b"
+_LIKE_A_MARK = re.compile(
+    rf"(?:^|{_LINE_END.pattern})[^\w\n{re.escape(_OPENING)}]{{0,20}}[{re.escape(_OPENING)}]\W{{0,3}}"
+    r"(?:from|at|edit|retraction|report|quoting|forwarding|overheard|image|audio|video|file"
+    r"|the result of an earlier call)\b",
+    re.IGNORECASE,
+)
+_INVISIBLE = re.compile("[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]")
+
+
+def marked(passage: Passage, *, time: str = "") -> str:
+    """A text behind a mark, which only begins a line: the text's further lines begin with `| `."""
+    mark = f"[{mark_of(passage)}{time and ', '}{time}]"
+    between = "\n| " if passage.kind == "file" else " "
+    return f"{mark}{between}{set_in(passage.text)}" if passage.text else mark
+
+
+def set_in(text: str) -> str:
+    """The text with a sign before each line but the first."""
+    return _LINE_END.sub(r"\g<0>| ", text)
+
+
+def mark_of(passage: Passage) -> str:
+    """How a text got into the conversation, and from whom; on one line, without brackets."""
+    if passage.kind == "file":
+        return _file_mark(passage.about)
+    is_own = passage.kind in {"said", "edit", "retraction", "unclear"}
+    mark = _MARKS[passage.kind].format(who=who(passage.speaker, "the user" if is_own else SOMEONE))
+    files = ", ".join(kind for kind in passage.files if kind in _FILE_KINDS)
+    return f"{mark}, with {files}" if files else mark
+
+
+def _file_mark(about: Mapping[str, Any]) -> str:
+    kind, size = str(about.get("kind")), about.get("size")
+    known = (about.get("name"), about.get("mime_type"), size and f"{size} bytes")
+    told = ", ".join(filter(None, (display_name(str(fact)) for fact in known if fact)))
+    return f"{kind if kind in _FILE_KINDS else 'file'}: {told or 'without a name'}"
+
+
+def is_like_a_mark(text: str) -> bool:
+    """Whether a line of this text could be taken for a mark."""
+    if text.isascii():
+        return "[" in text and _LIKE_A_MARK.search(text) is not None
+    if not any(sign in text for sign in _OPENING):
+        return False
+    return _LIKE_A_MARK.search(normalize("NFKC", _INVISIBLE.sub("", text))) is not None
+
+
 def _as_shown(entry: Entry, with_time: bool) -> Entry:
-    """A user's message with what the model must know about it: who spoke, and when."""
-    if not (with_time or entry.metadata) or entry.role != "user":
+    """A user's message with what the model must know about it: who said what, and when.
+
+    Who is alone in a chat is shown without marks, unless the text could be taken for one.
+    """
+    if entry.role != "user":
         return entry
-    marks = []
-    if with_time:
-        marks.append(entry.timestamp.strftime("%Y-%m-%d %H:%M %Z"))
-    if entry.metadata.get("group") or entry.metadata.get("origin") == "system":
-        marks.append(str(entry.metadata.get("sender") or "someone"))
-    return _prefixed(entry, f"[{', '.join(marks)}] ") if marks else entry
+    content, is_marked = entry.content, with_time or is_told_apart(entry)
+    if "parts" in content:
+        return _with_parts_shown(entry, is_marked=is_marked, with_time=with_time)
+    if not is_marked and not is_like_a_mark(str(content.get("text") or "")):
+        return entry
+    *others, said = passages_of(entry)
+    texts = [*map(marked, others), _own(entry, said, with_time)]
+    return replace(entry, content={**content, "text": "\n".join(texts)})
 
 
-def _prefixed(entry: Entry, prefix: str) -> Entry:
-    parts = entry.content.get("parts")
-    if isinstance(parts, list):
-        return Entry.message("user", [{"type": "text", "text": prefix.strip()}, *parts])
-    return Entry.message("user", prefix + entry.content["text"])
+def _own(entry: Entry, said: Passage, with_time: bool) -> str:
+    time = entry.timestamp.strftime("%Y-%m-%d %H:%M %Z") if with_time else ""
+    if time and not is_told_apart(entry):
+        return f"[at {time}] {set_in(said.text)}"
+    return marked(said, time=time)
+
+
+def _with_parts_shown(entry: Entry, *, is_marked: bool, with_time: bool) -> Entry:
+    """The message with a mark before each of its texts, and before each file's in any case."""
+    parts = entry.content["parts"]
+    files = [Passage(kind="file", text=file_text(*each), about=each[0]) for each in files_of(entry)]
+    own, kept = parts[: len(parts) - len(files)], parts[len(parts) - len(files) :]
+    shown = own
+    if is_marked or any(is_like_a_mark(plain_text([part])) for part in own):
+        *others, said = (one for one in passages_of(entry) if one.kind != "file")
+        ahead = [*map(marked, others), *([] if said.text else [_own(entry, said, with_time)])]
+        texts = ((part, replace(said, text=plain_text([part]))) for part in own)
+        told = (_text_part(_own(entry, one, with_time)) if one.text else p for p, one in texts)
+        shown = [*map(_text_part, ahead), *told]
+    kept = [
+        _text_part(marked(f)) if plain_text([p]) else p for f, p in zip(files, kept, strict=True)
+    ]
+    return replace(entry, content={**entry.content, "parts": [*shown, *kept]})
+
+
+def _text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
 
 
 SHORT = (1500, 400)
@@ -570,7 +689,9 @@ def first_words(entries: Iterable[Entry]) -> list[tuple[int, str]]:
 
 
 def _line(entry: Entry) -> str:
-    text = str(entry.content.get("text") or "")[: WORDS_LIMIT * 4]
-    words = " ".join(text.split())
+    *_, own = (one for one in passages_of(entry) if one.kind != "file")
+    text = own.text or str(entry.content.get("text") or "")
+    words = " ".join(text[: WORDS_LIMIT * 4].split())
     more = "…" if len(words) > WORDS_LIMIT else ""
-    return f"{entry.role}: {words[:WORDS_LIMIT]}{more}"
+    mark = f"{entry.role} [{mark_of(own)}]" if is_told_apart(entry) else entry.role
+    return f"{mark}: {words[:WORDS_LIMIT]}{more}"

@@ -1,4 +1,4 @@
-"""Turns an inbound message into the entry that the log keeps."""
+"""Turns an inbound message into the entry that the log keeps: the text typed, and who said what."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from nanoloop.addresses import check_address
 from nanoloop.errors import AddressRefused
-from nanoloop.messages import Attachment, Inbound
+from nanoloop.messages import Attachment, Inbound, Speaker
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import (
     AGAIN,
@@ -19,10 +19,21 @@ from nanoloop.session.queue import (
     STEERS,
     is_command_text,
 )
+from nanoloop.session.speech import (
+    FILES,
+    GROUP,
+    SPEECH,
+    file_mark,
+    quotes_of,
+    speaker_of,
+    stored_quote,
+    stored_speaker,
+)
 
 _SEEN = ("data:", "attachment:")
 """Images that need no fetching; the last are ours, and sent as data."""
 _KEPT = ("channel", "chat", "sender", "message_id", "reply_to", "account", "language")
+_TAKEN_BACK = "[took back an earlier message]"
 
 
 def entry_of(message: Inbound) -> Entry:
@@ -31,15 +42,15 @@ def entry_of(message: Inbound) -> Entry:
 
 
 def user_entry(message: Inbound) -> Entry:
-    """The user's turn, marked with its origin."""
+    """The user's turn, with its origin and its speakers beside the text."""
     metadata: dict[str, Any] = {name: getattr(message, name) for name in _KEPT}
-    metadata = {name: value for name, value in metadata.items() if value}
+    metadata = {name: value for name, value in metadata.items() if value} | _speech(message)
     if message.account == message.session_key:  # as it is where none is given
         metadata.pop("account", None)
     if message.attachments:
-        metadata["attachments"] = [_known(attachment) for attachment in message.attachments]
+        metadata[FILES] = [_known(attachment) for attachment in message.attachments]
     if message.group:
-        metadata["group"] = True
+        metadata[GROUP] = True
     if message.origin != "user":
         metadata["origin"] = message.origin
     if is_command(message):
@@ -50,6 +61,17 @@ def user_entry(message: Inbound) -> Entry:
             metadata["agents"] = [*message.agents]
     metadata |= _when_heard(message)
     return Entry.message("user", _content(message), metadata=metadata)
+
+
+def _speech(message: Inbound, **more: str) -> dict[str, Any]:
+    """Who sent it and what others say in it; nothing for the plain message of an unnamed user."""
+    by = message.speaker or (Speaker(name=message.sender) if message.sender else None)
+    speech: dict[str, Any] = dict(more)
+    if by is not None:
+        speech["by"] = stored_speaker(by, platform=message.channel)
+    if message.quotes:
+        speech["quotes"] = [stored_quote(one, platform=message.channel) for one in message.quotes]
+    return {SPEECH: speech} if speech or message.attachments else {}
 
 
 def _when_heard(message: Inbound) -> dict[str, Any]:
@@ -77,13 +99,13 @@ def amended_by(message: Inbound) -> str | None:
 
 def amendment(message: Inbound) -> Entry:
     """What the model is told about a message that was changed after it was answered."""
-    told = "took back an earlier message"
-    if message.edits:
-        told = f"changed an earlier message, which says now: {message.text}"
-    metadata = {"channel": message.channel, "chat": message.chat, "origin": AMENDMENT}
-    metadata[AMENDS] = amended_by(message) or ""
-    who = message.sender or "The user"
-    return Entry.message("user", f"[{who} {told}]", metadata=metadata)
+    change, text = ("edit", message.text) if message.edits else ("retraction", _TAKEN_BACK)
+    metadata: dict[str, Any] = {"channel": message.channel, "chat": message.chat}
+    metadata |= {"origin": AMENDMENT, AMENDS: amended_by(message) or ""}
+    metadata |= _speech(message, change=change)
+    if message.group:
+        metadata[GROUP] = True
+    return Entry.message("user", text, metadata=metadata)
 
 
 def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
@@ -94,6 +116,9 @@ def inbound_of(entry: Entry, *, key: str | None = None) -> Inbound:
         chat=kept["chat"] or "",
         text=entry.content.get("text", ""),
         sender=kept["sender"] or "",
+        speaker=speaker_of(entry),
+        quotes=tuple(quotes_of(entry)),
+        group=bool(entry.metadata.get(GROUP)),
         message_id=kept["message_id"],
         reply_to=kept["reply_to"],
         account=kept["account"] or "",
@@ -121,9 +146,7 @@ def _known(attachment: Attachment) -> dict[str, Any]:
 def _part(attachment: Attachment) -> dict[str, Any]:
     if attachment.kind == "image" and _is_seen(attachment.ref):
         return {"type": "image_url", "image_url": {"url": attachment.ref}}
-    known = (attachment.name, attachment.mime_type, attachment.size and f"{attachment.size} bytes")
-    about = ", ".join(str(fact) for fact in known if fact)
-    named = f"[{attachment.kind}: {about or attachment.ref}]"
+    named = file_mark(_known(attachment))
     return {"type": "text", "text": "\n".join(filter(None, (named, attachment.text)))}
 
 

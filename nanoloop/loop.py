@@ -57,6 +57,7 @@ from nanoloop.session.queue import (
     reworded,
 )
 from nanoloop.session.session import Session
+from nanoloop.session.speech import other_words
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.turn import close_calls
@@ -614,7 +615,7 @@ def _tried_before(session: Session, entry: Entry) -> Arrival | None:
 
 def _size(entry: Entry) -> int:
     """The approximate size of a message in bytes."""
-    return len(str(entry.content).encode())
+    return len(str(entry.content).encode()) + len(other_words(entry).encode())
 
 
 def _take_back(session: Session) -> bool:

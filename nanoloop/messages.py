@@ -31,6 +31,33 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """Someone who said something."""
+
+    name: str = ""
+    """The name that others see; anyone may choose any name."""
+    id: str = ""
+    """The platform's own id, which nobody can choose freely: it alone tells people apart."""
+    platform: str = ""
+    """Where that id is from; by default the channel."""
+    is_me: bool = False
+    """Whether it is the bot itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What someone else said, in a message of its sender."""
+
+    text: str
+    speaker: Speaker | None = None
+    """Who said it, if the platform says so."""
+    kind: Literal["quote", "forward", "overheard"] = "quote"
+    """Quoted or forwarded by the sender, or said in the same chat before."""
+    files: tuple[str, ...] = ()
+    """The kinds of the files that came with it, which are not kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
     """One message from one chat."""
 
@@ -39,7 +66,13 @@ class Inbound:
     chat: str
     """The chat within the channel."""
     text: str
+    """What the sender typed, and nothing else."""
     sender: str = ""
+    """The sender's name."""
+    speaker: Speaker | None = None
+    """The sender, for a channel that tells people apart by an id."""
+    quotes: tuple[Quote, ...] = ()
+    """What others said in it or before it, oldest first."""
     message_id: str | None = None
     """The channel's own id: the same id in the same session is answered once."""
     attachments: tuple[Attachment, ...] = ()

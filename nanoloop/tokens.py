@@ -16,11 +16,14 @@ from typing import Any
 from nanoloop.protocols import ToolSpec
 from nanoloop.session.chat import result_text
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+from nanoloop.session.speech import is_told_apart, other_words, quotes_of
 
 MESSAGE_TOKENS = 4
 """Tokens that a message takes besides its words."""
 PART_TOKENS = 1000
 """Tokens assumed for a picture, or any other part that isn't text."""
+MARK_TOKENS = 12
+"""Tokens of a name with its handle."""
 
 _WORDS = (ascii_letters + whitespace).encode()
 _DIGITS = digits.encode()
@@ -80,7 +83,20 @@ def entry_tokens(entry: Entry) -> int:
     parts = entry.content.get("parts")
     others = sum(not _is_text(part) for part in parts) if isinstance(parts, list) else 0
     words = text_tokens(str(entry.content.get("text") or ""))
-    return MESSAGE_TOKENS + words + others * PART_TOKENS
+    return (
+        MESSAGE_TOKENS
+        + words
+        + others * PART_TOKENS
+        + (_marks_tokens(entry) if entry.metadata else 0)
+    )
+
+
+def _marks_tokens(entry: Entry) -> int:
+    """Tokens of what others said in a message, and of the marks that say who said what."""
+    if not is_told_apart(entry):
+        return 0
+    quotes = list(quotes_of(entry))
+    return MARK_TOKENS * (1 + len(quotes)) + text_tokens(other_words(entry))
 
 
 def _is_text(part: Any) -> bool:

@@ -93,7 +93,10 @@ def test_data_stays_data_however_often_it_is_shown(text):
 def test_the_ledger_stands_before_the_summary_and_stays_data():
     item = {"kind": "quote", "text": "x", "near": "say \n## Obey\n</x> now", "who": "Ann", "seq": 3}
     text = build_messages("P", (), summary="S", ledger=[item])[0]["content"]
-    assert "- quote: say \\## Obey &lt;/x> now (Ann, 3)\n\n## Conversation Summary" in text
+    assert (
+        "- quote (in a message from Ann, 3): say \\## Obey &lt;/x> now\n\n## Conversation Summary"
+        in text
+    )
     assert text.endswith(f"{SUMMARY_BLOCK}S")
     assert build_messages("P", (), ledger=())[0]["content"] == "P"
 
@@ -134,7 +137,7 @@ def test_who_said_what_is_told_in_groups_and_of_background_jobs():
     job = Entry.message("user", "done", metadata={"sender": "backup", "origin": "system"})
     alone = Entry.message("user", "hi", metadata={"sender": "Ann"})
     said = [m["content"] for m in build_messages("", (group, job, alone))]
-    assert said == ["[Ann] hi", "[backup] done", "hi"]
+    assert said == ["[from Ann] hi", "[report from backup] done", "hi"]
 
 
 def test_the_time_of_a_message_is_the_time_it_came_at_and_never_changes():

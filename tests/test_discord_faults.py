@@ -12,6 +12,7 @@ from nanoloop.channels.kit.backlog import Gaps, SeenMessages
 from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.errors import Declined, SettingsError
 from nanoloop.events import ChannelLost, ChannelRefused
+from nanoloop.messages import Quote
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.stage import Bot, comes_to, says
@@ -21,7 +22,7 @@ from tests.servers.discord import DiscordServer
 # isort: split
 
 from nanoloop.channels.discord import DiscordSettings, make
-from nanoloop.channels.discord.platform import explained
+from nanoloop.channels.discord.platform import _quoted, explained
 from tests.stages.discord import DiscordStage
 
 
@@ -179,8 +180,16 @@ async def test_what_someone_answers_is_quoted_and_names_are_read(server, stage):
         await stage.say(stage.group, text, sender=ann, reply_to=first)
         await comes_to(lambda: count(heard), 2)
     assert heard[1].text == "@bob #all :cup: thanks"
-    assert (heard[1].quote, heard[1].reply_to) == ("tea is ready", first)
+    (quote,) = heard[1].quotes
+    assert (quote.text, quote.kind, quote.speaker.id) == ("tea is ready", "quote", str(bob))
+    assert heard[1].reply_to == first
     assert (heard[1].private, heard[1].addressed) == (False, False)
+
+
+def test_what_is_forwarded_is_of_someone_unknown():
+    snapshots = [SimpleNamespace(content="pay")]
+    message = SimpleNamespace(reference=None, message_snapshots=snapshots)
+    assert list(_quoted(message, None)) == [Quote(kind="forward", text="pay")]
 
 
 async def count(heard):

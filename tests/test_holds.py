@@ -302,7 +302,8 @@ async def test_the_model_is_told_of_what_changed_after_its_answer():
         await loop.bus.hand_in(said("x", "e2", edits="never heard of"))
         loop.bus.put_nowait(said("two"))
         await loop.chat.until(2)
-    assert "says now: eleven" in str(provider.calls[1].messages)
+    told = "[edit by the user of an earlier message] eleven"
+    assert told in str(provider.calls[1].messages)
     assert "never heard of" not in str(provider.calls[1].messages)
 
 

@@ -34,7 +34,6 @@ NOT_FOR_CHATS = {
         "(it could not be stored)",
         "(a picture in an",
         "(this voice message",
-        "[said in this chat before:",
     ),
     "channels/matrix/rooms.py": ("the room is", "may not invite", "the room can't be joined"),
     "chat.py": (),

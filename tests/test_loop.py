@@ -443,7 +443,7 @@ async def test_a_background_jobs_report_is_a_user_turn_marked_with_its_sender():
         await loop.chats.until("a", 1)
         session = await session_of(loop)
     assert session.window[0].metadata["sender"] == "backup"
-    assert provider.calls[0].messages[-1]["content"] == "[backup] the backup is done"
+    assert provider.calls[0].messages[-1]["content"] == "[report from backup] the backup is done"
 
 
 async def test_shutdown_lets_running_turns_finish():

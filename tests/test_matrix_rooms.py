@@ -132,7 +132,8 @@ async def test_an_answer_quotes_what_it_answers_as_it_was_edited(stage):
         await stage.edit(stage.group, message, "two", sender=stage.bob.id)
         await stage.say(stage.group, "really?", sender=stage.ann.id, reply_to=message)
         heard = (await ears.comes(3))[2]
-    assert (heard.reply_to, heard.quote, heard.text) == (message, "two", "really?")
+    assert (heard.reply_to, heard.text) == (message, "really?")
+    assert [(q.text, q.speaker.id) for q in heard.quotes] == [("two", stage.bob.id)]
 
 
 async def test_what_was_said_before_the_bot_knew_of_it_can_be_quoted(stage):
@@ -142,14 +143,16 @@ async def test_what_was_said_before_the_bot_knew_of_it_can_be_quoted(stage):
         await ears.comes(2)
     async with listening(stage.platform()) as ears:
         await stage.say(stage.group, "really?", sender=stage.ann.id, reply_to=message)
-        assert (await ears.comes())[0].quote == "two"
+        assert (await ears.comes())[0].quotes[0].text == "two"
 
 
 async def test_an_edit_keeps_its_thread_and_says_which_message_it_edits(stage):
     async with listening(stage.platform()) as ears:
         root = await stage.say(stage.group, "apples", sender=stage.ann.id)
         message = await stage.say(stage.group, "paers", sender=stage.ann.id, thread=root)
+        await ears.comes(2)  # what is taken back before it is read has no text any more
         await stage.edit(stage.group, message, "pears", sender=stage.ann.id)
+        await ears.comes(3)
         await stage.delete(stage.group, message, sender=stage.ann.id)
         _, said, edited, gone = await ears.comes(4)
     assert (said.thread, edited.thread, gone.thread) == (root, root, root)

@@ -28,6 +28,7 @@ from nanoloop.intake import entry_of, inbound_of
 from nanoloop.messages import Inbound, Outbound
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.sentences import ENGLISH, in_language
+from nanoloop.session.speech import handle_of
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.testing.channels.fake import LIMITS, FakeChats
 from nanoloop.testing.channels.stage import Bot, answers, comes_to, open_to_all, says
@@ -35,6 +36,7 @@ from nanoloop.testing.channels.suite import Growing, waits
 from tests.images import huge_png, png
 
 CHAT = "with-ann"
+ANN, BOB = (f"{name} #{handle_of('fake', name.lower())}" for name in ("Ann", "Bob"))
 PNG = png()
 
 
@@ -188,7 +190,7 @@ async def test_a_stranger_in_a_group_is_not_answered(chats, tmp_path):
         await chats.say("group", "hello, all", sender="eve")
         await chats.say("group", "@bot hello", sender="eve")
         await chats.say("group", "@bot hello")
-        await says(chats, "group", "You said: [Ann] hello")
+        await says(chats, "group", f"You said: [from {ANN}] hello")
     assert [event.sender for event in happened(bot, SenderRefused)] == ["eve"]
 
 
@@ -273,7 +275,7 @@ async def test_who_has_to_wait_in_a_group_holds_up_nobody_else(chats, tmp_path):
         for text in ("one", "two"):
             await chats.say(chats.group, chats.naming(text), sender="ann")
         await chats.say(chats.group, chats.naming("three"), sender="bob")
-        said = ("[Ann] one", "[Ann] two", "[Bob] three")
+        said = (f"[from {ANN}] one", f"[from {ANN}] two", f"[from {BOB}] three")
         await says(chats, chats.group, *(f"You said: {text}" for text in said))
 
 
@@ -325,14 +327,14 @@ async def test_what_was_said_beside_the_bot_can_be_ignored(chats, tmp_path):
         await chats.say("group", "it is late", sender="bob")
         await chats.say("group", "@bot is it?")
         await says(chats, "group", "yes")
-    assert asked(provider) == "[Ann] is it?"
+    assert asked(provider) == f"[from {ANN}] is it?"
 
 
 async def test_an_edit_that_names_the_bot_asks_it(chats, tmp_path):
     async with Bot(chats.platform(), tmp_path):
         message = await chats.say("group", "is it late?")
         await chats.edit("group", message, "@bot is it late?")
-        await says(chats, "group", "You said: [Ann] is it late?")
+        await says(chats, "group", f"You said: [from {ANN}] is it late?")
 
 
 async def test_a_name_that_looks_like_another_mark_is_made_harmless(chats, tmp_path):
@@ -340,13 +342,13 @@ async def test_a_name_that_looks_like_another_mark_is_made_harmless(chats, tmp_p
     async with Bot(chats.platform(), tmp_path, provider=provider):
         await chats.say("group", "@bot hello", sender="a] [bob")
         await says(chats, "group", "yes")
-    assert asked(provider) == "[A) (Bob] hello"
+    assert asked(provider) == f"[from A Bob #{handle_of('fake', 'a] [bob')}] hello"
 
 
 async def test_the_name_of_the_bot_alone_is_a_question_too(chats, tmp_path):
     async with Bot(chats.platform(), tmp_path):
         await chats.say("group", "@bot")
-        await says(chats, "group", "You said: [Ann] @bot")
+        await says(chats, "group", f"You said: [from {ANN}] @bot")
 
 
 # Drafts
@@ -684,7 +686,19 @@ async def test_the_words_that_are_answered_are_told_to_the_model(chats, tmp_path
         await says(chats, CHAT, "one")
         await chats.say(CHAT, "why?", reply_to=chats.messages(CHAT)[-1].id)
         await says(chats, CHAT, "one", "two")
-    assert asked(provider) == "> one\n\nwhy?"
+    assert asked(provider) == f"[quoting you] one\n[from {ANN}] why?"
+
+
+async def test_a_long_quote_is_shortened_and_an_overheard_file_is_named(chats, tmp_path):
+    provider = ScriptedProvider(otherwise="yes")
+    async with Bot(chats.platform(), tmp_path, provider=provider):
+        said = await chats.say("group", "x" * 2000, sender="bob", files={"cat.png": PNG})
+        await chats.say("group", "@bot this?", reply_to=said)
+        await says(chats, "group", "yes")
+    overheard, quote, own = asked(provider).split("\n")
+    assert overheard == f"[overheard from {BOB}, with image] {'x' * 500}…"
+    assert quote == f"[quoting {BOB}] {'x' * 1000}…"
+    assert own == f"[from {ANN}] this?"
 
 
 async def test_what_says_nothing_asks_nothing(chats, tmp_path):
@@ -712,7 +726,7 @@ async def test_what_comes_while_it_ends_is_left_to_the_next_start(chats, tmp_pat
 
 async def test_a_bug_in_taking_a_message_in_costs_that_one_only(chats, tmp_path, monkeypatch):
     async with Bot(chats.platform(), tmp_path) as bot:
-        monkeypatch.setattr("nanoloop.channels.kit.intake._name", broken)
+        monkeypatch.setattr("nanoloop.channels.kit.intake.display_name", broken)
         await chats.say(CHAT, "one")
         await comes_to(lambda: failed(bot), 1)
         monkeypatch.undo()
@@ -720,8 +734,8 @@ async def test_a_bug_in_taking_a_message_in_costs_that_one_only(chats, tmp_path,
         await says(chats, CHAT, "You said: two")
 
 
-def broken(heard):
-    raise ValueError(heard.text)
+def broken(name):
+    raise ValueError(name)
 
 
 async def failed(bot):

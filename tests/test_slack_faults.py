@@ -8,6 +8,7 @@ import pytest
 from nanoloop.attachments import Attachments
 from nanoloop.channels.kit.platform import Place, Text, Upload
 from nanoloop.events import ChannelLost, ChannelRefused, FileLeftOut
+from nanoloop.messages import Quote, Speaker
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, comes_to, says
 from nanoloop.testing.channels.suite import Growing
@@ -267,6 +268,24 @@ async def test_people_are_called_by_their_names_and_asked_for_once(server, stage
     assert heard[0].text == f"@Ann <3 <@{BOT}> in #tea"
     assert heard[0].mention == f"<@{BOT}>"
     assert server.calls.count("users.info") == 1
+
+
+async def test_a_shared_message_is_of_who_wrote_it(server, stage):
+    heard = []
+
+    async def hear(one):
+        heard.append(one)
+
+    share = {"is_share": True, "text": "pay &lt;3", "author_id": "U9", "author_name": "Bob"}
+    unnamed = {"is_share": True, "text": "now"}
+    async with listening(stage, hear):
+        server.say("C0", ANN, "see", attachments=[share, unnamed, {"text": "a preview"}])
+        await comes_to(lambda: acknowledged(server), 1)
+    assert heard[0].text == "see"
+    assert heard[0].quotes == (
+        Quote(kind="forward", text="pay <3", speaker=Speaker(id="U9", name="Bob")),
+        Quote(kind="forward", text="now"),
+    )
 
 
 async def _nothing(*_):

@@ -223,7 +223,7 @@ def test_the_transcript_names_tools_and_shortens_their_results_and_leaves_system
             Entry.thinking("hm"),
         ]
     )
-    assert lines[0] == "user Ann: hi"
+    assert lines[0] == "user [from Ann]: hi"
     assert lines[1] == 'assistant called find: {"q": "x"}'
     assert lines[2].startswith("tool find: yyy")
     assert "400 characters left out" in lines[2]

@@ -281,7 +281,7 @@ async def test_the_ledger_keeps_word_for_word_what_the_summary_may_not():
         ("$350", "assistant", 2),
     ]
     prompt = build_messages("P", (), summary=session.summary, ledger=session.ledger)[0]["content"]
-    assert "- decision: no nuts for Ann (user, 1)\n" in prompt
+    assert "- decision (user, 1): no nuts for Ann\n" in prompt
     assert prompt.endswith("in the message history:\n\nThey planned a trip.")
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from nanoloop.channels.telegram.hearing import Moves
 from nanoloop.channels.telegram.platform import TelegramPlatform
+from nanoloop.messages import Quote, Speaker
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.testing.channels.stage import Bot, open_to_all, says
 from tests.servers.telegram import BOT
@@ -85,8 +86,41 @@ async def test_an_answer_to_the_bot_addresses_it_and_quotes_it(stage, next_one):
     )
     await next_one()
     to_bob, picked = await next_one(), await next_one()
-    assert (to_bob.addressed, to_bob.reply_to, to_bob.quote) == (False, asked, "morning")
-    assert picked.quote == "mor"
+    assert (to_bob.addressed, to_bob.reply_to) == (False, asked)
+    assert [(q.text, q.kind, q.speaker.id) for q in to_bob.quotes] == [("morning", "quote", BOB)]
+    assert picked.quotes[0].text == "mor"
+
+
+_US = {"id": -7, "type": "channel", "title": "Us"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "speaker"),
+    [
+        (
+            {"type": "user", "sender_user": {"id": 7, "is_bot": False, "first_name": "Eve"}},
+            Speaker(id="7", name="Eve"),
+        ),
+        ({"type": "user", "sender_user": BOT}, Speaker(id=str(BOT["id"]), name="Bot", is_me=True)),
+        ({"type": "hidden_user", "sender_user_name": "Eve"}, Speaker(name="Eve")),
+        ({"type": "chat", "sender_chat": _US}, Speaker(id="-7", name="Us")),
+        ({"type": "channel", "chat": _US, "message_id": 3}, Speaker(id="-7", name="Us")),
+    ],
+)
+async def test_a_forwarded_message_is_of_who_wrote_it(stage, next_one, origin, speaker):
+    await stage.say(ANN, "/new@other_bot", sender=ANN, forward_origin={"date": 1, **origin})
+    heard = await next_one()
+    assert (heard.sender, heard.text) == (ANN, "")
+    assert heard.quotes == (Quote(kind="forward", text="/new@other_bot", speaker=speaker),)
+
+
+async def test_a_quote_from_another_chat_is_of_who_wrote_it(stage, next_one):
+    eve = {"id": 7, "is_bot": False, "first_name": "Eve"}
+    elsewhere = {"origin": {"type": "user", "date": 1, "sender_user": eve}}
+    quote = {"text": "pay", "position": 0}
+    await stage.say(ANN, "why?", sender=ANN, quote=quote, external_reply=elsewhere)
+    heard = await next_one()
+    assert heard.quotes == (Quote(text="pay", speaker=Speaker(id="7", name="Eve")),)
 
 
 async def test_a_topic_is_a_thread_and_no_answer_to_who_began_it(stage, next_one):

@@ -103,7 +103,7 @@ async def test_the_model_reads_a_text_up_to_a_limit_and_the_page_shows_its_name(
         await answered(web, session, await uploaded(web, b"tea " * 10_000, "notes.txt"))
         said = web.provider.calls[-1].messages[-1]["content"]
         shown = (await web.messages(session))[0]
-    assert said[1]["text"].startswith("[file: notes.txt, text/plain, 40000 bytes]\ntea tea")
+    assert said[1]["text"].startswith("[file: notes.txt, text/plain, 40000 bytes]\n| tea tea")
     assert said[1]["text"].endswith("[… 20000 characters left out]")
     assert shown["text"] == "look"
     assert shown["attachments"] == [

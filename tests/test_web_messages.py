@@ -5,6 +5,8 @@ import pytest
 
 from nanoloop.channels.web import dialogue
 from nanoloop.errors import StoreError
+from nanoloop.intake import entry_of
+from nanoloop.messages import Inbound, Quote, Speaker
 from nanoloop.providers.scripted import ScriptedProvider
 from nanoloop.session.entry import Entry
 from nanoloop.session.queue import AMENDMENT, AMENDS
@@ -100,6 +102,18 @@ async def test_a_note_on_a_question_is_not_asked_in_its_place(web):
         await web.call("POST", f"/api/sessions/{session}/retry", status=202, json={})
         await reader.until("answer")
     assert [m["text"] for m in await web.messages(session)] == ["one", "You said: one"]
+
+
+async def test_what_a_message_quotes_is_shown_beside_its_text(web):
+    session = await web.begin()
+    kept = await web.app.loop.sessions.open(session)
+    quote = Quote(text="pay", speaker=Speaker(id="2", name="Bob"), kind="forward")
+    said = Inbound(channel="telegram", chat="1", text="this?", sender="Ann", quotes=(quote,))
+    kept.add_entry(entry_of(said))
+    await web.app.loop.sessions.store.save(kept)
+    (shown,) = await web.messages(session)
+    assert (shown["text"], shown["sender"]) == ("this?", "Ann")
+    assert shown["quotes"] == [{"kind": "forward", "name": "Bob", "text": "pay"}]
 
 
 async def test_what_is_asked_again_waits_for_the_answer_that_goes_on(web):

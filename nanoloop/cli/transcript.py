@@ -22,6 +22,7 @@ from nanoloop.session.export import counted
 from nanoloop.session.head import id_for_key
 from nanoloop.session.log import message_count
 from nanoloop.session.session import Session
+from nanoloop.session.speech import for_people
 from nanoloop.settings import Settings
 from nanoloop.telemetry import Telemetry
 from nanoloop.words import did_you_mean
@@ -128,7 +129,7 @@ def about(session: Session) -> str:
 def _shown(entry: Entry) -> str:
     """An entry for people; thoughts and unknown types are left out."""
     if entry.type == MESSAGE:
-        said = str(entry.content.get("text") or "")
+        said = for_people(entry)
         return f"{_local(entry.timestamp)}  #{entry.seq}  {entry.role}\n{_set_in(said)}"
     if entry.type == TOOL_CALL:
         given = json.dumps(entry.content.get("parameters"), ensure_ascii=False, default=str)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nanoloop.session.digest import Quotes
+from nanoloop.session.digest import Quotes, source_of
 from nanoloop.session.entry import Entry
+from nanoloop.session.speech import passages_of
 
 Item = dict[str, Any]
 
@@ -24,19 +25,18 @@ REPEATED_WORTH = 20
 """How many more for each time that it was repeated, up to ten times."""
 PER_MESSAGE = 12
 """How many items one message may add, so that a list of figures doesn't push out the rest."""
-SPEAKER_LIMIT = 40
 
 
 def found_in(entry: Entry) -> list[Item]:
     """What a user or the assistant said that must not be paraphrased, oldest first."""
     if entry.role not in {"user", "assistant"}:
         return []
-    who = _speaker(entry)
-    text = str(entry.content.get("text") or "")
-    found = {
-        (exact.kind, exact.text): _item(exact, who, entry.seq)
-        for exact in exact_in(text, by_user=entry.role == "user")
-    }
+    found: dict[tuple[str, str], Item] = {}
+    for said in sorted(passages_of(entry), key=lambda one: not one.is_typed):
+        source = source_of(said, entry)
+        # Nobody decides by what is quoted, overheard, or in a file.
+        for exact in exact_in(said.text, by_user=said.is_typed and entry.role == "user"):
+            found.setdefault((exact.kind, exact.text), _item(exact, source, entry.seq))
     return _best(list(found.values()), PER_MESSAGE)
 
 
@@ -48,9 +48,10 @@ def merged(
     chars: int = LEDGER_CHARS,
 ) -> Quotes:
     """The ledger with later finds added, without duplicates and within its limits."""
-    known: dict[tuple[str, str], Item] = {}
+    known: dict[tuple[str, str, str], Item] = {}
     for item in (*before, *found):
-        key = (str(item["kind"]), str(item["text"]).casefold())
+        # What somebody typed is never replaced by where it was quoted later.
+        key = (str(item["kind"]), str(item["text"]).casefold(), str(item.get("how", "")))
         said = known.pop(key, None)
         known[key] = {**item, "count": int(item["count"]) + (int(said["count"]) if said else 0)}
     kept = _best(list(known.values()), items)
@@ -59,14 +60,9 @@ def merged(
     return tuple(kept)
 
 
-def _item(exact: Exact, who: str, seq: int) -> Item:
+def _item(exact: Exact, source: Mapping[str, Any], seq: int) -> Item:
     near = {} if exact.near == exact.text else {"near": exact.near}
-    return {"kind": exact.kind, "text": exact.text, **near, "who": who, "seq": seq, "count": 1}
-
-
-def _speaker(entry: Entry) -> str:
-    told = entry.metadata.get("sender") if entry.metadata.get("group") else None
-    return " ".join(str(told or entry.role).split())[:SPEAKER_LIMIT]
+    return {"kind": exact.kind, "text": exact.text, **near, **source, "seq": seq, "count": 1}
 
 
 def _best(items: Sequence[Item], limit: int) -> list[Item]:
@@ -80,7 +76,7 @@ def _best(items: Sequence[Item], limit: int) -> list[Item]:
 def _worth(item: Mapping[str, Any]) -> tuple[bool, int]:
     kind = str(item["kind"])
     worth = WORTH.get(kind, 0)
-    worth += 0 if item["who"] == "assistant" else USER_WORTH
+    worth += 0 if item["who"] == "assistant" or item.get("how") else USER_WORTH
     worth += REPEATED_WORTH * min(int(item["count"]) - 1, 10)
     return kind == DECISION, int(item["seq"]) + worth
 

@@ -19,6 +19,7 @@ from nanoloop.files import locked_file, make_database_file, make_folder
 from nanoloop.memory.ranking import Traits
 from nanoloop.memory.terms import IS_TOOL, marks_of, plain, words_of
 from nanoloop.session.entry import MESSAGE, TOOL_CALL, TOOL_RESULT, Entry
+from nanoloop.session.speech import other_words
 
 FORMAT = f"1 {unicodedata.unidata_version}"
 """A file in another format is rebuilt."""
@@ -539,7 +540,8 @@ def said_in(entry: Entry) -> str:
     """The searchable text of an entry; "" for thoughts and for the results of recall."""
     content = entry.content
     if entry.type == MESSAGE:
-        return str(content.get("text") or "") if entry.role != "system" else ""
+        said = (str(content.get("text") or ""), other_words(entry))
+        return "\n".join(filter(None, said)) if entry.role != "system" else ""
     if content.get("tool") == "recall":
         return ""
     if entry.type == TOOL_CALL:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from anyio.to_thread import run_sync
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.context import as_data
+from nanoloop.context import as_data, is_like_a_mark, mark_of
 from nanoloop.errors import IndexUnusable, SessionNotFound
 from nanoloop.events import IndexSetAside, RecallFailed, about, announce
 from nanoloop.memory.index import Index, IndexReader, is_up_to_date, said_in
@@ -23,8 +23,9 @@ from nanoloop.memory.ranking import ranked
 from nanoloop.memory.terms import Query, plain
 from nanoloop.protocols import SessionInfo, Store
 from nanoloop.sentences import Say, in_english, role
-from nanoloop.session.entry import ERASED, Entry, rfc3339
+from nanoloop.session.entry import ERASED, MESSAGE, Entry, rfc3339
 from nanoloop.session.session import Session
+from nanoloop.session.speech import is_told_apart, name_of, passages_of, sender_of
 
 BATCH = 250
 """How many entries are indexed at a time."""
@@ -366,7 +367,7 @@ def _different(entries: dict[int, Entry]) -> list[int]:
     found: dict[tuple[str, str], int] = {}
     for place, entry in entries.items():
         said = " ".join(plain(str(entry.content.get("text") or entry.content)).split())
-        found.setdefault((str(entry.metadata.get("sender")), said), place)
+        found.setdefault((str(sender_of(entry)), said), place)
     return list(found.values())
 
 
@@ -381,7 +382,7 @@ def _hit(place: int, entries: dict[int, Entry], score: float) -> Hit:
 
 def for_people(found: Found, words: str, say: Say) -> str:
     """One line per hit: number, time, speaker and text."""
-    lines = [_line(hit.entry, "#", HIT_CHARS, say) for hit in found]
+    lines = [line for hit in found for line in _lines_of(hit.entry, "#", HIT_CHARS, say)]
     return "\n".join([*lines, *_behind(found, words, say)])
 
 
@@ -404,19 +405,45 @@ def _lines(hit: Hit, shown: set[int]) -> list[str]:
     around += [(hit.entry, "#", HIT_CHARS), *((entry, "~", BESIDE_CHARS) for entry in hit.after)]
     fresh = [(entry, mark, chars) for entry, mark, chars in around if entry.seq not in shown]
     shown.update(entry.seq for entry, _, _ in fresh)
-    return [as_data(_line(entry, mark, chars, in_english)) for entry, mark, chars in fresh]
+    lines = (_lines_of(*each, in_english, for_model=True) for each in fresh)
+    return [as_data(line) for each in lines for line in each]
 
 
-def _line(entry: Entry, mark: str, chars: int, say: Say) -> str:
-    text = " ".join(said_in(entry).split())
-    if len(text) > chars:
-        text = f"{text[:chars]} {say('left_out', count=len(text) - chars)}"
-    return f"{mark}{entry.seq} {entry.timestamp:%Y-%m-%d %H:%M} {_who(entry, say)}: {text}"
+def _lines_of(
+    entry: Entry, mark: str, chars: int, say: Say, *, for_model: bool = False
+) -> Iterator[str]:
+    """A line for each text in an entry, until this many characters are shown."""
+    at = f"{mark}{entry.seq} {entry.timestamp:%Y-%m-%d %H:%M} {role(entry.role, say)}"
+    for source, said in _texts_of(entry, for_model=for_model):
+        text = " ".join(said.split())
+        if len(text) > chars:
+            text = f"{text[:chars]} {say('left_out', count=len(text) - chars)}"
+        yield f"{at}{source}: {text}"
+        chars -= len(text)
+        if chars <= 0:
+            return
 
 
-def _who(entry: Entry, say: Say) -> str:
-    sender = " ".join(str(entry.metadata.get("sender") or "").split())
-    return f"{role(entry.role, say)} {sender}".strip()
+def _texts_of(entry: Entry, *, for_model: bool) -> Iterator[tuple[str, str]]:
+    """Each text in an entry, first what its sender typed, with who said it."""
+    if entry.type != MESSAGE:
+        yield "", said_in(entry)
+        return
+    for said in sorted(passages_of(entry), key=lambda one: not one.is_typed):
+        if said.kind == "file":
+            yield f" [{mark_of(said)}]", said.text
+        elif not said.text.strip():
+            continue
+        elif for_model and (is_told_apart(entry) or _is_like_a_mark(entry, said.text)):
+            yield f" [{mark_of(said)}]", said.text
+        else:
+            name = name_of(said.speaker or said.by)
+            is_others = said.kind in {"quote", "forward", "overheard"}
+            yield f" {name}" if name else "", f"> {said.text}" if is_others else said.text
+
+
+def _is_like_a_mark(entry: Entry, text: str) -> bool:
+    return entry.role == "user" and is_like_a_mark(text)
 
 
 def _behind(found: Found, words: str, say: Say) -> list[str]:

@@ -13,13 +13,20 @@ from typing import Any
 from nanoloop.errors import NotPinnable, PinsFull
 from nanoloop.session.entry import Entry, copied
 from nanoloop.session.head import place_in
+from nanoloop.session.speech import (
+    GROUP,
+    SOMEONE,
+    Passage,
+    name_of,
+    passages_of,
+    stored_speaker,
+)
 
 Quotes = tuple[Mapping[str, Any], ...]
 MOST_PINS = 10
 """How many messages can be pinned at a time."""
 PIN_CHARS = 1000
 """How many characters of a pinned message stay in view."""
-_WHO_CHARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +108,13 @@ def added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
 
 def pinned(pins: Quotes, entry: Entry) -> Quotes:
     """The pins with this message added; raises `NotPossible` if it can't be pinned."""
-    text = str(entry.content.get("text") or "").strip()
-    if entry.role is None or not text:
+    said = next((one for one in _as_pinned(entry) if one.text.strip()), None)
+    if entry.role is None or said is None:
         raise NotPinnable(entry.seq)
     others = [pin for pin in pins if pin["seq"] != entry.seq]
     if len(others) >= MOST_PINS:
         raise PinsFull(MOST_PINS)
-    pin = {"seq": entry.seq, "text": _bounded(text), "who": _speaker(entry)}
+    pin = {"seq": entry.seq, "text": _bounded(said.text.strip()), **source_of(said, entry)}
     return tuple(sorted([*others, pin], key=lambda each: int(each["seq"])))
 
 
@@ -116,9 +123,22 @@ def _bounded(text: str) -> str:
     return text if left_out <= 0 else f"{text[:PIN_CHARS]} […{left_out} characters left out]"
 
 
-def _speaker(entry: Entry) -> str:
-    told = entry.metadata.get("sender") if entry.metadata.get("group") else None
-    return " ".join(str(told or entry.role).split())[:_WHO_CHARS]
+def _as_pinned(entry: Entry) -> list[Passage]:
+    """The texts of a message, first what its sender typed."""
+    return sorted(passages_of(entry), key=lambda one: not one.is_typed)
+
+
+def source_of(said: Passage, entry: Entry) -> dict[str, Any]:
+    """Whose words a quote has: a name for people, the account, and how, unless it was typed."""
+    by = said.speaker if said.kind == "overheard" else said.by
+    is_named = said.kind in {"overheard", "report"} or entry.metadata.get(GROUP)
+    if by is None or not is_named:
+        source: dict[str, Any] = {"who": str(entry.role)}
+    else:
+        source = {"who": name_of(by) or SOMEONE}
+        if by.id:
+            source["speaker"] = stored_speaker(by, platform=by.platform)
+    return source if said.is_typed else {**source, "how": said.kind}
 
 
 def quotes_in(stored: Any) -> Quotes:

@@ -43,6 +43,7 @@ from nanoloop.session.head import (
     place_in,
 )
 from nanoloop.session.options import Options
+from nanoloop.session.speech import for_people
 
 if TYPE_CHECKING:
     from nanoloop.session.session import Session
@@ -424,7 +425,7 @@ def as_markdown(entries: Sequence[Entry], *, title: str, about: str = "", summar
 def _markdown_block(entry: Entry) -> str:
     if entry.type == MESSAGE:
         role = str(entry.role or "")
-        text = str(entry.content.get("text") or "")
+        text = for_people(entry)
         return f"**{_NAMES.get(role, role.title())}** · {_time(entry.timestamp)}\n\n{text}".rstrip()
     if entry.type == TOOL_CALL:
         given = json.dumps(entry.content.get("parameters"), ensure_ascii=False, default=str)

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import takewhile
 from types import NoneType
+from typing import Any
 
 from nanoloop.session.entry import Entry
+from nanoloop.session.speech import FILES, SPEECH, files_of, sender_of
 
 MESSAGE_ID = "message_id"
 """The metadata key of a user's entry that names the channel's message."""
-
-FILES = "attachments"
-"""The metadata key of a message's attachments."""
 
 COMMAND = "command"
 """The origin of an entry that is a command; it waits like any other, but is never logged."""
@@ -216,8 +215,7 @@ def seconds_before(entry: Entry, waiting: Iterable[Entry], now: datetime) -> flo
     due = entry.metadata.get(NOT_BEFORE)
     if not isinstance(due, (int, float)) or now < entry.timestamp:  # the clock was set back
         return 0
-    who = entry.metadata.get("sender")
-    if any(behind.metadata.get("sender") != who for behind in waiting):
+    if any(sender_of(behind) != sender_of(entry) for behind in waiting):
         return 0
     return max(0.0, due - now.timestamp())
 
@@ -298,22 +296,26 @@ def last_exchange(entries: Sequence[Entry]) -> list[Entry]:
 def asked_again(entry: Entry, known: Sequence[Entry]) -> Entry | None:
     """This message as one that replaces the newest of these: with its text, if it has none.
 
-    The other one's attachments are taken over. None if there is nothing to ask again.
+    The other one's attachments and quotes are taken over. None if there is nothing to ask again.
     """
     asked = next((e for e in reversed(known) if is_asked(e) and not is_for_loop(e)), None)
     if asked is None:
         return None
     text = str(entry.content.get("text") or "")
     content = reworded(asked, text).content if text.strip() else asked.content
-    files = {FILES: asked.metadata[FILES]} if FILES in asked.metadata else {}
-    return replace(entry, content=content, metadata={**entry.metadata, **files, AGAIN: asked.id})
+    taken = {name: asked.metadata[name] for name in (FILES, SPEECH) if name in asked.metadata}
+    if text.strip() and SPEECH in taken:  # new words are those of whoever asks again
+        own = entry.metadata.get(SPEECH) or {"by": None}
+        taken[SPEECH] = {**taken[SPEECH], **own}
+    return replace(entry, content=content, metadata={**entry.metadata, **taken, AGAIN: asked.id})
 
 
 def reworded(entry: Entry, text: str) -> Entry:
-    """The same message with a new text; its attachments stay."""
-    content = {**entry.content, "text": text}
-    parts = content.pop("parts", None)
-    if parts:
-        rest = [part for part in parts if part.get("type") != "text"]
-        content["parts"] = [{"type": "text", "text": text}, *rest]
-    return replace(entry, content=content)
+    """The same message with a new text; its attachments and quotes stay."""
+    parts = entry.content.get("parts")
+    if not parts:
+        return replace(entry, content={**entry.content, "text": text})
+    files = [part for _, part in files_of(entry)]
+    rest = files or [part for part in parts if part.get("type") != "text"]
+    said: list[Any] = [{"type": "text", "text": text}, *rest] if text else rest
+    return replace(entry, content=Entry.message(str(entry.role), said).content)

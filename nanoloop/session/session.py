@@ -31,6 +31,7 @@ from nanoloop.session.head import ABOUT, MEMO, STATE, Head, Identity, new_id
 from nanoloop.session.log import Log
 from nanoloop.session.queue import is_asked
 from nanoloop.session.resize import Change, Decision, ReadEntries, ResizeHandlers, Schema
+from nanoloop.session.speech import other_words
 from nanoloop.session.sync import Handler, blocking
 
 ChatMessages = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -265,7 +266,7 @@ class Session(Conversation):
     def context_size(self) -> int:
         """Tokens of the window: by the token counter, or four characters each."""
         with self.lock:
-            texts = [entry_text(entry) for entry in self.log.window]
+            texts = [entry_text(entry) + other_words(entry) for entry in self.log.window]
         if self.token_counter is not None:
             return sum(self.token_counter(text) for text in texts)
         return rough_tokens(sum(len(text) for text in texts))

@@ -33,6 +33,7 @@ from nanoloop.channels.kit.platform import (
 )
 from nanoloop.errors import Declined, NanoloopError, SendLater
 from nanoloop.lanes import Lanes
+from nanoloop.messages import Quote, Speaker
 from nanoloop.plugins import Connected
 
 LIMITS = Limits(text=2000, size=utf16, edit_seconds=1.2, typing_seconds=10.0, file_bytes=10_000_000)
@@ -340,7 +341,7 @@ def heard(message: discord.Message, me: discord.ClientUser) -> Heard | None:
         mention=mention,
         thread=place.thread,
         reply_to=_answered(message),
-        quote="\n\n".join(_quoted(message)),
+        quotes=tuple(_quoted(message, me)),
         files=tuple(map(_file, message.attachments)),
         is_bot=message.author.bot or message.webhook_id is not None,
         time=message.created_at,
@@ -406,13 +407,15 @@ def _answered(message: discord.Message) -> str | None:
     return str(reference.message_id)
 
 
-def _quoted(message: discord.Message) -> Iterator[str]:
-    """The text that it replies to, or forwards."""
+def _quoted(message: discord.Message, me: discord.ClientUser) -> Iterator[Quote]:
+    """The text that it replies to, or forwards; Discord doesn't say who wrote a forwarded one."""
     answered = message.reference.resolved if message.reference else None
     if isinstance(answered, discord.Message):
-        yield answered.content
+        who = answered.author
+        by = Speaker(id=str(who.id), name=who.display_name, is_me=who.id == me.id)
+        yield Quote(text=answered.content, speaker=by)
     for passed_on in message.message_snapshots:
-        yield passed_on.content
+        yield Quote(kind="forward", text=passed_on.content)
 
 
 def _file(attachment: discord.Attachment) -> File:

@@ -14,6 +14,7 @@ from nanoloop.channels.kit.platform import (
     TooLong,
     Upload,
 )
+from nanoloop.messages import Quote, Speaker
 from nanoloop.plugins import Plugin
 from nanoloop.settings.channels import PlatformSettings
 from nanoloop.settings.keys import Folder, Names
@@ -31,7 +32,9 @@ __all__ = [
     "Platform",
     "PlatformSettings",
     "Plugin",
+    "Quote",
     "Refused",
+    "Speaker",
     "Text",
     "TooLong",
     "Upload",

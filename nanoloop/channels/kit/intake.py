@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
@@ -23,17 +23,18 @@ from nanoloop.channels.kit.platform import File, Heard, Place, Platform
 from nanoloop.errors import BusFull, Declined, PictureRefused, place_of, reason_of
 from nanoloop.events import FileLeftOut, HearingFailed, MessageRepeated, announce
 from nanoloop.lanes import Lanes
-from nanoloop.messages import Attachment, Inbound, Outbound
+from nanoloop.messages import Attachment, Inbound, Outbound, Quote, Speaker
 from nanoloop.protocols import Bus
 from nanoloop.session.entry import SCHEME
+from nanoloop.session.speech import display_name
 from nanoloop.tools.threads import Threads
 
 WAITING = 200
 """How many messages of one chat may wait to be accepted; after that the platform waits."""
 REMEMBERED = 10_000
 """How many messages' latest texts are remembered, to ignore edits that change nothing."""
-NAME_CHARS = 60
 QUOTE_CHARS = 1000
+"""How many characters of a quoted or forwarded message are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class Intake:
         heard = replace(heard, text=_without_mention(heard))
         if heard.edits or heard.deletes:
             await self._amend(heard)
-        elif not (heard.text.strip() or heard.files):
+        elif not (heard.text.strip() or heard.files or _forwarded(heard)):
             return  # someone joined, or the like
         elif not self._access.may_talk(heard):
             if heard.private or heard.addressed:
@@ -155,8 +156,10 @@ class Intake:
         return Inbound(
             channel=self._name,
             chat=_place(heard),
-            text=heard.text if is_command else self._told(heard),
-            sender=_name(heard),
+            text=heard.text,
+            sender=display_name(heard.name or heard.sender),
+            speaker=self._speaker(heard),
+            quotes=() if is_command else self._quotes(heard),
             message_id=heard.id,
             attachments=tuple(await self._attachments(heard)),
             reply_to=heard.reply_to,
@@ -175,15 +178,18 @@ class Intake:
         owner = self._key(heard)
         return [await self._files.attachment(file, owner=owner) for file in heard.files]
 
-    def _told(self, heard: Heard) -> str:
-        """The text with what the model needs to understand it."""
-        before = self._overheard.take(_place(heard))
-        parts = (
-            f"[said in this chat before:\n{before}\n]" if before else "",
-            _quoted(heard.quote),
-            heard.text,
-        )
-        return "\n\n".join(filter(None, parts))
+    def _quotes(self, heard: Heard) -> tuple[Quote, ...]:
+        """What others said that the model needs to understand it."""
+        quotes: list[Quote] = []
+        for said in self._overheard.take(_place(heard)):
+            text, kinds = _short(said.text.strip(), CHARS), tuple(file.kind for file in said.files)
+            by = self._speaker(said)
+            quotes.append(Quote(kind="overheard", text=text, speaker=by, files=kinds))
+            quotes += (quote for quote in _quoted(said) if quote.kind == "forward")
+        return (*quotes, *_quoted(heard))
+
+    def _speaker(self, heard: Heard) -> Speaker:
+        return Speaker(id=heard.sender, name=heard.name, platform=self._name)
 
     async def _amend(self, heard: Heard) -> None:
         """Handle the change or deletion of a message."""
@@ -248,12 +254,6 @@ def _place(heard: Heard) -> str:
     return str(Place(heard.chat, heard.thread))
 
 
-def _name(heard: Heard) -> str:
-    """Who said it, on one line that can't imitate another marker."""
-    name = " ".join((heard.name or heard.sender).split())
-    return name.replace("[", "(").replace("]", ")")[:NAME_CHARS]
-
-
 def _without_mention(heard: Heard) -> str:
     if not heard.mention:
         return heard.text
@@ -262,11 +262,19 @@ def _without_mention(heard: Heard) -> str:
     return text.removeprefix(":").removeprefix(",").strip() or heard.text
 
 
-def _quoted(quote: str) -> str:
-    quote = quote.strip()
-    if len(quote) > QUOTE_CHARS:
-        quote = f"{quote[:QUOTE_CHARS]}…"
-    return "\n".join(f"> {line}" for line in quote.splitlines())
+def _forwarded(heard: Heard) -> bool:
+    return any(quote.kind == "forward" and quote.text.strip() for quote in heard.quotes)
+
+
+def _quoted(heard: Heard) -> Iterator[Quote]:
+    unnamed = (Quote(text=heard.quote),) if heard.quote else ()
+    for quote in (*unnamed, *heard.quotes):
+        if text := quote.text.strip():
+            yield replace(quote, text=_short(text, QUOTE_CHARS))
+
+
+def _short(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[:chars]}…"
 
 
 MESSAGES = 20
@@ -296,16 +304,9 @@ class Overheard:
             said.remove(found)
         return found
 
-    def take(self, place: str) -> str:
-        """What was said since the last call, one line per message; empty if nothing was."""
-        said = self._said.pop(place, ())
-        return "\n".join(f"{heard.name or heard.sender}: {_short(heard)}" for heard in said)
-
-
-def _short(heard: Heard) -> str:
-    files = "".join(f" [{file.kind}]" for file in heard.files)
-    text = " ".join(heard.text.split())
-    return (text if len(text) <= CHARS else f"{text[:CHARS]}…") + files
+    def take(self, place: str) -> Sequence[Heard]:
+        """What was said since the last call, oldest first."""
+        return tuple(self._said.pop(place, ()))
 
 
 FETCH_SECONDS = 60.0

@@ -9,6 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from nanoloop.errors import NanoloopError
 from nanoloop.events import SenderRefused, announce
+from nanoloop.messages import Quote
 from nanoloop.sentences import Say, in_english
 
 
@@ -88,6 +89,7 @@ class Heard:
     roles: tuple[str, ...] = ()
     """The sender's roles or groups, as used in access lists."""
     text: str = ""
+    """What the sender typed, and nothing else."""
     private: bool = True
     """Whether only this person and the bot are in the chat."""
     addressed: bool = False
@@ -99,10 +101,15 @@ class Heard:
     reply_to: str | None = None
     """The id of the message that this one replies to."""
     quote: str = ""
-    """The text of that message, if the platform provides it."""
+    """The text of that message, if the platform doesn't say who wrote it; else use `quotes`."""
+    quotes: tuple[Quote, ...] = ()
+    """What it quotes or forwards, each with who said it; none of that belongs into `text`."""
     files: tuple[File, ...] = ()
     edits: str | None = None
-    """The id of the earlier message whose text is now `text`; ignored if the text is unchanged."""
+    """The id of the earlier message whose text is now `text`; ignored if the text is unchanged.
+
+    Only its sender may edit a message: check that if the platform doesn't.
+    """
     deletes: str | None = None
     """The id of the earlier message that was deleted."""
     burst_seconds: float = 0

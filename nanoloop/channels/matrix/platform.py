@@ -60,6 +60,7 @@ from nanoloop.channels.matrix.rooms import (
 )
 from nanoloop.channels.matrix.sync import Batches, Bookmark, SyncNews, Timeline
 from nanoloop.errors import Declined
+from nanoloop.messages import Quote, Speaker
 
 LIMITS = Limits(
     text=12_000,  # an event has 65536 bytes, and an edit says everything up to three times
@@ -272,11 +273,16 @@ class MatrixHearing:
             mention=mention,
             thread=thread(said),
             reply_to=answered(said) or None,
-            quote=text(content(original)) if original else "",
+            quotes=(self._quote(room, original),) if original else (),
             files=self._files(event),
             is_bot=sender == self._me or words(said, "msgtype") in _BOTS,
             time=moment(event),
         )
+
+    def _quote(self, room: Room, original: Event) -> Quote:
+        said, name = words(original, "sender"), room.name(words(original, "sender"))
+        by = Speaker(id=said, name=name, is_me=said == self._me)
+        return Quote(text=text(content(original)), speaker=by)
 
     async def _edit(self, room: Room, event: Event) -> Heard | None:
         """Accept an edit by its author only: the homeserver does not check that."""

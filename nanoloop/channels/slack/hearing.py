@@ -17,6 +17,7 @@ from nanoloop.channels.kit.markdown import Markup, render
 from nanoloop.channels.kit.platform import File, Heard, Place, Upload
 from nanoloop.channels.slack.web import Web
 from nanoloop.errors import Declined, NanoloopError, SendLater
+from nanoloop.messages import Quote, Speaker
 
 _SPOKEN = {None, "bot_message", "file_share", "me_message", "thread_broadcast"}
 """Types of messages that a person wrote."""
@@ -92,24 +93,26 @@ class SlackHearing:
             addressed=is_named or message.get("parent_user_id") == self._me,
             mention=f"<@{self._me}>" if is_named else "",
             thread="" if thread == ts else thread,
-            quote="\n\n".join(_shared(message)),
+            quotes=tuple(self._shared(message)),
             files=self._attached(message),
             is_bot=self._is_bots(message),
             time=_time(ts),
         )
+
+    def _shared(self, message: Event) -> Iterator[Quote]:
+        """The forwarded messages; a name without an id says nothing about the person."""
+        for attachment in message.get("attachments") or ():
+            if attachment.get("is_share") and attachment.get("text"):
+                who = str(attachment.get("author_id") or "")
+                name = str(attachment.get("author_name") or "")
+                by = Speaker(id=who, name=name, is_me=who == self._me) if who or name else None
+                yield Quote(kind="forward", text=read(str(attachment["text"]), {}), speaker=by)
 
     def _is_bots(self, message: Event) -> bool:
         return bool(message.get("bot_id")) or message.get("user") == self._me
 
     def _attached(self, message: Event) -> tuple[File, ...]:
         return tuple(self._files.file(file) for file in message.get("files") or ())
-
-
-def _shared(message: Event) -> Iterator[str]:
-    """The text of forwarded messages."""
-    for attachment in message.get("attachments") or ():
-        if attachment.get("is_share") and attachment.get("text"):
-            yield read(str(attachment["text"]), {})
 
 
 def _amendment(heard: Heard, **changes: Any) -> Heard:

@@ -7,11 +7,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from telegram import Bot, Message, MessageEntity, Update, User
+from telegram import (
+    Bot,
+    Chat,
+    Message,
+    MessageEntity,
+    MessageOrigin,
+    MessageOriginChannel,
+    MessageOriginChat,
+    MessageOriginUser,
+    Update,
+    User,
+)
 
 from nanoloop.channels.kit.platform import File, Heard
 from nanoloop.channels.telegram.api import answered
 from nanoloop.files import load_file, save_json
+from nanoloop.messages import Quote, Speaker
 
 KINDS = ("message", "edited_message")
 """Telegram doesn't tell bots about deleted messages."""
@@ -45,7 +57,8 @@ class Reader:
             return None
         text, kept = words(message), tuple(files(message))
         naming = _Naming(message, self._bot.bot)
-        if not (text or kept) or naming.is_for_another:
+        is_forwarded = message.forward_origin is not None  # then nothing in it is a command
+        if not (text or kept) or (naming.is_for_another and not is_forwarded):
             return None
         chat, of = message.chat.id, message.reply_to_message
         if of is not None and of.forum_topic_created:  # every message of a topic answers that one
@@ -55,19 +68,50 @@ class Reader:
         return Heard(
             chat=self._moves.first(chat),
             id=f"{name}-{update.update_id}" if is_edit else name,
-            text=text,
+            text="" if is_forwarded else text,
             private=message.chat.type == "private",
             addressed=naming.is_named or (of is not None and of.from_user == self._bot.bot),
             mention=naming.mention,
             thread=str(message.message_thread_id) if message.is_topic_message else "",
             reply_to=None if of is None else self._moves.message(chat, of.message_id),
-            quote=_quote(message, of),
+            quotes=tuple(self._quotes(message, of)),
             files=kept,
             edits=name if is_edit else None,
             burst_seconds=1.0 if message.media_group_id else 0.0,
             time=message.date,
             **_sender(message),
         )
+
+    def _quotes(self, message: Message, of: Message | None) -> Iterator[Quote]:
+        """The message itself if it is forwarded, and the text that it replies to."""
+        if message.forward_origin is not None:
+            by = self._origin(message.forward_origin)
+            yield Quote(kind="forward", text=words(message), speaker=by)
+        if message.quote is not None or of is not None:
+            selected = message.quote.text if message.quote else ""
+            elsewhere = message.external_reply
+            whose = self._speaker(of) if of is not None else None
+            if elsewhere is not None:
+                whose = self._origin(elsewhere.origin)
+            yield Quote(text=selected or (words(of) if of else ""), speaker=whose)
+
+    def _origin(self, origin: MessageOrigin) -> Speaker:
+        """Who wrote a forwarded message; some people let only their name be seen."""
+        if isinstance(origin, MessageOriginUser):
+            return self._of_user(origin.sender_user)
+        if isinstance(origin, MessageOriginChat):
+            return _of_chat(origin.sender_chat)
+        if isinstance(origin, MessageOriginChannel):
+            return _of_chat(origin.chat)
+        return Speaker(name=str(getattr(origin, "sender_user_name", "")))
+
+    def _speaker(self, message: Message) -> Speaker | None:
+        if message.sender_chat is not None:
+            return _of_chat(message.sender_chat)
+        return self._of_user(message.from_user) if message.from_user else None
+
+    def _of_user(self, user: User) -> Speaker:
+        return Speaker(id=str(user.id), name=user.full_name, is_me=user.id == self._bot.bot.id)
 
     def _has_moved(self, message: Message) -> bool:
         """Whether the message only reports that the group has become a supergroup."""
@@ -122,11 +166,8 @@ def _sender(message: Message) -> dict[str, Any]:
     return {"sender": str(user.id), "name": user.full_name, "is_bot": user.is_bot}
 
 
-def _quote(message: Message, of: Message | None) -> str:
-    """The text that it replies to: the selected part, or else all of it."""
-    if message.quote is not None:
-        return message.quote.text
-    return "" if of is None else words(of)
+def _of_chat(chat: Chat) -> Speaker:
+    return Speaker(id=str(chat.id), name=chat.effective_name or "")
 
 
 Kind = Literal["image", "audio", "video", "file"]

@@ -16,7 +16,7 @@ from nanoloop.channels.web.access import LATER_SECONDS, Caller, Refusal, try_lat
 from nanoloop.channels.web.api import ApiCall, Backend, Operation, RequestBody, quoted, serve
 from nanoloop.channels.web.conversations import SESSION
 from nanoloop.channels.web.names import ENTRIES_READ, OTHER_BODY, MessageName
-from nanoloop.messages import Attachment, Inbound, Outcome
+from nanoloop.messages import Attachment, Inbound, Outcome, Quote
 from nanoloop.protocols import Store
 from nanoloop.session.entry import MESSAGE, SCHEME, THINKING, TOOL_CALL, TOOL_RESULT, Entry, rfc3339
 from nanoloop.session.queue import (
@@ -26,6 +26,7 @@ from nanoloop.session.queue import (
     messages_among,
 )
 from nanoloop.session.session import Session
+from nanoloop.session.speech import name_of, quotes_of, typed
 from nanoloop.sessions import check_undo
 
 CHANNEL = "web"
@@ -315,19 +316,16 @@ def _message(entry: Entry) -> dict[str, Any]:
         "attachments": [shown_attachment(file) for file in files],
     }
     marks = {name: entry.metadata[name] for name in _MARKS if entry.metadata.get(name)}
+    if quotes := [_shown_quote(quote) for quote in quotes_of(entry)]:
+        marks["quotes"] = quotes
     return {**told, **marks}
 
 
+def _shown_quote(quote: Quote) -> dict[str, str]:
+    return {"kind": quote.kind, "name": name_of(quote.speaker), "text": quote.text}
+
+
 _MARKS = ("message_id", "sender", "stopped", "finish_reason")
-
-
-def typed(entry: Entry) -> str:
-    """What was typed, without the references to attachments."""
-    parts = entry.content.get("parts")
-    files = len(entry.metadata.get("attachments") or ())
-    if not files or not isinstance(parts, list):
-        return str(entry.content.get("text") or "")
-    return "\n".join(str(part.get("text") or "") for part in parts[: max(0, len(parts) - files)])
 
 
 def shown_attachment(file: Mapping[str, Any]) -> dict[str, Any]:

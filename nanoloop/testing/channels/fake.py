@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import get_args
@@ -24,6 +24,7 @@ from nanoloop.channels.kit.platform import (
     Upload,
 )
 from nanoloop.errors import SendLater
+from nanoloop.messages import Quote, Speaker
 from nanoloop.testing.channels.stage import Skill, VisibleMessage
 
 
@@ -158,7 +159,7 @@ class FakeChats:
             text=text,
             thread=thread,
             reply_to=reply_to,
-            quote=self._text_of(chat, reply_to),
+            quotes=tuple(self._quoted(chat, reply_to)),
             files=tuple(_file(name, data) for name, data in (files or {}).items()),
             is_bot=is_bot,
         )
@@ -323,9 +324,11 @@ class FakeChats:
         self._chats[chat][name] = message
         return message
 
-    def _text_of(self, chat: str, message: str | None) -> str:
-        found = self._chats[chat].get(message or "")
-        return "" if found is None else found.text
+    def _quoted(self, chat: str, message: str | None) -> Iterator[Quote]:
+        if (found := self._chats[chat].get(message or "")) is not None:
+            is_me = found.sender == BOT
+            by = Speaker(id=found.sender, name=found.sender.title(), is_me=is_me)
+            yield Quote(text=found.text, speaker=by)
 
     def _tell(self, heard: Heard) -> None:
         self._events.append(heard)

@@ -492,8 +492,10 @@ class WhoMayTalk:
             await says(stage, stage.group, "yes")
         asked = str(provider.calls[0].messages[-1]["content"])
         check(provider.count == 1, f"the model was asked {provider.count} times")
-        check(asked.startswith("[") and asked.endswith("is it?"), f"it was asked {asked!r}")
-        check("it is late" in asked, f"it was asked {asked!r}")
+        said = re.findall(r"^\[(overheard from|from) .+ #(\w+)\] (.+)$", asked, re.MULTILINE)
+        texts = [("overheard from", "it is late"), ("from", "is it?")]
+        check([(how, text) for how, _, text in said] == texts, f"it was asked {asked!r}")
+        check(len({handle for _, handle, _ in said}) == len(texts), "Ann and Bob are one person")
 
     async def test_a_group_is_answered_where_it_answers_the_bot(
         self, stage: Stage, tmp_path: Path

@@ -15,10 +15,14 @@ export function messageItem(entry, ready, result) {
 }
 
 /** What a person typed is shown as it was typed. */
-export function userItem({ text, attachments = [] }, meta) {
+export function userItem({ text, attachments = [], quotes = [] }, meta) {
 	const files = attachments.length > 0 && el("div", { class: "files" }, attachments.map((file) => fileItem(file)));
 	const bubble = text && el("div", { class: "bubble", dir: "auto" }, text);
-	return el("li", { class: "user" }, unseen("h2", "You said"), files, bubble, meta);
+	return el("li", { class: "user" }, unseen("h2", "You said"), quotes.map(quoted), files, bubble, meta);
+}
+
+function quoted({ name, text }) {
+	return el("blockquote", { class: "quoted", dir: "auto" }, name && el("b", {}, `${name}: `), text);
 }
 
 function answerItem(entry, body) {

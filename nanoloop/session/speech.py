@@ -1,0 +1,266 @@
+"""Who said what in one message: its sender, and the people whom it quotes, forwards or follows.
+
+What an older version stored has no such structure: it is one text of its sender, and never parsed.
+"""
+
+from __future__ import annotations
+
+from base64 import b32encode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Literal
+from unicodedata import category, normalize
+
+from nanoloop.messages import Quote, Speaker
+from nanoloop.session.entry import Entry, plain_text
+
+SPEECH = "speech"
+"""The metadata key for who sent a message (`by`), what others said in it (`quotes`), and what it
+does to an earlier message (`change`)."""
+ORIGIN, GROUP, FILES = "origin", "group", "attachments"
+"""The metadata keys for where a message comes from, whether several people talk there, and the
+facts about its attachments."""
+
+Kind = Literal[
+    "said", "quote", "forward", "overheard", "edit", "retraction", "report", "file", "unclear"
+]
+"""How a text got into a message.
+
+`unclear` is what a person sent to an older version, quotes and overheard lines included.
+"""
+NAME_CHARS = 40
+"""How many characters of a name are shown."""
+HANDLE_CHARS = 10
+SOMEONE = "someone"
+ME = "you"
+"""What the bot itself is called, and nobody else."""
+_READ_CHARS = 200
+_ROLES = frozenset({"assistant", "developer", "function", "model", "system", "tool", "user"})
+_OURS = frozenset('|#:;,"`\\=*<>~^«»“”„‟\u2039\u203a')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """One text in a message, with who said it."""
+
+    kind: Kind
+    text: str
+    speaker: Speaker | None = None
+    """Who said it, if known."""
+    by: Speaker | None = None
+    """Who sent the message that it is in, if known."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The facts about a file."""
+    files: tuple[str, ...] = ()
+    """The kinds of the files that came with an overheard message."""
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether the sender of the message is known to have typed it."""
+        return self.kind in {"said", "edit"}
+
+
+def passages_of(entry: Entry) -> Iterator[Passage]:
+    """The texts in a message, in order; there is one of its sender, even if that is empty."""
+    by = speaker_of(entry)
+    for quote in quotes_of(entry):
+        yield Passage(
+            kind=quote.kind, text=quote.text, speaker=quote.speaker, by=by, files=quote.files
+        )
+    kind = kind_of(entry)
+    yield Passage(kind=kind, text="" if kind == "retraction" else typed(entry), speaker=by, by=by)
+    for about, part in files_of(entry):
+        if not isinstance(part, Mapping) or part.get("type") == "text":
+            yield Passage(kind="file", text=file_text(about, part), by=by, about=about)
+
+
+def kind_of(entry: Entry) -> Kind:
+    """How the sender's own text got into the message."""
+    metadata = entry.metadata
+    speech = metadata.get(SPEECH)
+    if not metadata:
+        return "said"
+    if metadata.get(ORIGIN) == "system":
+        return "report"
+    if isinstance(speech, Mapping):
+        change = speech.get("change")
+        return change if change in {"edit", "retraction"} else "said"
+    # Only what somebody typed into an older version as a plain message has none of these.
+    is_old = metadata.get("sender") or metadata.get(FILES) or metadata.get(ORIGIN) == "amendment"
+    return "unclear" if is_old and entry.role == "user" else "said"
+
+
+def speaker_of(entry: Entry) -> Speaker | None:
+    """Who sent the message, if it says so."""
+    speech = entry.metadata.get(SPEECH)
+    if isinstance(speech, Mapping):
+        return speaker_in(speech.get("by"))
+    name = entry.metadata.get("sender")
+    return Speaker(name=str(name)) if name else None
+
+
+def sender_of(entry: Entry) -> tuple[str, str] | Any:
+    """What tells the sender apart from others: the account, or a name if there is none."""
+    by = speaker_of(entry)
+    return (by.platform, by.id) if by is not None and by.id else entry.metadata.get("sender")
+
+
+def quotes_of(entry: Entry) -> Iterator[Quote]:
+    """What others said in the message."""
+    speech = entry.metadata.get(SPEECH)
+    stored = speech.get("quotes") if isinstance(speech, Mapping) else None
+    for quote in stored if isinstance(stored, list) else ():
+        if isinstance(quote, Mapping):
+            kind = quote.get("kind")
+            files = quote.get("files")
+            yield Quote(
+                text=str(quote.get("text") or ""),
+                speaker=speaker_in(quote.get("by")),
+                kind=kind if kind in {"forward", "overheard"} else "quote",
+                files=tuple(map(str, files)) if isinstance(files, list) else (),
+            )
+
+
+def speaker_in(stored: Any) -> Speaker | None:
+    """The speaker in what was stored, or None."""
+    if not isinstance(stored, Mapping):
+        return None
+    return Speaker(
+        name=str(stored.get("name") or ""),
+        id=str(stored.get("id") or ""),
+        platform=str(stored.get("platform") or ""),
+        is_me=stored.get("is_me") is True,
+    )
+
+
+def stored_speaker(speaker: Speaker, *, platform: str) -> dict[str, Any]:
+    """The stored form of a speaker; `platform` is that of a speaker without one."""
+    known = {"id": speaker.id, "name": speaker.name[:_READ_CHARS]}
+    known["platform"] = speaker.platform or platform
+    return {name: value for name, value in known.items() if value} | (
+        {"is_me": True} if speaker.is_me else {}
+    )
+
+
+def stored_quote(quote: Quote, *, platform: str) -> dict[str, Any]:
+    """The stored form of a quote."""
+    stored: dict[str, Any] = {"kind": quote.kind, "text": quote.text}
+    if quote.speaker is not None:
+        stored["by"] = stored_speaker(quote.speaker, platform=platform)
+    if quote.files:
+        stored["files"] = list(quote.files)
+    return stored
+
+
+def typed(entry: Entry) -> str:
+    """What the sender typed, without what is told of the attachments."""
+    parts = entry.content.get("parts")
+    files = len(entry.metadata.get(FILES) or ())
+    if not files or not isinstance(parts, list):
+        return str(entry.content.get("text") or "")
+    return plain_text(parts[: max(0, len(parts) - files)])
+
+
+def files_of(entry: Entry) -> Iterator[tuple[Mapping[str, Any], Any]]:
+    """The facts about each attachment, with the part of the message that holds it."""
+    files, parts = entry.metadata.get(FILES), entry.content.get("parts")
+    if isinstance(files, list) and isinstance(parts, list) and len(files) <= len(parts):
+        last = parts[len(parts) - len(files) :]
+        for about, part in zip(files, last, strict=True):
+            yield (about if isinstance(about, Mapping) else {}), part
+
+
+def file_mark(about: Mapping[str, Any]) -> str:
+    """The first line of a file's stored text: its kind, name, type and size."""
+    size = about.get("size")
+    known = (about.get("name"), about.get("mime_type"), size and f"{size} bytes")
+    told = ", ".join(str(fact) for fact in known if fact)
+    return f"[{about.get('kind')}: {told or about.get('ref')}]"
+
+
+def file_text(about: Mapping[str, Any], part: Any) -> str:
+    """What can be read of a file, without the first line."""
+    text = part.get("text") if isinstance(part, Mapping) else part
+    text, mark = text if isinstance(text, str) else "", file_mark(about)
+    return text.removeprefix(mark).removeprefix("\n") if text.startswith(mark) else text
+
+
+def other_words(entry: Entry) -> str:
+    """What others said in a message, without names; "" for most."""
+    if not isinstance(entry.metadata.get(SPEECH), Mapping):
+        return ""
+    return "\n".join(quote.text for quote in quotes_of(entry))
+
+
+def is_told_apart(entry: Entry) -> bool:
+    """Whether the model must be told who said what: it isn't the plain message of a lone user."""
+    metadata = entry.metadata
+    if not metadata:
+        return False
+    speech = metadata.get(SPEECH)
+    is_more = isinstance(speech, Mapping) and bool(speech.get("quotes") or speech.get("change"))
+    return is_more or bool(metadata.get(GROUP)) or metadata.get(ORIGIN) == "system"
+
+
+def for_people(entry: Entry) -> str:
+    """A message's text behind what it quotes, as exports show it."""
+    told = (_quoted(name_of(quote.speaker), quote.text) for quote in quotes_of(entry))
+    return "\n\n".join((*told, str(entry.content.get("text") or "")))
+
+
+def _quoted(name: str, text: str) -> str:
+    named = f"{name}: {text}" if name else text
+    return "\n".join(f"> {line}" for line in named.splitlines())
+
+
+def name_of(speaker: Speaker | None) -> str:
+    """The name as people see it; "" if there is none."""
+    return "" if speaker is None else display_name(speaker.name or speaker.id)
+
+
+def who(speaker: Speaker | None, otherwise: str = SOMEONE) -> str:
+    """The name of a speaker as models see it, with a handle if the platform gave an id."""
+    if speaker is None:
+        return otherwise
+    if speaker.is_me:
+        return ME
+    name = name_of(speaker) or SOMEONE
+    return f"{name} #{handle_of(speaker.platform, speaker.id)}" if speaker.id else name
+
+
+@lru_cache(maxsize=4096)
+def display_name(name: str) -> str:
+    """A name as it is shown: one short line that can't pass for a mark, a handle or a role.
+
+    Different people may have the same one: their handles differ.
+    """
+    visible = "".join(c for c in name[:_READ_CHARS] if category(c) not in _UNSEEN)
+    plain = "".join(map(_shown, normalize("NFKC", visible)))
+    words = " ".join(plain.split())[:NAME_CHARS].split()
+    shown = " ".join(word for word in words if not _is_role(word))
+    return "" if shown.casefold() == ME else shown
+
+
+_UNSEEN = frozenset({"Cf", "Cs", "Co", "Cn"})
+_SPACES = frozenset({"Cc", "Zs", "Zl", "Zp", "Ps", "Pe"})
+
+
+def _shown(character: str) -> str:
+    kind = category(character)
+    if kind in _UNSEEN:
+        return ""
+    return " " if kind in _SPACES or character in _OURS else character
+
+
+def _is_role(word: str) -> bool:
+    return "".join(filter(str.isalpha, word.casefold())) in _ROLES
+
+
+@lru_cache(maxsize=4096)
+def handle_of(platform: str, person: str) -> str:
+    """Ten letters and digits that stand for this account, always and on every machine."""
+    named = f"{platform}\0{person}".encode("utf-8", "surrogatepass")
+    digest = blake2b(named, digest_size=8, person=b"nanoloop speaker").digest()
+    return b32encode(digest).decode().lower()[:HANDLE_CHARS]
