@@ -149,18 +149,27 @@ class SessionWriter:
 
     async def _save(self, session: Session) -> None:
         if session.tracker.is_saved and session.revision:
-            return None
+            return
         # One that no store knows yet was made elsewhere and attached.
         save = self.store.save if session.revision else self.store.add
+        await self._patiently(partial(save, session))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What the store answers; while it is away it is asked again, once in any case.
+
+        A process that was suspended took that time for the store's: its patience may be over.
+        """
         give_up = time.monotonic() + self._patience_seconds
-        for pause in chain((0.05, 0.1, 0.2, 0.5), repeat(1.0)):
+        for number, pause in enumerate(chain((0.05, 0.1, 0.2, 0.5), repeat(1.0))):
             try:
-                return await save(session)
+                return await ask()
             except StoreError as error:
-                if not is_away(error) or time.monotonic() + pause > give_up:
+                if not is_away(error) or not self._patience_seconds:
+                    raise
+                if number and time.monotonic() + pause > give_up:
                     raise
             await anyio.sleep(pause)
-        return None
+        raise AssertionError("the pauses never end")
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others.
@@ -212,7 +221,7 @@ class SessionWriter:
     async def _renew(self, session: Session, *, whole: bool = False) -> None:
         """Bring this object up to the stored state; raises `SessionNotFound`."""
         read = self.store.get if whole or session.log.is_whole else self.store.load
-        fresh = await read(session.id)
+        fresh = await self._patiently(partial(read, session.id))
         if fresh.created_at != session.created_at:  # deleted, and another was made under its id
             raise SessionNotFound(session.id)
         session.renew(fresh)

@@ -206,7 +206,7 @@ async def test_what_a_new_conversation_has_heard_is_not_heard_again_from_the_old
         old = await loop.sessions.current("test:a")
         new = await loop.sessions.start_new("test:a")
         two = await held(loop, old, "two")
-        await loop.sessions._have_taken_over(new, [two])
+        await loop.sessions._have_taken_over(new, [two], old=old)
         new.awaiting = new.add_entry(new.waiting[0]).seq
         await store.save(new)
     # It ended here, before the old one had let go of it.

@@ -3,12 +3,13 @@
 import json
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from itertools import count
 
 import anyio
 import pytest
 
 from nanoloop import Identity, Session
-from nanoloop.errors import SessionNotFound
+from nanoloop.errors import SessionNotFound, StoreError
 from nanoloop.events import SummaryCommitted
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.providers.scripted import ScriptedProvider
@@ -152,6 +153,41 @@ async def test_a_store_that_fails_is_told_of_and_its_changes_come_with_the_next(
     kept.database.commit = commit
     await sessions.change(session, lambda now: now.add_message("user", "two"))
     assert texts(await kept.get("s")) == ["one", "two"]
+
+
+class Suspended(InMemoryStore):
+    """Its next call of each kind fails, as after a time in which the whole process stood still."""
+
+    def __init__(self, *calls):
+        super().__init__()
+        self.calls = {*calls}
+
+    async def _lapse(self, call):
+        if call in self.calls:
+            self.calls.remove(call)
+            raise StoreError("it did not answer within 10 s")
+
+    async def save(self, session):
+        await self._lapse("save")
+        return await super().save(session)
+
+    async def get(self, session_id):
+        await self._lapse("get")
+        return await super().get(session_id)
+
+
+async def test_a_process_that_was_suspended_does_not_take_the_time_for_the_stores(monkeypatch):
+    kept = Suspended("save", "get")
+    sessions = Sessions(kept, patience_seconds=1)
+    session = await kept.create(id="s")
+    other = await kept.load("s")
+    other.add_message("user", "before")
+    await InMemoryStore.save(kept, other)  # so that it is read anew, too
+    hours = count()
+    monkeypatch.setattr("nanoloop.writing.time.monotonic", lambda: next(hours) * 3600)
+    await sessions.change(session, lambda now: now.add_message("user", "one"))
+    assert kept.calls == set()
+    assert texts(await kept.get("s")) == ["before", "one"]
 
 
 def test_all_of_a_session_that_is_kept_is_renewed():
