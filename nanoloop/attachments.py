@@ -1,4 +1,4 @@
-"""Files that people send: checked, kept for the sessions that refer to them, deleted with these."""
+"""Files that people send: checked, kept while any session refers to them, then deleted."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class StoredFile:
 
     @classmethod
     def of(cls, text: bytes | None) -> StoredFile | None:
-        """What was noted about it; None if that is not there, or can't be read."""
+        """The record of it; None if that is missing or can't be read."""
         with suppress(ValueError, TypeError):  # sealed, and there is no key
             known = json.loads(text or b"")
             sessions = known.pop("sessions", None)
@@ -279,20 +279,20 @@ class Attachments:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let nobody else change what is known of files meanwhile; it blocks."""
+        """Keep others from changing the records of files meanwhile; it blocks."""
         with waited_lock(self.folder / LOCK):
             yield
 
     # What is not used yet
 
     def _mark(self, attachment_id: str) -> None:
-        """Note that from now on it must turn out within a day whether any session refers to it."""
+        """Give a file one day, after which it is removed unless a session refers to it."""
         path = self.folder / f"{attachment_id}{UNSURE}"
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
         os.utime(path)
 
     def _kept_again(self, attachment_id: str) -> StoredFile | None:
-        """A file that is there already, given another day."""
+        """The existing file, given another day; None if there is none."""
         if not attachment_id or not self.folder.is_dir():
             return None
         with self._alone():
@@ -302,13 +302,13 @@ class Attachments:
             return kept
 
     def unsure(self) -> list[str]:
-        """The files of which it must turn out now whether any session refers to them; it blocks."""
+        """The files whose day is over: check now whether any session refers to them; it blocks."""
         before = time.time() - UNUSED_SECONDS
         marks = self.folder.glob(f"*{UNSURE}")
         return [mark.name.removesuffix(UNSURE) for mark in marks if _time_of(mark) < before]
 
     def tidy(self) -> None:
-        """Remove what kills left of writing; it blocks."""
+        """Remove the unfinished files of killed processes; it blocks."""
         before = time.time() - UNUSED_SECONDS
         for file in [*self.folder.glob(".*"), *self.folder.glob("*.new")]:
             if _UNFINISHED.fullmatch(file.name) and _time_of(file) < before:
@@ -317,9 +317,9 @@ class Attachments:
                     file.unlink()
 
     def settle(self, attachment_id: str, *, unused_by: Collection[str]) -> None:
-        """Take a file from the sessions that turned out not to refer to it; it blocks.
+        """Withdraw a file from the sessions that were found not to refer to it; it blocks.
 
-        One that no session refers to is removed, unless it was given to one meanwhile.
+        A file that no session refers to is removed, unless one was given it meanwhile.
         """
         with self._alone():
             if attachment_id not in self.unsure():
@@ -338,14 +338,14 @@ class Attachments:
         return [file.stem for file in self.folder.glob("*.json") if _ID.fullmatch(file.stem)]
 
     def former(self) -> list[str]:
-        """The files of earlier versions, of which is not noted who may use them; it blocks."""
+        """Files from earlier versions, which did not record who may use them; it blocks."""
         if (self.folder / NOTED).exists():
             return []
         known = ((name, self._known(name)) for name in self.all())
         return [name for name, kept in known if kept is not None and kept.sessions is None]
 
     def note_former(self, users: Mapping[str, Collection[str]]) -> None:
-        """Note who may use the files of earlier versions; it blocks."""
+        """Record who may use the files from earlier versions; it blocks."""
         for name, sessions in users.items():
             self._change(name, partial(_with, session_ids=tuple(sessions)))
             self._mark(name)
@@ -355,7 +355,7 @@ class Attachments:
     # Room
 
     def _begin(self, kept: StoredFile) -> None:
-        """Reserve its room; raises `AttachmentsFull`."""
+        """Reserve space for it; raises `AttachmentsFull`."""
         make_folder(self.folder)
         self._take_room(kept.size)
         self._mark(kept.id)
@@ -383,7 +383,7 @@ def _without(users: Sequence[str], *, session_ids: Collection[str]) -> Sequence[
 
 
 def _time_of(file: Path) -> float:
-    """When it was touched last; never, if it is gone."""
+    """When it was last touched; infinity if it is gone, so that it never counts as old."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -428,7 +428,8 @@ class Forgetting:
     async def delete_expired(self) -> int:
         """Delete as the store does, then the files that no session refers to any more.
 
-        That includes what a kill left, and uploads that no session referred to within a day.
+        That includes the leftovers of killed processes, and uploads that nothing referred to in a
+        day.
         """
         removed = int(await self._store.delete_expired())
         if self._has_any():
@@ -458,7 +459,7 @@ class Forgetting:
         return gone | known
 
     async def _let_go(self, gone: set[str]) -> None:
-        """Take these files from the sessions that no longer refer to them."""
+        """Withdraw these files from the sessions that no longer refer to them."""
         for name in gone:
             kept = await self.attachments.about(name)
             if kept is None:  # a kill may have left its data
@@ -470,7 +471,7 @@ class Forgetting:
             (self._folder / NOTE).unlink(missing_ok=True)
 
     async def _drop_expired(self) -> None:
-        """Take the files from the sessions that are no longer there."""
+        """Withdraw files from the sessions that no longer exist."""
         missing: dict[str, bool] = {}
         for name in await run_sync(self.attachments.all):
             kept = await self.attachments.about(name)
@@ -501,7 +502,7 @@ class Forgetting:
             await run_sync(partial(self.attachments.settle, name, unused_by=unused))
 
     async def _refers(self, session_id: str, file: StoredFile, *, if_damaged: bool = False) -> bool:
-        """Whether this session refers to a file, in what it was told since that was uploaded."""
+        """Whether anything added to this session since the upload refers to the file."""
         try:
             session = await self._store.load(session_id)
             if any(file.id in files_in(entry) for entry in session.waiting):
@@ -523,7 +524,7 @@ class Forgetting:
         return False
 
     async def _note_former(self) -> None:
-        """Note which sessions refer to the files of earlier versions."""
+        """Record which sessions refer to the files from earlier versions."""
         former = await run_sync(self.attachments.former)
         users: dict[str, set[str]] = {name: set() for name in former}
         if former:
