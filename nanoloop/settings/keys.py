@@ -24,8 +24,8 @@ class Unit:
 class Harmless:
     """Marks a setting, or a whole table, that any file in the current folder may set.
 
-    What has no mark is left out of such a file until its user trusts it. So nothing has one that
-    names a place, a key, a person, a model, a tool or code, or that costs money.
+    Settings without the mark are ignored in such a file until its user trusts it. So never mark one
+    that names a place, a key, a person, a model, a tool or code, or that costs money.
     """
 
 
@@ -43,7 +43,7 @@ class ByName:
     table: Callable[[str], type[BaseModel]]
     """Raises `SettingsError` for a name that has none."""
     usual: type[BaseModel]
-    """The table that most names have."""
+    """The type of table that most names have."""
     example: str
     always: Sequence[str] = ()
     """Names that always exist, with their own kinds of tables."""
@@ -112,16 +112,16 @@ def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def is_harmless(field: FieldInfo) -> bool:
-    """Whether it, or all of the table that it is, may be set by any file."""
+    """Whether any file may set it; for a table, everything in it."""
     return HARMLESS in field.metadata
 
 
 def without_harm(
     model: type[BaseModel], table: Mapping[str, Any], above: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What any file may set of this table, and the rest by its dotted keys.
+    """What any file may set in this table, and the rest by its dotted keys.
 
-    No plugin is loaded for it. What is no setting at all stays, to be refused by its name.
+    No plugin is loaded for this. An unknown name stays, so that it is refused by name.
     """
     kept: dict[str, Any] = {}
     left: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def without_harm(
 
 
 def _leaves(key: str, value: Any) -> dict[str, Any]:
-    """The values below this key by their dotted keys; the value itself if it is no table."""
+    """The values below this key by their dotted keys; the value itself if it is not a table."""
     if not isinstance(value, Mapping) or not value:
         return {key: value}
     inner = dict(all_in(value, f"{key}."))

@@ -1,7 +1,7 @@
-"""What of a setting may be shown.
+"""Which settings may be shown, and which parts of them.
 
-A setting that is secret is of the type `SecretStr`, in a plugin's table too. Of all others the
-login and the query of an address are hidden, and what has the name or the look of a key.
+A setting of the type `SecretStr` is secret, in a plugin's table too. In all others, the login and
+the query of an address are hidden, and so is anything with the name or the look of a key.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def shown(value: Any) -> str:
 
 
 def shown_as(key: str, value: Any) -> str:
-    """The same for a value of which only its name tells whether it is secret."""
+    """The same for a value whose name alone tells whether it is secret."""
     return MASK if may_be_secret(key, value) else shown(value)
 
 
@@ -68,7 +68,7 @@ def open_in(table: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def kept_secret(name: str, value: Any) -> Any:
-    """A setting's value; of a table such as `headers` each text is a `SecretStr`."""
+    """A setting's value; in a table such as `headers`, each text is a `SecretStr`."""
     return _closed(value) if isinstance(value, Mapping) and _ALL_SECRET.search(name) else value
 
 

@@ -168,7 +168,7 @@ class Sources:
     files: tuple[Path, ...] = ()
     """The settings files that were read, strongest first."""
     own_file: Path | None = None
-    """The one of them that is the user's own word."""
+    """The one of them that counts as the user's own."""
     left_out: LeftOut | None = None
     """What one of them would set if it were trusted."""
 
@@ -266,10 +266,10 @@ def read_sources(
 
 
 def _keep_keys_apart(said: Sequence[Source]) -> None:
-    """Take out the keys that would go to an address which they were not given for.
+    """Remove the keys that would be sent to an address that they were not meant for.
 
-    A variable that other programs use too says nothing of a file: its key does not go to an address
-    that has a key beside it in the file, and no key of a file goes to its address.
+    A variable that other programs use too was not set for a file: its key is not sent to an address
+    that has its own key in the file, and no key in a file is sent to the variable's address.
     """
     words = {word for source in said for word in _table(source.table.get("providers"))}
     for above in ((), *(("providers", word) for word in sorted(words))):
@@ -381,7 +381,7 @@ def _read(path: Path, *, is_needed: bool = False) -> _Read:
 
 
 def _found(model: type[BaseSettings], cwd: Path, env: Mapping[str, str]) -> list[_Read]:
-    """The file of the current folder, unless it is not trusted; then beside it the user's own."""
+    """The current folder's file; if it is not trusted, also the user's own. Else the user's own."""
     own, here = user_folder("config", env) / NAME, cwd / NAME
     if not here.is_file() or (own.exists() and own.samefile(here)):
         return [_read(own)]

@@ -1,4 +1,4 @@
-"""Whose a settings file is: one that lies in the current folder may be anybody's.
+"""Whose settings file it is: one in the current folder may be anybody's.
 
 Until its user trusts it, by path and content, such a file changes only what is harmless, and the
 user's own file counts beside it.
@@ -36,7 +36,7 @@ class LeftOut:
     said: Mapping[str, Any] = field(repr=False)
     """The values that do not count, by their dotted keys."""
     is_refused: bool = False
-    """Whether its user said once that it is not trusted."""
+    """Whether the user has said that it is not trusted."""
 
     @property
     def sentence(self) -> str:
@@ -67,7 +67,7 @@ def _short(text: str) -> str:
 
 
 class Trust:
-    """The files that the user has answered for; kept in the user's folder for settings."""
+    """The files that the user was asked about; kept in the user's folder for settings."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.file = user_folder("config", env) / FILE

@@ -1,4 +1,4 @@
-"""Settings of model vendors, and of the models of this machine."""
+"""Settings of model vendors, and of the models on this machine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ServerSettings:
     """The word before the colon; "" for the server that `base_url` names."""
     vendor: Vendor
     url: str | None
-    """Its address, None where nothing says it."""
+    """Its address; None if it is not set."""
     key: str | None
     options: Mapping[str, Any]
 
@@ -58,7 +58,7 @@ class ServerSettings:
 
     @property
     def lacks(self) -> str | None:
-        """What has to be set before it can be asked; None where nothing has to."""
+        """What has to be set before it can be asked; None if nothing is missing."""
         if self.url is None:
             return f"no address is set: set {self.vendor.address}"
         if self.key is None and self.vendor.keys and self.url == (self.vendor.url or self.url):
@@ -99,7 +99,7 @@ def models_of(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def server_of(settings: Settings, word: str) -> ServerSettings:
-    """The server for the models of that vendor of ours."""
+    """The server for the models of that built-in vendor."""
     if not word:
         return _plain(settings)
     own, vendor = own_of(settings, word), VENDORS[word]
