@@ -630,7 +630,7 @@ class PictureLeftOut(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileNarrowed(Event):
-    """Others of this machine could read or write a file of ours; from now on they can't."""
+    """Other users of this machine could read or write one of our files; now they can't."""
 
     file: str
     mode: str

@@ -1,7 +1,7 @@
 """Files: safe names, all-or-nothing writes, private permissions, no links, short locks.
 
-Every file of the data folder is opened by `open_file`, or checked by `check_file` where SQLite
-opens it; what somebody else named is opened by `open_beneath`.
+Every file of the data folder is opened by `open_file`, or checked by `check_file` if SQLite
+opens it; a file that somebody else named is opened by `open_beneath`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _narrow(
     is_fresh: bool = False,
     tell: Tell = announce,
 ) -> None:
-    """Make a file of ours private; a fresh one has what the umask left of its mode."""
+    """Make one of our files private; the mode of a new one depends on the umask."""
     mode = stat.S_IMODE(there.st_mode)
     if there.st_uid != os.geteuid() or not (mode & _OTHERS or (is_fresh and mode != PRIVATE)):
         return
@@ -130,8 +130,8 @@ def _narrow(
 def check_file(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
     """Like `open_file`, for a file that SQLite opens; a missing one is fine.
 
-    It isn't opened for this: closing it would let go of all locks that SQLite has on it.
-    Without `writes` its mode stays. `tell` gets the event.
+    This doesn't open it: closing it would release all locks that SQLite holds on it.
+    Without `writes` its mode stays as it is. `tell` receives the event.
     """
     try:
         there = path.lstat()
@@ -148,13 +148,13 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 
 def check_database(path: Path, *, writes: bool = True, tell: Tell = announce) -> None:
-    """`check_file` for a database and all that SQLite puts beside it."""
+    """Like `check_file`, for a database and the files that SQLite puts beside it."""
     for suffix in _BESIDE:
         check_file(path.with_name(path.name + suffix), writes=writes, tell=tell)
 
 
 def make_database_file(path: Path, *, tell: Tell = announce) -> None:
-    """Create this file for SQLite, which gives those beside it the same mode; check all of them."""
+    """Create a database, whose mode SQLite also gives to the files beside it, and check them."""
     check_database(path, tell=tell)
     with suppress(FileExistsError):
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -180,7 +180,7 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
     *folders, last = parts = name.split("/")
     path = folder / name.lstrip("/")
     if "\0" in name or not {"", ".", ".."}.isdisjoint(parts):
-        raise FileRefused(folder, f"has no file {name!r}: give a plain name beneath it")
+        raise FileRefused(folder, f"has no file {name!r}: give a plain name inside it")
     with ExitStack() as stack:
 
         def entered(name: Path | str, flags: int, within: int | None = None) -> int:
@@ -194,7 +194,9 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
                 within = entered(part, os.O_RDONLY | os.O_NOFOLLOW, within)
             except OSError as error:
                 if error.errno in {errno.ENOTDIR, *_LINKS}:
-                    raise FileRefused(path, f"leads through {part!r}, which is no folder") from None
+                    raise FileRefused(
+                        path, f"leads through {part!r}, which is not a folder"
+                    ) from None
                 raise
         _check_file_in(within, last, path)
         fd = _opened(last, path, flags, within)
@@ -205,7 +207,7 @@ def open_beneath(folder: Path, name: str, flags: int = os.O_RDONLY) -> int:
 
 
 def _check_file_in(folder: int, name: str, path: Path) -> None:
-    """Refuse a device before it is opened: that alone can have effects."""
+    """Refuse a device before it is opened: opening one can have effects."""
     with suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if stat.S_ISLNK(mode):
@@ -285,7 +287,7 @@ _PAUSE_SECONDS = 0.005
 
 
 def own_key(folder: Path) -> bytes:
-    """The secret key of this data folder, for keyed digests; made at its first use.
+    """The secret key of this data folder, for keyed digests; created on first use.
 
     Every process gets the same one, however many ask at once. A key that a power cut has cut short
     is replaced: no process has used it yet.
@@ -306,7 +308,7 @@ def own_key(folder: Path) -> bytes:
 
 
 def keyed_digest(folder: Path, text: str) -> str:
-    """32 hex digits in place of a text that must not stand in plain in the data folder."""
+    """32 hex digits in place of a text that must not be readable in the data folder."""
     data = text.encode("utf-8", "surrogatepass")
     return hmac.new(own_key(folder), data, hashlib.sha256).hexdigest()[:32]
 
@@ -402,9 +404,9 @@ def locked_file(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int
 
 @contextmanager
 def waited_lock(path: Path) -> Iterator[None]:
-    """Hold the lock in this file, once others have let go of it; it blocks.
+    """Hold the lock in this file, once others have released it; it blocks.
 
-    Raises TimeoutError if one of them, perhaps a stopped process, doesn't let go.
+    Raises TimeoutError if one of them, perhaps a stopped process, doesn't release it.
     """
     with ExitStack() as stack:
         give_up = time.monotonic() + LOCK_SECONDS

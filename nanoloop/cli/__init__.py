@@ -311,7 +311,7 @@ def load_settings(args: argparse.Namespace, *, can_ask: bool = True) -> Settings
 
 
 def _is_trusted(left: LeftOut) -> bool:
-    """Whether the person at the terminal trusts the file; the answer is kept."""
+    """Whether the person at the terminal trusts the file; the answer is remembered."""
     from nanoloop.settings.trust import Trust  # noqa: PLC0415 - as above
 
     settings = "\n".join(f"  {line}" for line in left.lines)
@@ -322,7 +322,7 @@ def _is_trusted(left: LeftOut) -> bool:
 
 
 def _is_anyone_there() -> bool:
-    """Whether somebody at a terminal can be asked; in its background that would stop us."""
+    """Whether somebody at a terminal can be asked; a background process would be stopped."""
     try:
         return os.isatty(0) and os.isatty(2) and os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # no terminal that controls jobs: nothing is in its background

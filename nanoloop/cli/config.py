@@ -42,8 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "answer",
         choices=("trust", "distrust"),
         nargs="?",
-        help="whether nanoloop.toml in this folder, as it is now, may set everything; left out, "
-        "the settings are shown",
+        help="let nanoloop.toml in this folder, as it is now, set everything, or only what is "
+        "harmless; without this, the settings are shown",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
@@ -73,7 +73,7 @@ def run(args: Namespace) -> int:
 
 
 def _answer(args: Namespace) -> int:
-    """Keep whether the current folder's file is trusted, and say what it sets."""
+    """Remember whether the current folder's file is trusted, and say what it sets."""
     here, trust = Path(NAME).absolute(), Trust(os.environ)
     left = load_settings(args, can_ask=False).left_out
     if args.answer == "distrust":

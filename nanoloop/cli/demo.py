@@ -116,7 +116,7 @@ class DemoScreen:
         self._held_back: list[str] = []
 
     async def pause(self, seconds: float) -> None:
-        """Leave time to read."""
+        """Pause long enough for people to read."""
         await anyio.sleep(seconds * self.pace)
 
     def line(self, text: str = "", style: str = "") -> None:

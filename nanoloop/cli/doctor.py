@@ -257,7 +257,7 @@ async def _model(asked: ModelToAsk, settings: Settings, provider: Provider) -> C
 
 
 def _lacks_here(model: str, settings: Settings) -> str | None:
-    """Why a model of this machine can't be asked; nothing is fetched."""
+    """Why a model on this machine can't be asked; nothing is downloaded."""
     path = file_of(model, settings.models)
     if not can_run():
         return EXTRA

@@ -187,7 +187,7 @@ _TRIED = 3
 
 
 class _Choice(NamedTuple):
-    """A line of the menu, and what to do if it is chosen; None means another try."""
+    """A line of the menu, and what to do if it is chosen; None means asking again."""
 
     line: str
     follow: Callable[[], Chosen | None]
@@ -251,7 +251,7 @@ def _of_server(settings: Settings, server: RunningServer, model: str) -> Chosen:
 
 
 def no_key(settings: Settings) -> dict[str, str]:
-    """What keeps a key that is there already from an address that it was not given for."""
+    """The setting that keeps an existing key from being sent to a new address."""
     return {"api_key": ""} if settings.api_key else {}
 
 

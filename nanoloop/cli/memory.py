@@ -1,4 +1,4 @@
-"""`nanoloop memory`: map a conversation's log, correct its summary, or see which are due."""
+"""`nanoloop memory`: map a conversation's log, correct its summary, or list those that are due."""
 
 from __future__ import annotations
 

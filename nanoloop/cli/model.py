@@ -73,7 +73,7 @@ def get(args: Namespace, settings: Settings) -> int:
     model = at(args.name, args.sha256) if "://" in args.name else find(args.name)
     if args.sha256 and model in CATALOGUE:
         raise SettingsError(
-            f"--sha256 is only for an address: the catalogue knows the sum of {args.name}"
+            f"--sha256 is only for an address: the catalogue has the checksum of {args.name}"
         )
     path = fetch_model(model, settings)
     say(f"{path}\ntalk with it: nanoloop chat --local {model.name}", err=True)

@@ -108,7 +108,7 @@ class Reload:
         self._tell(dict(values(fresh)))
 
     def _fresh(self) -> Settings:
-        """The settings as they are now; raises `SettingsError` if a file lost its user's trust."""
+        """The settings as they are now; raises `SettingsError` if a file is no longer trusted."""
         fresh = self._load()
         if fresh.left_out and not self._settings.left_out:
             raise SettingsError(fresh.left_out.sentence)

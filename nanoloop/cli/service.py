@@ -149,7 +149,7 @@ def service_for(settings: Settings) -> Service:
     """A service that runs the daemon with the settings of this call."""
     if settings.file != settings.own_file and settings.file is not None:
         raise NoService(
-            f"{settings.file} in the current folder is not trusted, so no service is made of it: "
+            f"{settings.file} in the current folder is not trusted, so no service is installed: "
             f"name it with --config {settings.file}, or trust it: nanoloop config trust"
         )
     file = settings.own_file.absolute() if settings.own_file else None

@@ -41,7 +41,7 @@ def run(args: Namespace) -> int:
 
 
 def _is_well(found: Sequence[RunningProcess]) -> bool:
-    """Whether all channels are healthy; one waiting for its account is if the holder's is."""
+    """Whether all channels are healthy; one waiting for its account is as healthy as its holder."""
     channels = [each for process in found for each in process.channels.items()]
     connected = {name for name, channel in channels if channel.state in WELL}
     return all(

@@ -333,7 +333,7 @@ class Settings(BaseSettings):
     include_time: Annotated[bool, HARMLESS] = False
     """Whether the model is told the date and time of the newest message."""
     message_buffer_limit: Annotated[Messages, HARMLESS] = defaults.MESSAGE_BUFFER_LIMIT
-    """How many messages the window may have; then it is trimmed, and the rest is summarised."""
+    """How many messages the window may have before it is trimmed and the rest is summarised."""
     message_buffer_min: Annotated[Messages, HARMLESS] = defaults.MESSAGE_BUFFER_MIN
     """How many of the newest messages are kept word for word when the window is trimmed."""
     context_tokens: Annotated[Annotated[int, Field(ge=1000), Unit("tokens")] | None, HARMLESS] = (
@@ -437,7 +437,7 @@ class Settings(BaseSettings):
 
     @property
     def own_file(self) -> Path | None:
-        """The file that is the user's own word: in their folder, named, or trusted; or None."""
+        """The file that counts as the user's own: in their folder, named, or trusted; or None."""
         return self._own_file
 
     @property

@@ -54,7 +54,7 @@ def text_of(path: Path) -> str:
         with path.open("rb") as file:
             said = file.read(_MOST_BYTES + 1)
         if len(said) > _MOST_BYTES:
-            raise UnreadableFile(f"larger than {_MOST_BYTES:,} bytes: it is no settings file")
+            raise UnreadableFile(f"larger than {_MOST_BYTES:,} bytes: it is not a settings file")
         return said.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise UnreadableFile("not a text file in UTF-8") from None

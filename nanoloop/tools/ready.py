@@ -205,7 +205,7 @@ def make_recall_tool(
 
         Args:
             words: what to look for: names, things, dates, as they may have been said
-            limit: how many hits to bring
+            limit: how many hits to return
         """
         try:
             there = session()

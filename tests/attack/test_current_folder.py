@@ -262,7 +262,7 @@ def test_no_service_is_made_of_a_file_that_is_not_trusted(folder, monkeypatch, c
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     loaded(folder, 'prompt = "Hi"')
     assert main(["service", "install", "--print"]) == Exit.FAILED
-    assert "is not trusted, so no service is made of it" in capsys.readouterr().err
+    assert "is not trusted, so no service is installed" in capsys.readouterr().err
 
 
 async def test_a_daemon_takes_nothing_of_a_file_that_lost_its_trust(folder, heard):

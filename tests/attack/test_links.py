@@ -259,7 +259,7 @@ def test_a_file_beneath_a_folder_is_opened_by_its_name(shelf):
      "a/./b/c.txt", "a/b/c.txt/", "a\0b", "a/b/c.txt\0.md"],
 )  # fmt: skip
 def test_a_name_that_leads_elsewhere_opens_nothing(shelf, name):
-    with pytest.raises(FileRefused, match="give a plain name beneath it"):
+    with pytest.raises(FileRefused, match="give a plain name inside it"):
         read(shelf, name)
 
 
