@@ -199,7 +199,7 @@ class InProcessBus:
     ) -> None:
         """Send a text to its chat; waits only while that chat has too many unsent texts.
 
-        `may_go` is called right before each try; if it returns False, the text is dropped.
+        `may_go` is called right before each attempt; if it returns False, the text is dropped.
         `arrived` is called once it has arrived, or never will.
         """
         chat = (message.channel, message.chat)

@@ -47,9 +47,9 @@ class DirectChannel:
         agent: str | None = None,
         on_text: OnText | None = None,
     ) -> Outbound:
-        """The answer to this message, once it is there; an error is an answer too.
+        """The answer to this message, once there is one; an error is an answer too.
 
-        If cancelled, its turn is stopped, unless that has called a tool that writes. Raises
+        If cancelled, it stops its own turn, unless a tool that writes has been called. Raises
         `NotRunning` if the loop ends before it has answered.
         """
         if not isinstance(chat, str | int):  # all who have none would share a conversation
@@ -149,7 +149,7 @@ class Embedded:
         """The answer to this message in that chat; raises `TurnFailed` if there is none.
 
         A command such as /new is answered too. `agent` names the one that answers in a new chat.
-        If cancelled, it stops its own turn, unless that has called a tool that writes. Raises
+        If cancelled, it stops its own turn, unless a tool that writes has been called. Raises
         `NotRunning` before the start and after `close`.
         """
         heard: list[str] = []

@@ -239,7 +239,7 @@ class DiskRefused(StoreError):
 
 
 class FileRefused(StoreError, OSError):
-    """A file is not opened: it is a link, no file at all, or belongs to somebody else."""
+    """A file was not opened: it is a link, not a regular file, or belongs to somebody else."""
 
     def __init__(self, path: object, why: str) -> None:
         super().__init__(f"{path} {why}")

@@ -118,7 +118,7 @@ class RoundRobin(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything waits, or was chosen and has not ended."""
+        """Whether anything is waiting, or was chosen and has not ended."""
         return bool(self._waiting or len(self._shares))
 
     def join(self, owner: str, item: T) -> None:

@@ -103,7 +103,7 @@ class AgentLoop(Embedded):
     ) -> None:
         """A provider may be given by name ("openai:gpt-5.4-mini"), or a store ("sqlite:bot.db").
 
-        Those given by name are made as from settings, and closed with the loop.
+        Those given by name are created as settings would, and closed with the loop.
         """
         made: list[Provider | Store] = []
         if isinstance(provider, str):

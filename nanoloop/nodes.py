@@ -169,7 +169,7 @@ class Nodes:
                 await anyio.sleep(AGAIN_SECONDS)
 
     def is_sure(self, since: int) -> bool:
-        """Whether no other process can have considered this one dead since that many lapses."""
+        """Whether no other process can have considered this one dead since `lapses` was `since`."""
         return self.lapses == since and self._is_sure
 
     @property
@@ -224,7 +224,7 @@ def _now() -> float:
 
 
 def _place() -> str:
-    """The place within which process ids mean the same."""
+    """The place in which a process id means one process: this boot, this pid namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip())

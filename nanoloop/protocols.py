@@ -298,7 +298,7 @@ class Store(Protocol):
         ...
 
     async def delete_expired(self) -> int:
-        """Delete what has expired; returns how many sessions. Ids of messages last for 72 hours."""
+        """Delete what has expired; returns how many sessions. Message ids last for 72 hours."""
         ...
 
     async def bind(self, key: str, session_id: str) -> None:

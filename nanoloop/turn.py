@@ -404,7 +404,7 @@ class Turn:
         self._finished = [entry for entry in self._finished if entry.id not in kept]
 
     def _add_finished(self, session: Session) -> list[Entry]:
-        """Add the available results, except those that an earlier try has added."""
+        """Add the available results, except those that an earlier attempt added."""
         add = self._view.beside.append if self._keeping.is_held else session.add_entry
         there = {entry.id for entry in (*session.window, *self._view.beside)}
         for entry in self._finished:
@@ -496,7 +496,7 @@ class Turn:
 
 
 def close_calls(session: Session, why: str, *, since: int = 0) -> None:
-    """Record why calls from `since` on that have no result have none."""
+    """Record, for each call from `since` on without a result, why it has none."""
     for call in open_calls([e for e in session.window if e.seq >= since]):
         name, call_id = call.content.get("tool", ""), call.call_id
         unknown = {UNKNOWN: True}

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it means that the store can't be reached now, and isn't about one session."""
+    """Whether it means that the store can't be reached, rather than a fault in one session."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
@@ -86,7 +86,7 @@ def _claim_in(session_id: str) -> Claim | None:
 
 
 async def leave_alone() -> None:
-    """Wait between two tries of a store that has been away too long not to tell the chat."""
+    """Wait to retry a store that has been away for so long that the chat must be told."""
     await anyio.sleep(AWAY_SECONDS)
 
 

@@ -87,7 +87,7 @@ class UnreadableAnswer(Exception):
 
 
 class Patience:
-    """How often one call may be tried, and how long each try may take until its answer begins."""
+    """How often a call may be attempted, and how long each attempt may take to begin an answer."""
 
     def __init__(self, retries: int) -> None:
         self.retries_left = retries
@@ -96,7 +96,7 @@ class Patience:
         self._has_tried = False
 
     def watch(self, scope: anyio.CancelScope, seconds: float) -> None:
-        """From now on, cancel this scope if a try takes longer than this."""
+        """From now on, cancel this scope if an attempt takes longer than this."""
         self._scope, self.seconds = scope, seconds
 
     @property
@@ -105,7 +105,7 @@ class Patience:
         return max(0, self.retries_left - self._has_tried)
 
     def begin(self) -> None:
-        """Note that a try begins."""
+        """Note that an attempt begins."""
         if self._has_tried:
             self.retries_left -= 1
         self._has_tried = True

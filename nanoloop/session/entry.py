@@ -79,7 +79,7 @@ class Entry:
         call_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Entry:
-        """A tool call of the model."""
+        """A tool call by the model."""
         content = {"tool": tool, "parameters": copied({} if params is None else params)}
         return cls(type=TOOL_CALL, content=content, metadata=_with_call_id(metadata, call_id))
 

@@ -307,7 +307,7 @@ class ChangeTracker:
 
     @property
     def heard(self) -> tuple[tuple[str, str], ...]:
-        """Chat and id of each message whose taking is not durable yet."""
+        """Chat and id of each message that was taken, but not durably yet."""
         return tuple(self._heard_at)
 
     def hear(self, chat: str, message_id: str) -> bool:

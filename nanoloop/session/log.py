@@ -222,7 +222,7 @@ class Log:
         return any(first <= seq <= last for first, last in self.hidden)
 
     def shows(self, seq: int) -> bool:
-        """Whether the window has this entry."""
+        """Whether the window contains this entry."""
         if self._shown is None:
             return seq >= self._window_seq
         return any(entry.seq == seq for entry in self._shown)

@@ -263,7 +263,7 @@ def messages_among(waiting: Iterable[Entry]) -> list[Entry]:
 
 
 def message_id_of(entry: Entry) -> str | None:
-    """The channel's id of what a user said."""
+    """The channel's id for what a user said."""
     return entry.metadata.get(MESSAGE_ID)
 
 

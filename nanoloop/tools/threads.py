@@ -53,7 +53,7 @@ class Threads:
         self._per_loop: RunVar[_Places] = RunVar("places")
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """What the function returns or raises; raises `ToolError` if every place is hung."""
+        """What the function returns or raises; raises `ToolError` if all calls hang."""
         places = self._places()
         if places.left_behind >= self._limit:
             raise ToolError(

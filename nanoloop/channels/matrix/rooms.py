@@ -116,7 +116,7 @@ class Invitations:
             return  # it is gone already
 
     async def _join(self, room: str) -> float:
-        """Try to join; returns how long to wait before the next try, or 0 if none is needed."""
+        """Try to join; returns how long to wait before the next attempt, or 0 if none is needed."""
         self._tries[room] += 1
         try:
             await self._homeserver.ask(self._homeserver.client.join(room))

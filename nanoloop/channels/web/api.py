@@ -345,7 +345,7 @@ class WebParts:
     secret: Callable[[], bytes]
     """The key of digests of what people say: they are stored as ids."""
     hidden: Callable[[str], str] | None = None
-    """What stands for the name that a client gives a session, where stored text is sealed."""
+    """Replaces the name that a client gave a session, if stored text is encrypted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

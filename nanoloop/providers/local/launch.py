@@ -29,7 +29,7 @@ class Launch:
 
     @classmethod
     def read(cls, line: bytes) -> Self:
-        """Read the order from such a line."""
+        """Read the order from the line that `line` made."""
         return cls(**json.loads(line))
 
 
@@ -49,7 +49,7 @@ class Report:
 
     @classmethod
     def read(cls, line: bytes) -> Self | None:
-        """Read the report from such a line; None for any other."""
+        """Read the report from the line that `line` made; None for any other line."""
         if not line.startswith(MARK):
             return None
         said: dict[str, Any] = json.loads(line.removeprefix(MARK))

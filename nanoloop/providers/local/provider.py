@@ -567,7 +567,7 @@ _ahead: dict[str, ModelProcess] = {}
 
 
 def _loaded_ahead(order: Launch) -> ModelProcess | None:
-    """The process that was started for this order; one that was told otherwise is ended."""
+    """The process that was started for this order; one started for another order is ended."""
     process = _ahead.pop(order.path, None)
     if process is None or replace(process.order, key=order.key) == order:
         return process

@@ -96,7 +96,7 @@ class ComingIn:
     async def test_an_edit_of_a_waiting_message_changes_what_is_asked(
         self, stage: Stage, tmp_path: Path
     ) -> None:
-        """Only what it says now is answered."""
+        """Only the new text is answered."""
         needs(stage, "edit")
         chat, ann = (await stage.people(1))[0]
         provider = ScriptedProvider(held=True)
