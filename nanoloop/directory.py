@@ -91,7 +91,7 @@ class SessionDirectory:
         return self._kept(Session(about=Identity(id=session_id, agent=agent, max_history=limit)))
 
     def _kept(self, session: Session) -> Session:
-        """The same session, saving itself if that is wanted."""
+        """The same session, which saves itself if `autosave` is on."""
         if not self._autosave:
             return session
         saved = AutosavedSession().load_dict(session.to_dict())

@@ -255,7 +255,7 @@ def save_json(path: Path, value: object) -> None:
 
 
 async def put_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """Like `replace_file`, without blocking the event loop; any number may write the same file."""
+    """Like `replace_file`, without blocking the event loop; many may write the same file."""
     beside = path.with_name(f".{token_hex(8)}")
     try:
         async with aiofiles.open(beside, "xb", opener=opener) as file:

@@ -92,7 +92,7 @@ async def test_a_person_is_asked_before_a_file_goes(nanoloop, folder):
 
 async def test_what_is_no_sum_is_refused_before_anything_is_fetched(nanoloop, server):
     _, err = await nanoloop.run("model", "get", server.url(), "--sha256", "abc", code=2)
-    assert "'abc' is not a SHA-256 sum" in err
+    assert "'abc' is not a SHA-256 checksum" in err
     assert server.asked == []
 
 

@@ -139,7 +139,7 @@ def _version(package: str) -> str:
 
 
 def _processes(settings: Settings, names: set[str]) -> list[dict[str, Any]]:
-    """The state of each process on the data folder, with the last failures for these names."""
+    """The state of each process in the data folder, with the last failures for these names."""
     return [
         {**asdict(found), "failures": [asdict(f) for f in found.failures if f.where in names]}
         for found in running(settings.data)

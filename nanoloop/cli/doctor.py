@@ -326,7 +326,7 @@ def _seal_of(store: Store) -> str:
 
 
 async def _try_to_keep(store: Store) -> None:
-    """Raise `StoreError` if a server takes no sessions; nothing is left behind."""
+    """Raise `StoreError` if a server can't store sessions; nothing is left behind."""
     # Cut off in between, it leaves by itself.
     session = await store.create(ttl=60)
     await store.delete(session.id)
@@ -423,7 +423,7 @@ async def _connected_alone(name: str, settings: Settings) -> Check:
 
 
 async def _connected(channel: Channel) -> Check:
-    """The result of connecting or listening; messages that arrive are not taken."""
+    """The result of connecting or listening; messages that arrive are not accepted."""
     if isinstance(channel, PlatformChannel):
         return await _tried(channel)
     if not (hasattr(channel, "bind") and hasattr(channel, "unbind")):

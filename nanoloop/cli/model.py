@@ -35,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--sha256",
         metavar="SUM",
         type=_sum,
-        help="the expected SHA-256 sum, for a file from an address",
+        help="the expected SHA-256 checksum, for a file from an address",
     )
     where = action("path", "print the path of a model's file", show_path)
     removed = action("remove", "delete a model's file", remove)
@@ -165,5 +165,7 @@ def _row(row: dict[str, Any], wide: int) -> str:
 
 def _sum(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Fa-f]{64}", text):
-        raise ArgumentTypeError(f"{text!r} is not a SHA-256 sum: it has 64 digits, 0-9 and a-f")
+        raise ArgumentTypeError(
+            f"{text!r} is not a SHA-256 checksum: it has 64 digits, 0-9 and a-f"
+        )
     return text.lower()

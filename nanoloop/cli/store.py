@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "target", metavar="TO", help="the target, in the same form; it may already contain sessions"
     )
     moved.add_argument(
-        "--replace", action="store_true", help="overwrite sessions of the target that differ"
+        "--replace", action="store_true", help="overwrite sessions in the target that differ"
     )
     looked = action("check", "find broken sessions", _check)
     looked.add_argument("place", metavar="URL", nargs="?", help=_PLACE)

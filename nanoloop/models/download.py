@@ -172,7 +172,7 @@ def _what_is_wrong(part: DownloadPart) -> str | None:
         file.seek(0)
         found = part.sha256 and hashlib.file_digest(file, "sha256").hexdigest()
     if part.sha256 and found != part.sha256.lower():
-        return f"the downloaded file has the SHA-256 sum {found}, not {part.sha256}"
+        return f"the downloaded file has the SHA-256 checksum {found}, not {part.sha256}"
     return None
 
 

@@ -286,7 +286,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _without_user(url: str) -> tuple[str, str]:
-    """The header for the name and password in a URL, empty if there are none, and the rest."""
+    """The login in a URL as a header, empty if there is none, and the URL without the login."""
     parts = urlsplit(url)
     user, at, place = parts.netloc.rpartition("@")
     header = f"Basic {b64encode(unquote(user).encode()).decode()}" if at else ""

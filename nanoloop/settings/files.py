@@ -161,7 +161,7 @@ def _said(path: Path) -> SettingsFile:
     text = text_of(path)
     said = parse(text) if path.suffix == ".toml" else _with_prompt(text)
     if not said.table:
-        raise UnreadableFile("it is empty: write the agent's prompt into it")
+        raise UnreadableFile("it is empty: write the agent's prompt in it")
     return replace(said, text=text)
 
 

@@ -300,7 +300,7 @@ def read_environment(
 
 
 def _of_environment(model: type[BaseSettings], env: Mapping[str, str], words: set[str]) -> Source:
-    """What variables say; a vendor's count only if these words, or the variables, name it."""
+    """What variables say; a vendor's own count only if a word or a variable names the vendor."""
     given = [*_variables(env)]
     words = words | _vendors_in(*((key, value) for _, key, value in given))
     used = [each for each in given if not _is_idle(*each, words)]

@@ -102,7 +102,7 @@ def _retry_after(payload: bytes) -> float | None:
 
 
 def _hush() -> None:
-    """Keep addresses, which contain the token, and parameters, which may be texts, out of logs."""
+    """Keep addresses, which contain the token, and parameters, which may be text, out of logs."""
     logging.getLogger("httpx").addFilter(_names_no_token)
     logging.getLogger("telegram").setLevel(logging.WARNING)
 
