@@ -510,7 +510,7 @@ _MISSING = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """How questions and answers are kept. If the paths match nothing, the whole is kept."""
+    """How questions and answers are kept. If the paths match nothing, everything is kept."""
 
     input_paths: Paths = ()
     output_paths: Paths = ()

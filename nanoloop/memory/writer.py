@@ -329,9 +329,11 @@ REPEATED_LINES = 2
 def accepted(reply: Reply) -> str:
     """The summary in a reply; raises `BadAnswer` or `AnswerRefused` if there is none."""
     if reply.tool_calls:
-        raise BadAnswer("the summary model called a tool: choose another with summary_model")
+        raise BadAnswer("the summary model called a tool: choose another model with summary_model")
     if reply.finish_reason == "content_filter":
-        raise AnswerRefused("a content filter stopped the summary: try another with summary_model")
+        raise AnswerRefused(
+            "a content filter stopped the summary: choose another model with summary_model"
+        )
     if reply.finish_reason != "stop":
         raise BadAnswer(f"the summary was cut off ({reply.finish_reason})")
     text = _THOUGHT.sub("", reply.text).strip()

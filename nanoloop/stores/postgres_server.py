@@ -287,7 +287,7 @@ def schema_name(name: str) -> str:
     """The same name; raises `SettingsError` if it could mean anything else in a statement."""
     if not _SCHEMA.fullmatch(name):
         raise SettingsError(
-            f"schema is {name!r}: use a-z, 0-9 and _ (not a digit first, at most 63 characters)"
+            f"schema is {name!r}: use a-z, 0-9 and _ (a letter or _ first, at most 63 characters)"
         )
     return name
 
