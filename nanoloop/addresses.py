@@ -46,7 +46,7 @@ One looks public, and is Azure's own server for each of its machines.
 
 
 def check_address(url: str) -> None:
-    """Raise `AddressRefused` for what only this machine or its network has, as far as text shows.
+    """Raise `AddressRefused` for an address that is plainly of this machine or its network.
 
     A name is not looked up: `AddressCheck` does that.
     """
@@ -55,7 +55,7 @@ def check_address(url: str) -> None:
         if "." not in host or _OWN_NAMES.fullmatch(host):
             raise AddressRefused(f"{host} is a name of this machine or its network")
     elif not is_public(host):
-        raise AddressRefused(f"{host} is no public address")
+        raise AddressRefused(f"{host} is not a public address")
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
@@ -66,10 +66,12 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
-    """The parts of an address; refused if two readers might find different hosts in it."""
+    """The parts of an address; refused if two parsers might find different hosts in it."""
     # `urlsplit` would drop line breaks, and others read a backslash as a slash.
     if len(url) > MOST_CHARS or not url.isprintable() or " " in url or "\\" in url:
-        raise AddressRefused(f"an address has at most {MOST_CHARS} signs, no spaces or backslashes")
+        raise AddressRefused(
+            f"an address has at most {MOST_CHARS} characters, no spaces or backslashes"
+        )
     try:
         parts = urlsplit(url)
         is_well = parts.scheme in schemes and parts.hostname and parts.port != 0
@@ -83,9 +85,9 @@ def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
 
 
 def _host_of(parts: SplitResult) -> str | IPv4Address | IPv6Address:
-    """The name or the address in it; refused if it is a number that only some read as an address.
+    """The name or the address in it; refused if it is a number that only some parsers accept.
 
-    So are signs that some read as others: letters beyond ASCII, and percent signs.
+    So are characters that some parsers convert: letters beyond ASCII, and percent signs.
     """
     authority = parts.netloc.lower()
     if parts.port is not None or authority.endswith(":"):
@@ -110,10 +112,10 @@ def _read_host(name: str | None, six: str | None) -> str | IPv4Address | IPv6Add
 
 
 class AddressCheck:
-    """Decides which addresses may be used, by what their names stand for."""
+    """Decides which addresses may be used, by what their names resolve to."""
 
     def __init__(self, *, allowed: Iterable[str] = (), resolve: Resolve | None = None) -> None:
-        """`allowed` are networks of one's own that may be used too, without TLS if need be."""
+        """`allowed` are the operator's own networks, which may be used too, even without TLS."""
         self._allowed = [ip_network(network) for network in allowed]
         self._resolve = resolve or self._looked_up
         self._threads = anyio.CapacityLimiter(LOOKUPS)
@@ -139,7 +141,7 @@ class AddressCheck:
             is_own = any(address in network for network in self._allowed)
             if not (is_own or (parts.scheme == "https" and is_public(address))):
                 plain = is_public(address)
-                says = "is reached with https:// only" if plain else "is no public address"
+                says = "can be reached only with https://" if plain else "is not a public address"
                 raise AddressRefused(f"{host} {says}")
         return [str(address) for address in found]
 
@@ -196,8 +198,9 @@ _PIECE = 65_536
 class Fetcher:
     """Fetches from addresses that somebody else gave.
 
-    Each hop is checked, looked up once, and connected to at that very address, with nothing carried
-    over from the one before. No proxy is used, since a proxy would look up the name again.
+    Each hop is checked and looked up once. The connection goes to the address that was checked, and
+    nothing is carried over from the hop before. No proxy is used, since a proxy would look up the
+    name again.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class Fetcher:
     async def _body(self, answer: Any) -> bytes:
         most = self._limits.most_bytes
         if answer.headers.get("content-encoding", "identity") != "identity":
-            raise FetchFailed("it comes compressed, which was not asked for")
+            raise FetchFailed("it is compressed, which was not requested")
         data = bytearray()
         if (answer.content_length or 0) <= most:
             async for piece in answer.content.iter_chunked(_PIECE):

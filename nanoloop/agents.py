@@ -298,7 +298,7 @@ class Agents(Mapping[str, Agent]):
         return len(self._agents)
 
     def among(self, names: Sequence[str] | None) -> list[str]:
-        """The agents that someone may choose who has these; None is all, () the default one."""
+        """The agents that someone with these may choose; None means all, () the default one."""
         if names is None:
             return list(self)
         return [name for name in names or (self.default.name,) if name in self]

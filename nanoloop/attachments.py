@@ -122,7 +122,7 @@ def mime_type_of(data: bytes) -> str | None:
 
 
 class Attachments:
-    """Keeps files in a folder, created with the first one, and seals them if it is given how.
+    """Keeps files in a folder, created with the first one, and encrypts them if it is given a seal.
 
     An id grants no access. A file belongs to the sessions that were given it (`refer`, `share`):
     only there is it shown to the model and sent with an answer.

@@ -1,4 +1,4 @@
-"""Child processes: each starts with an environment of its own, which holds no key of ours."""
+"""Child processes: each starts with an environment of its own, without any of our keys."""
 
 from __future__ import annotations
 

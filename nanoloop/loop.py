@@ -378,7 +378,7 @@ class Arrivals:
             announce(MessageAccepted(key=key, message_id=name, waiting=waiting))
 
     def _with_own_agent(self, message: Inbound) -> Inbound:
-        """The message without an agent that its sender may not choose."""
+        """The message, without its choice of agent if its sender may not choose that one."""
         if message.agent is None or message.agents is None:
             return message
         choice = message.agents or (self._parts.agents.default.name,)

@@ -120,7 +120,7 @@ def recall_file(settings: Settings) -> Path:
 
 
 def input_history(settings: Settings) -> Path | None:
-    """Where the terminal keeps what was typed; None, beside a sealed store, if nowhere."""
+    """Where the terminal keeps what was typed; None beside an encrypted store: nowhere."""
     return settings.data / INPUT_HISTORY if settings.store.encryption_key is None else None
 
 

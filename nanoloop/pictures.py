@@ -97,7 +97,7 @@ class Pictures:
     def _is_of_all(self, model: str | None, refused: ImagesRefused, shown: Sequence[str]) -> bool:
         """Whether a refusal is about how many there are: not if the model has just seen as many.
 
-        Else one picture that a server takes for none, or for too many, would hide everyone's.
+        Otherwise a server that misjudges one picture would hide everyone's pictures.
         """
         most = self._known.seen_at_once(model)
         return len(shown) > most if refused.most is None else bool(refused.most or not most)
@@ -189,7 +189,7 @@ class _Known:
         return new[len(new) // 2 :]
 
     def seen_at_once(self, model: str | None) -> int:
-        """The most pictures that the model has answered with at once, of late; 0 if with none."""
+        """The most pictures that the model has recently accepted at once; 0 if none."""
         count, at, last = self._seen.get(model, (0, 0.0, 0.0))
         now = self._clock()
         if count == 0 or now - last >= RETRY_SECONDS:

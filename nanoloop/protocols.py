@@ -213,7 +213,7 @@ class Node:
 
 
 class Seal(Protocol):
-    """Encrypts stored text, each for its place: anywhere else it can't be opened."""
+    """Encrypts each stored text for its place: it can't be opened anywhere else."""
 
     names: tuple[str, ...]
     """What its keys are called where they must not be shown; the first one seals."""
@@ -316,7 +316,7 @@ class Store(Protocol):
     def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
         """Sessions with an unanswered question, a waiting message, or an unsent answer.
 
-        And those of which an index may still have what was erased.
+        Also those whose erased entries may still be in an index.
 
         With `pending` also those whose summary is behind. The cost does not grow with the sessions
         that owe nothing.

@@ -236,9 +236,9 @@ def _chat_of(session: Session) -> str:
 
 
 def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str]) -> None:
-    """Note that what is about to be erased is to be removed everywhere else, too.
+    """Note that what is about to be erased must be removed everywhere else too.
 
-    Nor may a change of such a message, delivered later, bring its words back.
+    An edit of such a message that is delivered later must not bring its words back either.
     """
     with session.lock:
         for name in names:
@@ -249,7 +249,7 @@ def _owe_erasing(session: Session, *, seqs: Iterable[int], names: Iterable[str])
 
 
 def erased(session: Session, *, upto: int) -> None:
-    """Note that no copy is left of what its first erasures, up to this one, erased."""
+    """Note that no copy is left of anything erased up to this erasure."""
     with session.lock:
         left = max(0, session.erasures - upto)
         if left < len(session.erasing):

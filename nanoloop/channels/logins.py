@@ -1,4 +1,4 @@
-"""Logins of the page: which are open on a store, and the token that this machine makes for it."""
+"""Logins to the page: which are open on a store, and the token that this machine makes for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageLogin:
-    """A page that is logged in; nobody can log in with what is known here."""
+    """A page that is logged in; nobody could log in with what is stored here."""
 
     digest: str
     """The hash of its cookie."""
@@ -57,13 +57,13 @@ class Logins:
         self._now = now
 
     async def begin(self, cookie: str, *, name: str, seconds: float) -> None:
-        """Open a login that lasts so long; durable when this returns."""
+        """Open a login that lasts this long; durable when this returns."""
         now = self._now()
         new = PageLogin(digest=_digest(cookie), name=name, since=now, until=now + seconds)
         await self._change(await self._kept(), lambda known: _bounded([*known, new]))
 
     async def is_open(self, cookie: str) -> bool:
-        """Whether this cookie's login has neither ended nor run out, whichever process knows."""
+        """Whether this cookie's login has neither ended nor expired, in whatever process."""
         digest = _digest(cookie)
         return any(login.digest == digest for login in await self.open())
 
@@ -201,7 +201,7 @@ def _read(path: Path) -> str | None:
     try:
         about = os.fstat(fd)
         if about.st_uid != os.getuid() or not stat.S_ISREG(about.st_mode):
-            raise SettingsError(f"{path} is no file of your own: remove it, and start again")
+            raise SettingsError(f"{path} is not a file of your own: remove it, and start again")
         if about.st_mode & 0o077:
             os.fchmod(fd, 0o600)
         return os.read(fd, 1000).decode("utf-8", "replace").strip()

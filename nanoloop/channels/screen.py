@@ -19,12 +19,12 @@ def printable(text: str) -> str:
 
 
 def styled(text: str) -> str:
-    """The same for a text of ours that has colours: what begins them stays."""
+    """The same for one of our own texts with colours: the codes for colours stay."""
     return "\x1b".join(map(printable, text.split("\x1b")))
 
 
 def escaped(text: str) -> str:
-    """JSON with the control characters that it may hold as they are written as escapes."""
+    """JSON in which the control characters that it may contain raw are written as escapes."""
     return _UNESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

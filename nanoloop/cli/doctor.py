@@ -316,7 +316,7 @@ async def _store(settings: Settings) -> Check:
 
 
 def _seal_of(store: Store) -> str:
-    """Whether it is encrypted, in words to append."""
+    """Words to append that say whether it is encrypted."""
     sealing: Sealing | None = getattr(store, "sealing", None)
     if sealing is None or sealing.seal is None:
         return ""

@@ -24,7 +24,7 @@ _UNFIT = "nanoloop"
 def say(text: object = "", *, end: str = "\n", err: bool = False, has_style: bool = False) -> None:
     """Print it at once, approximating what the terminal can't show.
 
-    A terminal obeys nothing in it but, with `has_style`, its colours. It never raises. If the
+    The terminal obeys nothing in it except, with `has_style`, its colours. It never raises. If the
     reader leaves, the rest is dropped, and the command does its work.
     """
     stream = sys.stderr if err else sys.stdout

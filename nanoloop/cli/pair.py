@@ -85,7 +85,7 @@ def revoke(args: Namespace, settings: Settings) -> int:
 
 
 async def show_logins(args: Namespace, settings: Settings) -> int:
-    """List the open logins of the page."""
+    """List the open logins to the page."""
     async with opened(settings) as store:
         logins = await Logins(Sessions(store)).open()
     rows = [
@@ -101,7 +101,7 @@ async def show_logins(args: Namespace, settings: Settings) -> int:
 
 
 async def log_out(args: Namespace, settings: Settings) -> int:
-    """End a login of the page, or all."""
+    """End one login to the page, or all of them."""
     async with opened(settings, read_only=False) as store:
         logins = Logins(Sessions(store))
         known = [each.id for each in await logins.open()]

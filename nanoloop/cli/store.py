@@ -193,7 +193,7 @@ async def _seal(args: Namespace, settings: Settings) -> int:
 
 
 async def _refuse_if_served(store: Any) -> None:
-    """Raise `StoreLocked` while a process serves it: one without the key would go on in plain."""
+    """Raise `StoreLocked` while a process, perhaps without the key, still serves it."""
     me = Node(id=f"seal {token_hex(8)}", place=PLACE, pid=os.getpid())
     others = await store.beat(me)
     await store.leave(me.id)
@@ -203,7 +203,7 @@ async def _refuse_if_served(store: Any) -> None:
 
 
 def _seal_files(settings: Settings) -> int:
-    """Seal uploads, and remove the index of plain words; returns how many can't be read."""
+    """Encrypt uploads, and remove the search index; returns how many uploads can't be read."""
     damaged = 0
     for file, is_well in make_folder_sealing(settings).reseal():
         damaged += not is_well

@@ -127,7 +127,7 @@ class Index:
     # Writing
 
     def settle(self) -> None:
-        """Remove what is left of words that were forgotten, for example after a kill."""
+        """Remove what is left of forgotten words, for example after the process was killed."""
         with self._writing:
             self._settle(self._open())
 
@@ -228,17 +228,17 @@ _MOST_UNSETTLED = 1_000_000_000
 
 
 def _unsettled(connection: sqlite3.Connection) -> int:
-    """How often something was forgotten since nothing was left in the file; 0 if nothing is."""
+    """How often words were removed since the file was last clean; 0 if it is clean."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def index_files(path: Path) -> list[Path]:
-    """All files of the index at this path, there or not."""
+    """All files that the index at this path may have, existing or not."""
     return [path.with_name(path.name + suffix) for suffix in ("", *_BESIDE, _DAMAGED)]
 
 
 def is_up_to_date(known: str, born: str) -> bool:
-    """Whether what was indexed as `known` lacks all that was erased from what is `born` now."""
+    """Whether what was indexed as `known` has nothing that was erased from what is now `born`."""
     (made, _, erasures), (now, _, wanted) = known.partition(" "), born.partition(" ")
     return made == now and int(erasures or 0) >= int(wanted or 0)
 

@@ -123,7 +123,7 @@ class Recall:
             await anyio.sleep(TIDY_SECONDS)
 
     async def tidy(self) -> None:
-        """Remove what is gone from the store, and sessions of which something was erased since."""
+        """Remove what is gone from the store, and sessions in which something was erased since."""
         # The index is asked first: what is made meanwhile must not look as if it were gone.
         known = await self._on_index(self._index.sessions)
         there = (
@@ -267,7 +267,7 @@ class Recall:
             await self._on_index(self._index.forget, session_id, gone)
 
     async def leave_out(self, session: Session) -> None:
-        """Remove what was erased in this session of late, as its head has it.
+        """Remove what was recently erased in this session, according to its head.
 
         What was erased before that and is still indexed goes too, with the rest of the session.
         """
@@ -308,7 +308,7 @@ class Recall:
 
 
 def _born(session: Session | SessionInfo, *, less: int = 0) -> str:
-    """What tells this session, as it is since the last erasure, from any other or earlier one."""
+    """What distinguishes this session, since its last erasure, from any other or earlier one."""
     born, erasures = rfc3339(session.created_at), session.erasures - less
     return f"{born} {erasures}" if erasures > 0 else born
 

@@ -124,12 +124,12 @@ def _bounded(text: str) -> str:
 
 
 def _as_pinned(entry: Entry) -> list[Passage]:
-    """The texts of a message, first what its sender typed."""
+    """The texts of a message, beginning with what its sender typed."""
     return sorted(passages_of(entry), key=lambda one: not one.is_typed)
 
 
 def source_of(said: Passage, entry: Entry) -> dict[str, Any]:
-    """Whose words a quote has: a name for people, the account, and how, unless it was typed."""
+    """Who said a quote: a name for people, the account, and how it was said unless typed."""
     by = said.speaker if said.kind == "overheard" else said.by
     is_named = said.kind in {"overheard", "report"} or entry.metadata.get(GROUP)
     if by is None or not is_named:

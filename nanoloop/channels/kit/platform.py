@@ -103,7 +103,7 @@ class Heard:
     quote: str = ""
     """The text of that message, if the platform doesn't say who wrote it; else use `quotes`."""
     quotes: tuple[Quote, ...] = ()
-    """What it quotes or forwards, each with who said it; none of that belongs into `text`."""
+    """What it quotes or forwards, each with who said it; none of that belongs in `text`."""
     files: tuple[File, ...] = ()
     edits: str | None = None
     """The id of the earlier message whose text is now `text`; ignored if the text is unchanged.
