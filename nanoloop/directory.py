@@ -182,7 +182,7 @@ class SessionDirectory:
         return sorted(file for file in self.folder.glob(f"*{SUFFIX}") if file.is_file())
 
     def prune(self, *, keep: int, dry_run: bool = False) -> list[Path]:
-        """Remove all but the newest `keep` files; returns those to go.
+        """Remove all but the newest `keep` files; returns the ones removed.
 
         Files made by a later version stay.
         """

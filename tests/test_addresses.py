@@ -128,7 +128,7 @@ def check(*addresses, **more):
 )
 async def test_a_name_that_stands_for_a_private_address_too_is_refused(private):
     for addresses in ([private], [PUBLIC, private], [private, PUBLIC]):
-        with pytest.raises(AddressRefused, match="no public address"):
+        with pytest.raises(AddressRefused, match="not a public address"):
             await check(*addresses)[0].check(["https://example.org/"])
     assert await check(PUBLIC)[0].addresses_of("https://example.org/") == [PUBLIC]
 

@@ -42,8 +42,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "answer",
         choices=("trust", "distrust"),
         nargs="?",
-        help="let nanoloop.toml in this folder, as it is now, set everything, or only what is "
-        "harmless; without this, the settings are shown",
+        help="trust or distrust nanoloop.toml in this folder, as it is now; if omitted, show the "
+        "settings",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object, for scripts")

@@ -156,7 +156,7 @@ async def _seal(args: Namespace, settings: Settings) -> int:
     if settings.store.encryption_key is None:
         raise SettingsError(
             "store.encryption_key is not set: set it (NANOLOOP_STORE__ENCRYPTION_KEY) to the key "
-            "to encrypt with, followed by the keys that were used before, after commas"
+            "to encrypt with, followed by any keys used before, separated by commas"
         )
     if _is_missing(args.place, settings):
         return Exit.NOT_FOUND

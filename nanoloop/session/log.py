@@ -210,7 +210,7 @@ class Log:
         return taken
 
     def erase(self, seqs: Collection[int]) -> list[Entry]:
-        """Erase all of these but their place; returns those that were in memory."""
+        """Erase these entries, but keep their places; returns those that were in memory."""
         gone = [entry for entry in self._entries if entry.seq in seqs]
         self._entries = [e.erased() if e.seq in seqs else e for e in self._entries]
         if self._shown is not None:
