@@ -36,7 +36,7 @@ RETRY_SECONDS = 5
 RETRY_LIMIT_SECONDS = 600
 """The longest such wait."""
 PATIENCE_SECONDS = 6 * 3600
-"""The longest pause between two tries without a new message.
+"""The longest pause between two attempts without a new message.
 
 A text that no model accepts must not be paid for every few minutes, for ever.
 """
