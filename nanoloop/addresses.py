@@ -99,7 +99,7 @@ def _host_of(parts: SplitResult) -> str | IPv4Address | IPv6Address:
         host = None
     if not host:
         raise AddressRefused(
-            f"{authority[:100]!r} is no host: write a name in ASCII, or an address in full"
+            f"{authority[:100]!r} is not a host: write a name in ASCII, or an address in full"
         )
     return host
 

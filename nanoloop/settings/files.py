@@ -35,7 +35,7 @@ class SettingsFile:
     lines: Mapping[str, int] = field(default_factory=dict)
     """The line on which each dotted key or table begins, counted from 1."""
     text: str = ""
-    """The whole file, as it was read for this."""
+    """The text that was parsed for this."""
 
 
 def read_file(path: Path) -> SettingsFile:
