@@ -62,6 +62,7 @@ LINES = {
     "store copy": "store copy sqlite:data/sessions.sqlite jsonl:data/copy",
     "store check": "store check",
     "store migrate": "store migrate",
+    "store seal": "store seal",
     "store adopt": "store adopt",
     "memory show": "memory show s0",
     "memory edit": f"memory edit s1 --text '{ODD}'",

@@ -261,7 +261,7 @@ class TestRefused:
 
     async def test_an_unknown_database_is_told(self, postgres_url):
         async with opened(postgres_url.rpartition("/")[0] + "/nobodys") as store:
-            with pytest.raises(StoreError, match=r"nobodys is no database.*createdb"):
+            with pytest.raises(StoreError, match=r"nobodys does not exist.*createdb"):
                 await store.create(id="s")
 
     async def test_an_unknown_host_is_told(self):

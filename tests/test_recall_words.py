@@ -46,7 +46,7 @@ def test_a_query_has_words_where_its_text_has(text):
 def test_any_text_is_found_by_itself_and_breaks_no_search(text):
     with closing(Index(None)) as index:
         index.add("s", "now", [replace(Entry.message("user", text), seq=1)], 1)
-        with index.reading("s") as rows:
+        with index.reading("s", index.sessions().get("s", "")) as rows:
             found = ranked(Query.of(text), rows, limit=3)
     assert [place for place, _ in found] == ([1] if rows.total and words_of(text) else [])
 

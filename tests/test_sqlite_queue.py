@@ -102,7 +102,7 @@ async def test_of_a_session_saved_twice_in_one_the_second_is_told(store):
 
 async def conflicting(store, session):
     changes = session.changes()
-    commit = store._commit_of(session.id, changes)
+    commit = store.sealing.commit(session.id, changes)
     with pytest.raises(StoreConflict):
         await store._committed(commit)
 

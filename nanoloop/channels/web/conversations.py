@@ -161,10 +161,11 @@ async def delete(call: ApiCall) -> Response:
     """Delete it for good."""
     parts, session_id = call.backend.parts, call.session_id
     session = await parts.sessions.fresh(session_id)
-    await parts.runner.stop_anywhere(session.key or session_id)
     await parts.sessions.delete(session_id)
     call.backend.receipts.forget(session_id)
     call.backend.watch.tell_deleted(session_id)
+    # Last: a turn that was stopped before would still give its client half an answer.
+    await parts.runner.stop_anywhere(session.key or session_id)
     return Response(status_code=204)
 
 
