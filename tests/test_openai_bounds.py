@@ -130,7 +130,7 @@ async def test_an_answer_that_comes_at_once_leaves_room_for_others():
             reply = await provider.chat(messages=HI, on_text=pieces.append)
             group.cancel_scope.cancel()
     assert len(reply.text) == 20_000
-    assert 0 < longest < 1000, "so many pieces were read in one go"
+    assert 0 < longest < 10_000, "half of it was read in one go"
 
 
 # What an answer says of itself
