@@ -298,9 +298,10 @@ def _as_shown(entry: Entry, with_time: bool) -> Entry:
 
     Who is alone in a chat is shown without marks, unless the text could be taken for one.
     """
-    if entry.role != "user":
+    content = entry.content
+    if "role" not in content or content["role"] != "user":
         return entry
-    content, is_marked = entry.content, with_time or is_told_apart(entry)
+    is_marked = with_time or is_told_apart(entry)
     if "parts" in content:
         return _with_parts_shown(entry, is_marked=is_marked, with_time=with_time)
     if not is_marked and not is_like_a_mark(str(content.get("text") or "")):

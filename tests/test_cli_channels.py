@@ -137,7 +137,7 @@ async def test_a_check_says_that_all_is_well(nanoloop):
             "",
             "WRONG  quiet: it connects, but nobody may talk to the bot: set users",
         ),
-        ('token = "right"', "", "WRONG  quiet: it has no token: set it in [channels.quiet]"),
+        ('token = "right"', "", "WRONG  quiet: not set: token; set it in [channels.quiet]"),
     ],
 )
 async def test_a_check_says_what_is_wrong_and_the_next_step(nanoloop, change, old, new, line):

@@ -12,7 +12,7 @@ from tests.bench.turn_cost import MODEL, BareLoop, Whole
 
 TURNS = 20
 """From one trim to the next: windows of every length."""
-ROUNDS = 3
+ROUNDS = 6
 
 
 async def calls_a_turn(calls, turn):

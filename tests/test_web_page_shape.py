@@ -85,7 +85,7 @@ async def test_it_looks_right_on_every_screen(chromium, tmp_path, colours):
             await ask(page, asked)
         await page.click("#open-memory")
         await expect(page.locator("#summary .prose")).to_have_text(SUMMARY)
-        await expect(page.locator("#memory-state")).to_contain_text("waits for more messages")
+        await expect(page.locator("#memory-state")).to_contain_text("waits for more to be said")
         voice.summary.hold()  # the next one is seen while it is written
         await page.click("#summarise")
         await expect(page.locator("#memory-dot")).to_be_visible()

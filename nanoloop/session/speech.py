@@ -79,25 +79,24 @@ def passages_of(entry: Entry) -> Iterator[Passage]:
 def kind_of(entry: Entry) -> Kind:
     """How the sender's own text got into the message."""
     metadata = entry.metadata
-    speech = metadata.get(SPEECH)
-    if not metadata:
-        return "said"
-    if metadata.get(ORIGIN) == "system":
+    if ORIGIN in metadata and metadata[ORIGIN] == "system":
         return "report"
-    if isinstance(speech, Mapping):
+    if SPEECH in metadata and isinstance(speech := metadata[SPEECH], dict):
         change = speech.get("change")
         return change if change in {"edit", "retraction"} else "said"
     # Only what somebody typed into an older version as a plain message has none of these.
-    is_old = metadata.get("sender") or metadata.get(FILES) or metadata.get(ORIGIN) == "amendment"
+    is_old = metadata and (
+        metadata.get("sender") or metadata.get(FILES) or metadata.get(ORIGIN) == "amendment"
+    )
     return "unclear" if is_old and entry.role == "user" else "said"
 
 
 def speaker_of(entry: Entry) -> Speaker | None:
     """Who sent the message, if it says so."""
-    speech = entry.metadata.get(SPEECH)
-    if isinstance(speech, Mapping):
+    metadata = entry.metadata
+    if SPEECH in metadata and isinstance(speech := metadata[SPEECH], dict):
         return speaker_in(speech.get("by"))
-    name = entry.metadata.get("sender")
+    name = metadata.get("sender")
     return Speaker(name=str(name)) if name else None
 
 
@@ -109,8 +108,10 @@ def sender_of(entry: Entry) -> tuple[str, str] | Any:
 
 def quotes_of(entry: Entry) -> Iterator[Quote]:
     """What others said in the message."""
-    speech = entry.metadata.get(SPEECH)
-    stored = speech.get("quotes") if isinstance(speech, Mapping) else None
+    if SPEECH not in entry.metadata:
+        return
+    speech = entry.metadata[SPEECH]
+    stored = speech.get("quotes") if isinstance(speech, dict) else None
     for quote in stored if isinstance(stored, list) else ():
         if isinstance(quote, Mapping):
             kind = quote.get("kind")
@@ -156,6 +157,8 @@ def stored_quote(quote: Quote, *, platform: str) -> dict[str, Any]:
 
 def typed(entry: Entry) -> str:
     """What the sender typed, without what is told of the attachments."""
+    if FILES not in entry.metadata:
+        return str(entry.content.get("text") or "")
     parts = entry.content.get("parts")
     files = len(entry.metadata.get(FILES) or ())
     if not files or not isinstance(parts, list):
@@ -165,6 +168,8 @@ def typed(entry: Entry) -> str:
 
 def files_of(entry: Entry) -> Iterator[tuple[Mapping[str, Any], Any]]:
     """The facts about each attachment, with the part of the message that holds it."""
+    if FILES not in entry.metadata:
+        return
     files, parts = entry.metadata.get(FILES), entry.content.get("parts")
     if isinstance(files, list) and isinstance(parts, list) and len(files) <= len(parts):
         last = parts[len(parts) - len(files) :]
@@ -197,10 +202,10 @@ def other_words(entry: Entry) -> str:
 def is_told_apart(entry: Entry) -> bool:
     """Whether the model must be told who said what: it isn't the plain message of a lone user."""
     metadata = entry.metadata
-    if not metadata:
-        return False
+    if SPEECH not in metadata and GROUP not in metadata and ORIGIN not in metadata:
+        return False  # almost always, and each request asks it of all that it shows
     speech = metadata.get(SPEECH)
-    is_more = isinstance(speech, Mapping) and bool(speech.get("quotes") or speech.get("change"))
+    is_more = isinstance(speech, dict) and bool(speech.get("quotes") or speech.get("change"))
     return is_more or bool(metadata.get(GROUP)) or metadata.get(ORIGIN) == "system"
 
 

@@ -183,8 +183,8 @@ def owes_chat(head: Mapping[str, Any]) -> bool:
 
     Or copies of what was erased may be left: whoever answers here removes them.
     """
-    owed = ("awaiting", "waiting", "unsent", "erasing")
-    return any(head.get(name) for name in owed)
+    is_owed = head.get("awaiting") or head.get("waiting") or head.get("unsent")
+    return bool(is_owed or head.get("erasing"))
 
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:

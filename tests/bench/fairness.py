@@ -50,7 +50,7 @@ SIDE_BY_SIDE = 16
 MEDIAN_GOAL, TAIL_GOAL = 2.0, 4.0
 WAYS = ("sessions", "stateless", "streams", "uploads", "large bodies", "new sessions")
 COMPLETIONS = "/v1/chat/completions"
-LARGE = "large " * 500_000
+LARGE = "large " * 160_000
 UPLOAD = "upload " * 50_000
 
 
