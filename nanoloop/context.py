@@ -296,7 +296,7 @@ def is_like_a_mark(text: str) -> bool:
 def _as_shown(entry: Entry, with_time: bool) -> Entry:
     """A user's message with what the model must know about it: who said what, and when.
 
-    Who is alone in a chat is shown without marks, unless the text could be taken for one.
+    The messages of a lone user have no marks, unless the text could be taken for one.
     """
     content = entry.content
     if "role" not in content or content["role"] != "user":

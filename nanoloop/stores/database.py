@@ -190,10 +190,10 @@ class Database(Protocol):
         """Write it all if the session is at `commit.revision` and has not expired before now.
 
         Returns the revision it was at, or None if there is no session: nothing was written unless
-        that is `commit.revision`, or the head has this commit's id, as on a second try after a lost
+        that is `commit.revision`, or the head has this commit's id, as on a retry after a lost
         answer. Only then are its messages checked: raises `AlreadyHeard`, and writes nothing, if
         one of `commit.heard` was taken before; otherwise all are taken now, at `commit.updated_at`.
-        Of two commits that take the same message, in any sessions and processes, one is made.
+        If two commits take the same message, in any sessions or processes, only one succeeds.
         """
         ...
 

@@ -62,7 +62,7 @@ class NodeFiles:
             os.close(fd)
 
     def _read(self) -> tuple[dict[str, Node], float]:
-        """All processes heard from lately, and the current time; files of others are removed."""
+        """All processes heard from recently, and the time; the files of others are removed."""
         files = list(self._folder.glob(f"*{_SUFFIX}"))
         found = [(file, _loaded(file)) for file in files]
         now = time.monotonic()

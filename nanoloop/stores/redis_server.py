@@ -47,7 +47,7 @@ def client_of(url: str, *, timeout_seconds: float) -> Client:
     except ValueError:  # its text may hold the password
         raise SettingsError(
             "store.url is not a Redis URL: write redis://HOST:PORT/0, rediss://…, unix:///PATH or "
-            "redis+cluster://HOST:PORT, and any special characters of the password as %XX"
+            "redis+cluster://HOST:PORT, and write special characters in the password as %XX"
         ) from None
 
 
@@ -84,7 +84,7 @@ class RedisServer:
     """A Redis server or cluster behind a URL."""
 
     def __init__(self, url: str, *, timeout_seconds: float) -> None:
-        """`timeout_seconds` limits a call with all its tries, each of which may take a third."""
+        """`timeout_seconds` limits a call with its retries; each attempt may take a third."""
         self._timeout_seconds = timeout_seconds
         self._redis = client_of(url, timeout_seconds=timeout_seconds / 3)
         self._where = place_of(url)

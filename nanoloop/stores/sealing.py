@@ -448,7 +448,7 @@ class Sealing:
         self._value(about, b"", str(about.get("id")), "", is_strict=False)
 
     def _lacks_key_of(self, token: str) -> bool:
-        """Whether a key sealed it that another process has, and this one has not."""
+        """Whether it was sealed with a key that another process has and this one lacks."""
         return self.seal is None or token.split(".")[1:2] not in [[n] for n in self.seal.names]
 
     # Keys of chats

@@ -157,7 +157,7 @@ async def test_a_program_sends_no_commands(web):
     async with client_of(web, key=TOKEN) as client:
         for text in ("/new", "/agent root", "/forget 1-9", "/nothing", "/ "):
             told = await say(web, session, text, status=403)
-            assert "allow it by may_use of its token" in told["error"]["message"]
+            assert 'add "commands" to its may_use' in told["error"]["message"]
             for named in ({"user": "kitchen"}, {"extra_headers": {"X-Nanoloop-Session": session}}):
                 with pytest.raises(openai.PermissionDeniedError):
                     await ask(client, text, **named)

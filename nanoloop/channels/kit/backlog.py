@@ -32,7 +32,7 @@ class _Gap:
     last: str
     tried: anyio.Event = field(default_factory=anyio.Event)
     rest_seconds: float | None = None
-    """How long to wait before the next try, if one is needed."""
+    """How long to wait before trying again, if necessary."""
 
 
 class Gaps(Generic[E]):

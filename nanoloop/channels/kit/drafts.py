@@ -523,7 +523,7 @@ def notes_of(folder: Path, channel: str) -> Path:
 
 
 def rewrite_notes(folder: Path, *, of: Iterable[str]) -> None:
-    """Take the texts that earlier versions noted out of the files of channels that don't run."""
+    """Remove the texts that earlier versions kept in the files of channels that aren't running."""
     for file in (folder / NOTES).glob(f"*{_SUFFIX}"):
         if file.name.removesuffix(_SUFFIX) not in of:
             with suppress(OSError):  # it is not ours, or can't be written: nobody reads it

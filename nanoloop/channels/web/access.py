@@ -209,7 +209,7 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def network_of(address: str) -> str:
-    """What one client can easily take all addresses of: this machine, or an IPv6 network."""
+    """The network whose addresses one client can easily have: this machine, or an IPv6 network."""
     found = _address(address)
     if found is None:
         return address
@@ -227,7 +227,7 @@ LOGINS_A_MINUTE = 60
 class Guesses:
     """Finds the owners of tokens, and makes guessing slow.
 
-    Behind too many wrong ones from an address, none is checked: else the right one would be found
+    After too many wrong ones from an address, none is checked: else the right one would be found
     as fast as anyone can send. A token that came from there before is no guess, and passes.
     """
 

@@ -145,7 +145,7 @@ class ApiCall:
         if COMMANDS not in self.who.rights:
             raise Refusal(
                 403,
-                "a program may send no commands: allow it by may_use of its token, or put a "
+                'this token may not send commands: add "commands" to its may_use, or put a '
                 "space before the / if it is none",
             )
 
@@ -173,11 +173,11 @@ class Operation:
     produces: tuple[str, ...] = ("application/json",)
     """The types of its response."""
     refuses: tuple[int, ...] = ()
-    """Codes with which a request in the described form may be refused, for what it asks for."""
+    """Status codes that may refuse a valid request because of what it asks for."""
     is_public: bool = False
     """Whether anyone may call it."""
     takes_names: bool = False
-    """Whether a request may carry a name by which a repeated one is recognised."""
+    """Whether a request may carry a name, by which a repeat of it is recognised."""
     is_counted: bool = True
     """Whether it counts towards the limit per minute."""
 

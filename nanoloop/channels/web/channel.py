@@ -87,7 +87,7 @@ class WebAddress:
     hosts: Collection[str] = ()
     """Other host names, for example behind a proxy."""
     origins: Collection[str] = ()
-    """Other sites whose pages may call."""
+    """Other sites whose pages may call the API."""
     trusted_proxies: Collection[str] = ()
     """The addresses and networks of proxies that are believed when they say for whom they ask."""
     grace_seconds: float = 20

@@ -59,7 +59,7 @@ class Retry(RequestBody):
     """The last question again."""
 
     text: Text | None = None
-    """Its new text; left out, it stays the same."""
+    """Its new text; by default, the text stays the same."""
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
 
 

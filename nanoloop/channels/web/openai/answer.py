@@ -134,7 +134,7 @@ class SharedAnswer:
             waker.set()
 
     async def _watch(self, asking: anyio.CancelScope) -> None:
-        """Cancel it once no client has been there for the grace period."""
+        """Cancel it after the grace period if no client is connected."""
         while True:
             changed = self._changed
             seconds = inf if self._waiting else self._patience

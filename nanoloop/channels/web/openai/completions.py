@@ -199,7 +199,7 @@ async def _by_name(
 
 
 async def _key_of(backend: Backend, caller: Caller, name: str) -> str:
-    """The key of the session with this name, which says nothing of it beside a sealed store."""
+    """The key of the session with this name, which it does not reveal beside a sealed store."""
     key, hidden = id_for_key(f"{caller.prefix}{name}"), backend.parts.hidden
     if hidden is None or await _is_there(backend.parts.sessions, key):  # from before it was sealed
         return key

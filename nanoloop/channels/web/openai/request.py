@@ -237,7 +237,7 @@ def _tool(message: Mapping[str, Any], where: str) -> Message:
     call_id = message.get("tool_call_id")
     if not isinstance(call_id, str):
         raise invalid_field(
-            f"{where}.tool_call_id", "must be the id of the call that this is the result of"
+            f"{where}.tool_call_id", "must be the id of the call that this result belongs to"
         )
     content = _text(message.get("content"), where)
     return {"role": "tool", "tool_call_id": call_id, "content": content}
