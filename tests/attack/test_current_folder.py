@@ -172,6 +172,38 @@ def test_a_link_to_the_users_file_is_that_file_and_brings_no_agents(folder):
     assert (settings.model, settings.agents, settings.left_out) == ("mine", {}, None)
 
 
+def test_a_link_to_a_trusted_file_elsewhere_runs_no_code_beside_the_link(folder):
+    there = folder.parent / "trusted"
+    there.mkdir()
+    said = 'channels.transcribe = "nl_linked:words_of"'
+    env = {"HOME": str(folder.parent / "home")}
+    left = loaded(there, said).left_out
+    Trust(env).answer(left.path, left.digest, is_trusted=True)
+    assert loaded(there, said).channels.transcribe is not None
+    (folder / "nl_linked.py").write_text("words_of = len")
+    (folder / "nanoloop.toml").symlink_to(there / "nanoloop.toml")
+    with pytest.raises(SettingsError, match="links are not followed in the current folder"):
+        Settings.load(env=env, cwd=folder)
+    with pytest.raises(SettingsError, match="links are not followed"):
+        Settings.load(env=env)
+    assert Settings.load(env=env, config="nanoloop.toml").channels.transcribe is not None
+
+
+@pytest.mark.parametrize("link", ["agents/assistant.md", "agents"])
+def test_a_link_makes_no_file_of_the_user_a_prompt(folder, link):
+    private = folder.parent / "private"
+    private.mkdir()
+    (private / "assistant.md").write_text("My diary.")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(private if link == "agents" else private / "assistant.md")
+    with pytest.raises(SettingsError, match=r"agents/assistant.md.*links are not") as why:
+        loaded(folder, "")
+    assert "diary" not in str(why.value)
+    env = {"HOME": str(folder.parent / "home")}
+    named = Settings.load(env=env, config=folder / "nanoloop.toml")  # its user vouches for it
+    assert named.agents["assistant"].prompt == "My diary."
+
+
 # Trust
 
 
