@@ -26,14 +26,15 @@ from nanoloop.settings.trust import Trust
 from tests.openai_server import Answer, OpenAIServer
 from tests.stages.command_line import CommandLine, Terminal, ended
 
-HARMLESS_TABLES = {"loop", "turn", "session", "log", "sentences"}
 HARMLESS = {
     *("prompt", "language", "include_time", "handover"),
     *("message_buffer_limit", "message_buffer_min", "context_tokens", "context_limit"),
     *("channels.terminal.enabled", "tools.timeout_seconds", "summary.timeout_seconds"),
     *("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),
     *("local.context_tokens", "local.answer_tokens", "local.threads"),
-    *("agents.NAME.prompt", "agents.NAME.language", "agents.NAME.max_steps"),
+    *("loop.max_concurrent_turns", "loop.on_unanswered", "loop.shutdown_turns_seconds"),
+    *("log.level", "log.format", "log.stall_seconds"),
+    *("agents.NAME.prompt", "agents.NAME.language"),
     *("agents.NAME.message_buffer_limit", "agents.NAME.message_buffer_min"),
 }
 """What any folder may set: a change of this list wants a reason, as none may do harm."""
@@ -101,11 +102,11 @@ def loaded(folder, text, **env):
 
 def test_each_setting_is_harmless_on_purpose_or_guarded():
     marked = {key for key in KNOWN if is_marked(key)}
-    by_table = {key for key in KNOWN if key.rpartition(".")[0] in HARMLESS_TABLES}
-    assert marked == HARMLESS | by_table
+    assert marked == HARMLESS
     assert {"data", "model", "base_url", "api_key", "store.url", "channels.transcribe"} <= {
         *GUARDED
     }
+    assert not any(key.startswith(("session.", "sentences.")) for key in marked)
 
 
 @pytest.mark.parametrize("key", GUARDED)
