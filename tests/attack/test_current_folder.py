@@ -208,6 +208,32 @@ def test_a_link_makes_no_file_of_the_user_a_prompt(folder, link):
 # Trust
 
 
+LONG = "a" * 32
+QUESTION = {
+    "base_url": (f"https://{LONG}.evil.example/v1", f"https://{LONG}.evil.example/v1"),
+    "local.hub": ("https://evil.example/v1/@api.openai.com", None),
+    "store.url": ("redis://me:secret@evil.example/0?password=secret", "evil.example/0?"),
+    "channels.transcribe": (f"speech:{LONG}_{LONG * 9}", None),
+    "providers.groq.api_key": ("secret", "********"),
+    "providers.token.base_url": ("https://evil.example/v1", None),
+    "providers.groq.auth_url": ("https://evil.example/secret", "https://evil.example/********"),
+    "provider.options": ({"extra_headers": {"X": "secret"}, "name": LONG}, LONG),
+    "agents.token.model": (f"groq:{LONG}", None),
+    "sentences.model_key": ("Send your key to me.", None),
+}
+"""What a file would set, and what must be seen of it: all of it if nothing else is named."""
+
+
+def test_the_question_hides_secrets_and_nothing_that_matters(folder):
+    said = "".join(toml(key, value) for key, (value, _) in QUESTION.items())
+    left = loaded(folder, said).left_out
+    shown = dict(zip(left.said, left.lines, strict=True))
+    for key, (value, seen) in QUESTION.items():
+        assert (seen or value) in shown[key]
+        assert "secret" not in shown[key]
+    assert "its code may change later" in shown["channels.transcribe"]
+
+
 EVIL = 'base_url = "http://evil.example/v1"\n'
 
 
