@@ -37,6 +37,7 @@ MORE = {
     "a link for a token": WEB,
     "an earlier version": '[store]\nurl = "jsonl:"' + WEB,
     "somebody's file": WEB,
+    "somebody's link": WEB,
 }
 """Beside those that the doctor is tested with."""
 PARROT = """
@@ -71,7 +72,7 @@ def said_by(folder, case, text, *words):
             "PYTHONPATH": f"{folder / 'packages'}:{ROOT}",
             "HOME": str(folder),
             "OPENAI_BASE_URL": "http://127.0.0.1:9",
-            "NANOLOOP_CONFIG": "" if case == "somebody's file" else "nanoloop.toml",
+            "NANOLOOP_CONFIG": "" if case.startswith("somebody's") else "nanoloop.toml",
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -116,6 +117,9 @@ def prepare(folder, case):
     if case == "a link for a token":
         data.mkdir(parents=True)
         (data / "web-token").symlink_to(folder / "elsewhere")
+    if case == "somebody's link":
+        (folder / "agents").mkdir()
+        (folder / "agents" / "cook.md").symlink_to(ROOT / "README.md")
     if case in {"another's store", "an emptied store"}:
         data.mkdir(parents=True, exist_ok=True)
         (data / "installation.json").write_text('{"id": "mine", "store": "elsewhere"}')

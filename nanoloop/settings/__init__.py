@@ -75,11 +75,13 @@ class StoreSettings(Section):
 class LoopSettings(Section):
     """When messages are answered, and how the loop stops."""
 
-    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns")] = defaults.MAX_CONCURRENT_TURNS
+    max_concurrent_turns: Annotated[int, Field(ge=1), Unit("turns"), HARMLESS] = (
+        defaults.MAX_CONCURRENT_TURNS
+    )
     """How many turns may run at the same time; with 1, messages are answered one by one."""
-    on_unanswered: Literal["answer", "report"] = "answer"
+    on_unanswered: Annotated[Literal["answer", "report"], HARMLESS] = "answer"
     """What to do at startup with unanswered messages: `answer` or `report` them."""
-    shutdown_turns_seconds: Seconds = defaults.SHUTDOWN_TURNS_SECONDS
+    shutdown_turns_seconds: Annotated[Seconds, HARMLESS] = defaults.SHUTDOWN_TURNS_SECONDS
     """How long running turns may take to finish at shutdown; summaries get half of that."""
 
 
@@ -187,11 +189,11 @@ class RecallSettings(Section):
 class LogSettings(Section):
     """What is logged to standard error; never message text or keys."""
 
-    level: Level = "info"
+    level: Annotated[Level, HARMLESS] = "info"
     """The lowest level to log."""
-    format: Literal["auto", "text", "json"] = "auto"
+    format: Annotated[Literal["auto", "text", "json"], HARMLESS] = "auto"
     """`text` for people, `json` for programs; `auto` is text on a terminal, otherwise JSON."""
-    stall_seconds: Seconds = defaults.STALL_SECONDS
+    stall_seconds: Annotated[Seconds, HARMLESS] = defaults.STALL_SECONDS
     """How long a daemon's event loop may be blocked before the log says where."""
 
 
@@ -282,7 +284,7 @@ class AgentSettings(Section):
     """The model it uses."""
     tools: Names | None = Field(default=None, examples=[["clock"]])
     """The tools that it may call; by default, all of them."""
-    max_steps: Annotated[Annotated[int, Field(ge=1), Unit("model calls")] | None, HARMLESS] = Field(
+    max_steps: Annotated[int, Field(ge=1), Unit("model calls")] | None = Field(
         default=None, examples=[20]
     )
     """How many times its model may be called in one turn."""
@@ -348,8 +350,8 @@ class Settings(BaseSettings):
     """Whether messages stay in the prompt until a summary covers them."""
 
     store: StoreSettings = StoreSettings()
-    loop: Annotated[LoopSettings, HARMLESS] = LoopSettings()
-    turn: Annotated[TurnSettings, HARMLESS] = TurnSettings()
+    loop: LoopSettings = LoopSettings()
+    turn: TurnSettings = TurnSettings()
     tools: ToolSettings = ToolSettings()
     provider: ProviderSettings = ProviderSettings()
     providers: Annotated[
@@ -359,10 +361,10 @@ class Settings(BaseSettings):
     ] = Field(default_factory=dict)
     local: LocalSettings = LocalSettings()
     summary: SummarySettings = SummarySettings()
-    session: Annotated[SessionSettings, HARMLESS] = SessionSettings()
+    session: SessionSettings = SessionSettings()
     recall: RecallSettings = RecallSettings()
-    log: Annotated[LogSettings, HARMLESS] = LogSettings()
-    sentences: Annotated[SentenceSettings, HARMLESS] = SentenceSettings()
+    log: LogSettings = LogSettings()
+    sentences: SentenceSettings = SentenceSettings()
     channels: ChannelSettings = Field(default_factory=ChannelSettings)
     agents: dict[str, AgentSettings] = Field(default_factory=dict)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,8 +13,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from nanoloop.errors import SettingsError
-from nanoloop.files import replace_file
+from nanoloop.errors import FileRefused, SettingsError
+from nanoloop.files import open_beneath, replace_file
 from nanoloop.settings.keys import all_in
 
 NAME = "nanoloop.toml"
@@ -38,9 +39,9 @@ class SettingsFile:
     """The text that was parsed for this."""
 
 
-def read_file(path: Path) -> SettingsFile:
-    """What the file says; raises `UnreadableFile`."""
-    text = text_of(path)
+def read_file(path: Path, *, beneath: Path | None = None) -> SettingsFile:
+    """What the file says; raises `UnreadableFile`. `beneath` is as for `text_of`."""
+    text = text_of(path, beneath=beneath)
     return replace(parse(text), text=text)
 
 
@@ -48,16 +49,30 @@ _MOST_BYTES = 1_000_000
 """How large a settings file may be."""
 
 
-def text_of(path: Path) -> str:
-    """The file's text; raises `UnreadableFile`."""
+def text_of(path: Path, *, beneath: Path | None = None) -> str:
+    """The file's text; raises `UnreadableFile`.
+
+    `beneath` is a folder that somebody else may have filled: below it, no link is followed.
+    """
+
+    def opened(name: str, flags: int) -> int:
+        if beneath is None:
+            return os.open(name, flags)
+        return open_beneath(beneath, path.relative_to(beneath).as_posix(), flags)
+
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=opened) as file:
             said = file.read(_MOST_BYTES + 1)
         if len(said) > _MOST_BYTES:
             raise UnreadableFile(f"larger than {_MOST_BYTES:,} bytes: it is not a settings file")
         return said.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError:
         raise UnreadableFile("not a text file in UTF-8") from None
+    except FileRefused:
+        raise UnreadableFile(
+            "links are not followed in the current folder: put the file itself there, or name the "
+            f"settings file with --config {NAME}"
+        ) from None
     except OSError as error:
         raise UnreadableFile(f"can't be read: {error.strerror}") from None
 
@@ -139,12 +154,15 @@ class AgentFile:
         return self.path.stem
 
 
-def read_agents(folder: Path) -> Iterator[AgentFile]:
-    """Every agent's file in a folder, sorted by name; the folder may be missing."""
+def read_agents(folder: Path, *, beneath: Path | None = None) -> Iterator[AgentFile]:
+    """Every agent's file in a folder, sorted by name; the folder may be missing.
+
+    `beneath` is as for `text_of`.
+    """
     for path in sorted(folder.glob("[!.]*")):
         if path.suffix in {".md", ".toml"} and path.is_file():
             try:
-                yield AgentFile(path=path, said=_said(path))
+                yield AgentFile(path=path, said=_said(path, beneath))
             except UnreadableFile as error:
                 yield AgentFile(path=path, unreadable=error)
 
@@ -155,10 +173,10 @@ def digest_of(text: str, agents: Iterable[AgentFile]) -> str:
     return sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
-def _said(path: Path) -> SettingsFile:
+def _said(path: Path, beneath: Path | None) -> SettingsFile:
     if not _NAME.fullmatch(path.stem):
         raise UnreadableFile(f"{path.stem!r} is not a valid agent name: use a-z, A-Z, 0-9, _ and -")
-    text = text_of(path)
+    text = text_of(path, beneath=beneath)
     said = parse(text) if path.suffix == ".toml" else _with_prompt(text)
     if not said.table:
         raise UnreadableFile("it is empty: write the agent's prompt in it")

@@ -22,10 +22,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """Marks a setting, or a whole table, that any file in the current folder may set.
+    """Marks a setting that any file in the current folder may set: a setting, and never a table.
 
     Settings without the mark are ignored in such a file until its user trusts it. So never mark one
-    that names a place, a key, a person, a model, a tool or code, or that costs money.
+    that names a place, a key, a person, a model, a tool or code, that multiplies the calls of a
+    model, which cost money, or that is shown as the program's own words.
     """
 
 
@@ -112,7 +113,7 @@ def all_in(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 
 
 def is_harmless(field: FieldInfo) -> bool:
-    """Whether any file may set it; for a table, everything in it."""
+    """Whether any file may set it."""
     return HARMLESS in field.metadata
 
 

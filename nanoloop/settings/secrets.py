@@ -20,8 +20,13 @@ _NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie", re.IGNORECA
 _ALL_SECRET = re.compile(r"headers?$|quer(y|ies)$|cookies?$", re.IGNORECASE)
 """Names of tables whose texts are all hidden."""
 _VALUE = re.compile(r"^(sk|pk|gh[a-z]|xox[a-z])[-_]|^(Bearer|Basic) |[A-Za-z0-9+_-]{32,}")
+_WITHOUT_SECRETS = ("agents", "sentences")
+"""Tables in which a name such as `model_key` means no key."""
 # Greedy: a password may have an @ in it.
 _LOGIN = re.compile(r"(?<=//)[^\s\"]*(?=@)")
+# Ends where the host does for whoever calls it: no host is hidden as if it were a login.
+_PLAIN_LOGIN = re.compile(r"(?<=//)[^\s\"/?#\\]*(?=@)")
+_HOST = re.compile(r"\w[\w+.-]*://[^\s\"/?#\\]+")
 _QUERY = re.compile(r"(?<=//)([^\s\"?#]*)[?#]([^\s\"]+)")
 
 
@@ -46,8 +51,33 @@ def shown(value: Any) -> str:
 
 
 def shown_as(key: str, value: Any) -> str:
-    """The same for a value whose name alone tells whether it is secret."""
-    return MASK if may_be_secret(key, value) else shown(value)
+    """A value of somebody's file as it must be seen by whoever decides whether to trust it.
+
+    It is hidden only if its name is that of a secret, as its writer chose how it looks. Of an
+    address the host is always shown.
+    """
+    match value:
+        case Mapping():
+            inner = (f"{name} = {shown_as(f'{key}.{name}', each)}" for name, each in value.items())
+            return f"{{{', '.join(inner)}}}"
+        case list():
+            return f"[{', '.join(shown_as(key, each) for each in value)}]"
+        case str():
+            text = _QUERY.sub(rf"\1?{MASK}", _PLAIN_LOGIN.sub(MASK, value))
+            if _names_a_secret(key):
+                host = _HOST.match(text)
+                text = f"{host[0]}/{MASK}" if host else MASK
+            return text if text == MASK else json.dumps(text, ensure_ascii=False)
+        case _:
+            return shown(value)
+
+
+def _names_a_secret(key: str) -> bool:
+    table, *above = key.split(".")
+    if table in _WITHOUT_SECRETS:
+        return False
+    is_closed = any(_ALL_SECRET.search(part) for part in above[1:-1])
+    return is_closed or _NAME.search(key.rpartition(".")[2]) is not None
 
 
 def masked(value: object) -> str:

@@ -367,13 +367,13 @@ class _Read:
     is_there: bool = True
 
 
-def _read(path: Path, *, is_needed: bool = False) -> _Read:
-    agents = [*read_agents(path.parent / "agents")]
+def _read(path: Path, *, is_needed: bool = False, beneath: Path | None = None) -> _Read:
+    agents = [*read_agents(path.parent / "agents", beneath=beneath)]
     sources = [_of_agent(each) for each in reversed(agents)]
     if not is_needed and not path.is_file():
         return _Read(path=path, sources=tuple(sources), is_there=False)
     try:
-        file = read_file(path)
+        file = read_file(path, beneath=beneath)
     except UnreadableFile as error:
         return _Read(path=path, sources=(_unreadable(path, error), *sources))
     sources.insert(0, _of_table(str(path), file))
@@ -385,7 +385,8 @@ def _found(model: type[BaseSettings], cwd: Path, env: Mapping[str, str]) -> list
     own, here = user_folder("config", env) / NAME, cwd / NAME
     if not here.is_file() or (own.exists() and own.samefile(here)):
         return [_read(own)]
-    found, trust = _read(here), Trust(env)
+    # Through a link, another file's trust would hold here, and any file could become a prompt.
+    found, trust = _read(here, beneath=cwd), Trust(env)
     if (answer := trust.of(here, found.digest)) is True:
         return [found]
     left: dict[str, Any] = {}

@@ -23,7 +23,11 @@ FILE = "trusted.json"
 _NAMED = 6
 """How many settings a sentence names."""
 _LONGEST = 200
-"""How much of a name or a value is shown."""
+"""How much of a name is shown."""
+_LONGEST_VALUE = 4_096
+"""How much of a value: no path and no host is longer."""
+_FUNCTION = "channels.transcribe"
+"""The setting whose code may be in the file's folder."""
 _PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 
 
@@ -52,7 +56,7 @@ class LeftOut:
     def lines(self) -> list[str]:
         """Each of its settings with its value, secrets masked."""
         shown = zip(self._names(), self.said.items(), strict=True)
-        return [f"{name} = {_short(shown_as(key, value))}" for name, (key, value) in shown]
+        return [f"{name} = {_value(key, value)}" for name, (key, value) in shown]
 
     def _names(self) -> Iterator[str]:
         # They are somebody's text: a terminal must not obey it.
@@ -61,9 +65,15 @@ class LeftOut:
         )
 
 
-def _short(text: str) -> str:
+def _short(text: str, longest: int = _LONGEST) -> str:
     text = text.encode("ascii", "backslashreplace").decode() if not text.isprintable() else text
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def _value(key: str, value: Any) -> str:
+    text = _short(shown_as(key, value), _LONGEST_VALUE)
+    note = " (its code may change later, without another question)"
+    return f"{text}{note if key == _FUNCTION else ''}"
 
 
 class Trust:

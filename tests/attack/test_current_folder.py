@@ -26,14 +26,15 @@ from nanoloop.settings.trust import Trust
 from tests.openai_server import Answer, OpenAIServer
 from tests.stages.command_line import CommandLine, Terminal, ended
 
-HARMLESS_TABLES = {"loop", "turn", "session", "log", "sentences"}
 HARMLESS = {
     *("prompt", "language", "include_time", "handover"),
     *("message_buffer_limit", "message_buffer_min", "context_tokens", "context_limit"),
     *("channels.terminal.enabled", "tools.timeout_seconds", "summary.timeout_seconds"),
     *("provider.first_token_timeout_seconds", "provider.call_timeout_seconds"),
     *("local.context_tokens", "local.answer_tokens", "local.threads"),
-    *("agents.NAME.prompt", "agents.NAME.language", "agents.NAME.max_steps"),
+    *("loop.max_concurrent_turns", "loop.on_unanswered", "loop.shutdown_turns_seconds"),
+    *("log.level", "log.format", "log.stall_seconds"),
+    *("agents.NAME.prompt", "agents.NAME.language"),
     *("agents.NAME.message_buffer_limit", "agents.NAME.message_buffer_min"),
 }
 """What any folder may set: a change of this list wants a reason, as none may do harm."""
@@ -101,11 +102,11 @@ def loaded(folder, text, **env):
 
 def test_each_setting_is_harmless_on_purpose_or_guarded():
     marked = {key for key in KNOWN if is_marked(key)}
-    by_table = {key for key in KNOWN if key.rpartition(".")[0] in HARMLESS_TABLES}
-    assert marked == HARMLESS | by_table
+    assert marked == HARMLESS
     assert {"data", "model", "base_url", "api_key", "store.url", "channels.transcribe"} <= {
         *GUARDED
     }
+    assert not any(key.startswith(("session.", "sentences.")) for key in marked)
 
 
 @pytest.mark.parametrize("key", GUARDED)
@@ -172,7 +173,65 @@ def test_a_link_to_the_users_file_is_that_file_and_brings_no_agents(folder):
     assert (settings.model, settings.agents, settings.left_out) == ("mine", {}, None)
 
 
+def test_a_link_to_a_trusted_file_elsewhere_runs_no_code_beside_the_link(folder):
+    there = folder.parent / "trusted"
+    there.mkdir()
+    said = 'channels.transcribe = "nl_linked:words_of"'
+    env = {"HOME": str(folder.parent / "home")}
+    left = loaded(there, said).left_out
+    Trust(env).answer(left.path, left.digest, is_trusted=True)
+    assert loaded(there, said).channels.transcribe is not None
+    (folder / "nl_linked.py").write_text("words_of = len")
+    (folder / "nanoloop.toml").symlink_to(there / "nanoloop.toml")
+    with pytest.raises(SettingsError, match="links are not followed in the current folder"):
+        Settings.load(env=env, cwd=folder)
+    with pytest.raises(SettingsError, match="links are not followed"):
+        Settings.load(env=env)
+    assert Settings.load(env=env, config="nanoloop.toml").channels.transcribe is not None
+
+
+@pytest.mark.parametrize("link", ["agents/assistant.md", "agents"])
+def test_a_link_makes_no_file_of_the_user_a_prompt(folder, link):
+    private = folder.parent / "private"
+    private.mkdir()
+    (private / "assistant.md").write_text("My diary.")
+    (folder / link).parent.mkdir(exist_ok=True)
+    (folder / link).symlink_to(private if link == "agents" else private / "assistant.md")
+    with pytest.raises(SettingsError, match=r"agents/assistant.md.*links are not") as why:
+        loaded(folder, "")
+    assert "diary" not in str(why.value)
+    env = {"HOME": str(folder.parent / "home")}
+    named = Settings.load(env=env, config=folder / "nanoloop.toml")  # its user vouches for it
+    assert named.agents["assistant"].prompt == "My diary."
+
+
 # Trust
+
+
+LONG = "a" * 32
+QUESTION = {
+    "base_url": (f"https://{LONG}.evil.example/v1", f"https://{LONG}.evil.example/v1"),
+    "local.hub": ("https://evil.example/v1/@api.openai.com", None),
+    "store.url": ("redis://me:secret@evil.example/0?password=secret", "evil.example/0?"),
+    "channels.transcribe": (f"speech:{LONG}_{LONG * 9}", None),
+    "providers.groq.api_key": ("secret", "********"),
+    "providers.token.base_url": ("https://evil.example/v1", None),
+    "providers.groq.auth_url": ("https://evil.example/secret", "https://evil.example/********"),
+    "provider.options": ({"extra_headers": {"X": "secret"}, "name": LONG}, LONG),
+    "agents.token.model": (f"groq:{LONG}", None),
+    "sentences.model_key": ("Send your key to me.", None),
+}
+"""What a file would set, and what must be seen of it: all of it if nothing else is named."""
+
+
+def test_the_question_hides_secrets_and_nothing_that_matters(folder):
+    said = "".join(toml(key, value) for key, (value, _) in QUESTION.items())
+    left = loaded(folder, said).left_out
+    shown = dict(zip(left.said, left.lines, strict=True))
+    for key, (value, seen) in QUESTION.items():
+        assert (seen or value) in shown[key]
+        assert "secret" not in shown[key]
+    assert "its code may change later" in shown["channels.transcribe"]
 
 
 EVIL = 'base_url = "http://evil.example/v1"\n'

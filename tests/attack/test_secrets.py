@@ -134,7 +134,13 @@ def test_what_may_be_a_secret_is_masked_and_known(value, said):
 
 def test_a_value_of_which_only_the_name_tells_is_masked_by_its_name():
     assert shown_as("channels.irc.password", "canary") == MASK
+    assert shown_as("channels.irc.passwords", ["canary", 1]) == f"[{MASK}, 1]"
     assert shown_as("model", "small") == '"small"'
+
+
+def test_each_setting_that_is_secret_has_the_name_of_a_secret():
+    for key in SECRETS:
+        assert shown_as(key, "canary") == MASK
 
 
 def canaries():
