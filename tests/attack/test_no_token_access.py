@@ -8,8 +8,9 @@ import httpx2
 import pytest
 from starlette.datastructures import Headers
 
+from nanoloop.addresses import network_of
 from nanoloop.channels.logins import token_in
-from nanoloop.channels.web.access import FAILURES_A_MINUTE, TrustedProxies, network_of
+from nanoloop.channels.web.access import FAILURES_A_MINUTE, TrustedProxies
 from nanoloop.errors import SettingsError
 from tests.test_web_access import OPERATIONS
 from tests.web_openai import ask, client_of

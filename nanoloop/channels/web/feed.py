@@ -16,6 +16,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from nanoloop.bounded import BoundedDict
+from nanoloop.channels.server import PATIENCE_SECONDS
 from nanoloop.channels.web.access import try_later
 from nanoloop.errors import StoreError
 from nanoloop.events import (
@@ -343,8 +344,6 @@ class Receipts:
 
 KEEP_ALIVE_SECONDS = 15
 """After this much silence a comment is sent, to see whether the reader is still there."""
-PATIENCE_SECONDS = 30
-"""How long a reader may receive nothing before it is dropped."""
 TOGETHER_SECONDS = 0.02
 """How long to collect more text after a piece of it; nobody reads that fast."""
 RETRY = b"retry: 1000\n\n"
