@@ -4,6 +4,7 @@ import os
 import stat
 from threading import Thread
 
+import anyio
 import httpx2
 import pytest
 from starlette.datastructures import Headers
@@ -148,6 +149,34 @@ async def test_a_host_whose_port_is_no_number_is_refused(tmp_path, hosts):
             response = await web.client.get("/api/sessions", headers={"Host": host})
             assert response.status_code in {400, 421}, host
         await web.call("GET", "/api/sessions", status=200, headers={"Host": "localhost:80"})
+
+
+# Health
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_health_is_told_to_everyone_whatever_they_send(tmp_path, path):
+    async with serving(tmp_path, headers={}, tokens=TOKENS) as web:
+        await web.call("GET", "/healthz", status=200)
+        guesses = await wrong(web, FAILURES_A_MINUTE + 1)
+        assert guesses[-1] == 429
+        for headers in (
+            {"Host": "10.0.0.7:8765"},
+            {"Host": "evil.example:x"},
+            {"Authorization": "Basic c2VzYW1l"},
+            {"Origin": "https://evil.example"},
+            {"Cookie": "nanoloop_0=alice.9.x"},
+            bearer(WRONG),
+            bearer(TOKEN),
+        ):
+            told = await web.call("GET", path, status=200, headers=headers)
+            assert told["status"] == "ok"
+        port = web.client.base_url.port
+        async with await anyio.connect_tcp("127.0.0.1", port) as connection:
+            await connection.send(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # without a host
+            assert (await connection.receive()).startswith(b"HTTP/1.1 200")
+        elsewhere = await web.client.get("/api/me", headers={"Host": "evil.example"})
+        assert elsewhere.status_code == 421
 
 
 # Guessing
