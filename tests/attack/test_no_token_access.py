@@ -53,6 +53,21 @@ async def test_the_token_is_made_for_its_owner_alone_and_told_to_no_log(closed, 
     assert token not in closed.log.getvalue()
 
 
+async def test_each_start_logs_where_the_page_and_its_token_are_and_not_the_token(tmp_path):
+    for _ in range(2):
+        async with serving(tmp_path, headers={}, **CLOSED) as web:
+            await web.call("GET", "/healthz", status=200)
+            [told] = web.logged("channel_started")
+            address = str(web.client.base_url).rstrip("/")
+            assert (told["address"], told["token_file"]) == (address, str(tmp_path / "web-token"))
+            assert made_token(web) not in web.log.getvalue()
+    async with serving(tmp_path, headers={}, tokens=TOKENS) as web:
+        await web.call("GET", "/healthz", status=200)
+        [told] = web.logged("channel_started")
+        assert told["address"]
+        assert told["token_file"] is None
+
+
 async def test_a_start_with_a_token_makes_none_and_says_nothing(tmp_path):
     for count in (1, 0):
         async with serving(tmp_path, **CLOSED) as web:

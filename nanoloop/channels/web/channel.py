@@ -167,6 +167,11 @@ class WebChannel:
             raise
         return f"{self._url}/#token={self._token}" if self._token else self._url
 
+    @property
+    def token_file(self) -> Path | None:
+        """The file with the token of this machine, if the settings have none."""
+        return self._token_file
+
     def callers_text(self) -> str:
         """Who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
         if self._token_file is not None:
