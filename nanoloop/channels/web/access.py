@@ -78,6 +78,12 @@ class WebAccess:
         """Whether a person sent it with the page, and not a program with a token."""
         return _token_in(request) is None
 
+    def login_of(self, request: Request) -> str:
+        """The cookie by which it was admitted, "" if that was something else."""
+        if self.callers.is_open or _token_in(request) is not None:
+            return ""
+        return request.cookies.get(self.cookie, "")
+
     def log_in(self, request: Request, secret: str) -> Caller | None:
         """The owner of this token; raises a refusal if there are too many logins or guesses."""
         address = self._address_of(request)

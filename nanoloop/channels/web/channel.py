@@ -358,6 +358,7 @@ async def logout(call: ApiCall) -> Response:
     cookie = call.request.cookies.get(access.cookie, "")
     if access.callers.of_cookie(cookie) is not None:
         await access.logins.end(cookie)
+        call.backend.streams.end_login(cookie)
     _set(call, response, "", 0)
     return response
 
