@@ -65,6 +65,25 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     return not any(address in special for special in _SPECIAL)
 
 
+def known_address(text: str) -> IPv4Address | IPv6Address | None:
+    """The address in this text, None if it is none; one of IPv4 in IPv6's form is one of IPv4."""
+    try:
+        found = ip_address(text)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def network_of(address: str) -> str:
+    """What one client can easily take all addresses of: this machine, or an IPv6 network."""
+    found = known_address(address)
+    if found is None:
+        return address
+    if found.is_loopback:
+        return "this machine"
+    return str(found) if found.version == 4 else str(ip_network((found, 64), strict=False))  # noqa: PLR2004 - IP's
+
+
 def _parted(url: str, schemes: Sequence[str]) -> SplitResult:
     """The parts of an address; refused if two parsers might find different hosts in it."""
     # `urlsplit` would drop line breaks, and others read a backslash as a slash.

@@ -227,10 +227,10 @@ class App:
 
     async def _run_channel(self, channel: Channel) -> None:
         self._begun[channel.name] = ""
-        announce(ChannelStarted(channel=channel.name))
         serve = partial(channel.run, self.loop.bus)
         account = getattr(channel, "account", "")
         try:
+            announce(ChannelStarted(channel=channel.name, **_place(channel)))
             if account:
                 waits = partial(self._waits, channel)
                 await self.loop.nodes.holding(account, serve, waits=waits)
@@ -242,6 +242,14 @@ class App:
             announce(ChannelFailed(channel=channel.name, error=about))
             if self._chat is not None:
                 raise  # there is nothing else to serve
+
+
+def _place(channel: Channel) -> dict[str, str]:
+    """Where a channel listens that is served on an address, and where its token is; no secret."""
+    if not hasattr(channel, "bind"):
+        return {}
+    file = getattr(channel, "token_file", None)
+    return {"address": channel.bind(), **({"token_file": str(file)} if file else {})}
 
 
 HELD = "another process serves its account: it will open here when that one ends"

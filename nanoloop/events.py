@@ -498,7 +498,11 @@ class FileUnreadable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStarted(Event):
+    """`address` is where the web page is; `token_file` has its token, if nanoloop made it."""
+
     channel: str
+    address: str | None = None
+    token_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,20 @@
 """What listens for HTTP in one process: one limit for all of it, whoever's port is flooded."""
 
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import SimpleNamespace
 
 import anyio
 import pytest
 from starlette.responses import PlainTextResponse
 
 from nanoloop.channels import server
-from nanoloop.channels.server import OpenConnections, WebServer
+from nanoloop.channels.server import PATIENCE_SECONDS, OpenConnections, WebServer
 
 HALF = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+WHOLE = HALF + b"\r\n"
+MUCH = "x" * 10_000_000
+"""More than what lies between two processes holds."""
 
 
 @pytest.fixture
@@ -20,12 +24,16 @@ def connections(monkeypatch):
     return made
 
 
-@asynccontextmanager
-async def listening():
-    """The port of a server that says hello."""
-    made = WebServer(
-        PlainTextResponse("hello"), header_seconds=60, grace_seconds=1, at_end=lambda: None
+def web_server(text="hello"):
+    return WebServer(
+        PlainTextResponse(text), header_seconds=60, grace_seconds=1, at_end=lambda: None
     )
+
+
+@asynccontextmanager
+async def listening(text="hello"):
+    """The port of a server that says this."""
+    made = web_server(text)
     listener = socket.create_server(("127.0.0.1", 0))
     async with anyio.create_task_group() as group:
         group.start_soon(made.serve, listener)
@@ -33,10 +41,11 @@ async def listening():
         group.cancel_scope.cancel()
 
 
-async def half_request(port, stack):
+async def half_request(port, stack, *, said=HALF, address="127.0.0.1"):
     """A connection that is counted, and has not sent a whole request."""
-    connection = await stack.enter_async_context(await anyio.connect_tcp("127.0.0.1", port))
-    await connection.send(HALF)
+    connected = await anyio.connect_tcp("127.0.0.1", port, local_host=address)
+    connection = await stack.enter_async_context(connected)
+    await connection.send(said)
     return connection
 
 
@@ -74,6 +83,76 @@ async def test_what_a_listener_had_is_free_once_it_has_stopped(connections):
             await half_request(page, stack)
             await goes_to(connections, 1)
         await goes_to(connections, 0)
+
+
+async def test_all_addresses_of_one_client_have_one_limit(connections):
+    async with AsyncExitStack() as stack, listening() as page:
+        most = connections.limit_of_address
+        halves = []
+        for count in range(1, most + 1):
+            halves.append(await half_request(page, stack, address=f"127.0.0.{count}"))
+            await goes_to(connections, count)
+        await half_request(page, stack, address=f"127.0.0.{most + 1}")
+        assert await is_cut(halves[0])
+
+
+async def unread(port, stack):
+    """A connection whose client asks twice, and receives neither answer."""
+    return await half_request(port, stack, said=WHOLE + WHOLE)
+
+
+async def test_clients_that_receive_nothing_make_room_for_others(connections):
+    async with AsyncExitStack() as stack, listening(MUCH) as page:
+        for count in range(1, connections.limit_of_address + 1):
+            await unread(page, stack)
+            await goes_to(connections, count)
+        with anyio.fail_after(10):
+            answer = b""
+            while not answer:  # until the others' answers are on their way
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                    new = await half_request(page, stack, said=WHOLE)
+                    answer = await new.receive()
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_receives_nothing_is_cut(connections, monkeypatch):
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(server, "PATIENCE_SECONDS", 0)
+    async with AsyncExitStack() as stack, listening(MUCH) as page:
+        await unread(page, stack)
+        await goes_to(connections, 1)
+        await goes_to(connections, 0)
+
+
+class SlowClient:
+    """What a sweep sees of a connection whose client receives slowly."""
+
+    def __init__(self):
+        self.cycle = SimpleNamespace(response_complete=False)
+        self.flow = SimpleNamespace(write_paused=True)
+        self.transport, self.left, self.is_cut = self, 1_000_000, False
+
+    def is_closing(self):
+        return False
+
+    def get_write_buffer_size(self):
+        return self.left
+
+    def abort(self):
+        self.is_cut = True
+
+
+def test_a_client_that_receives_slowly_is_not_cut_until_it_stops(connections):
+    swept, client = web_server(), SlowClient()
+    swept._server.server_state.connections.add(client)
+    for now in range(0, 10 * PATIENCE_SECONDS, PATIENCE_SECONDS - 1):
+        client.left -= 1
+        swept._cut_idle(now)
+    assert not client.is_cut
+    swept._cut_idle(now + PATIENCE_SECONDS - 1)
+    assert not client.is_cut
+    swept._cut_idle(now + PATIENCE_SECONDS)
+    assert client.is_cut
 
 
 def test_a_process_has_one_limit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from nanoloop.addresses import network_of
 from nanoloop.files import connection_limit
 
 HEAD_BYTES = 64_000
@@ -28,6 +30,8 @@ IGNORED_BYTES = 1_000_000
 """Bytes of a body that are accepted after its request has been answered."""
 LOOP_BYTES = 64_000
 """The largest body that is parsed in the event loop; a larger one is parsed in a thread."""
+PATIENCE_SECONDS = 30
+"""How long a client may receive nothing of what is being sent to it before it is cut."""
 SWEEP_SECONDS = 1
 TICK_SECONDS = 1
 ENDING_SECONDS = 0.01
@@ -37,8 +41,8 @@ ENDING_SECONDS = 0.01
 class OpenConnections:
     """The open connections of all listeners in a process, limited in total and per address.
 
-    Over a limit, the connection that has gone longest without a whole request is cut: the new one
-    if all others have sent theirs.
+    Over a limit, the connection that has waited longest for its client is cut: it waits for a whole
+    request, or for what was sent to be received. The new one is cut if no other waits.
     """
 
     def __init__(self, limit: int) -> None:
@@ -46,7 +50,7 @@ class OpenConnections:
         self.limit_of_address = max(1, limit // 2)
         self.count = 0
         self._guard = Lock()  # listeners may have event loops of their own
-        # Of each address: how many there are, and those without a whole request, oldest first.
+        # Of each address: how many there are, and those that wait for the client, oldest first.
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, dict[_Protocol, None]] = {}
 
@@ -73,12 +77,12 @@ class OpenConnections:
                 del self._counts[address]
 
     def wait(self, connection: _Protocol) -> None:
-        """Mark a connection as not having sent a whole request."""
+        """Mark a connection as waiting for its client."""
         with self._guard:
             self._add(connection)
 
     def go_on(self, connection: _Protocol) -> None:
-        """Mark a connection as having sent a whole request."""
+        """Mark a connection as having a whole request, and a client that receives."""
         with self._guard:
             self._drop(connection)
 
@@ -162,7 +166,7 @@ class _Protocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
+        self.address = network_of(self.client[0]) if self.client else ""
         self.others.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -171,8 +175,21 @@ class _Protocol(H11Protocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        self._go_on()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if not self.transport.is_closing():
+            self.others.wait(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._go_on()
+
+    def _go_on(self) -> None:
         cycle = self.cycle
-        if cycle is not None and not (cycle.more_body or cycle.response_complete):
+        is_asked = cycle is not None and not (cycle.more_body or cycle.response_complete)
+        if is_asked and not self.flow.write_paused:
             self.others.go_on(self)
 
     def on_response_complete(self) -> None:
@@ -254,7 +271,7 @@ class WebServer:
         self._server = _UvicornServer(config)
         self._header_seconds = header_seconds
         self._at_end = at_end
-        self._idle_since: WeakKeyDictionary[Any, tuple[int, float]] = WeakKeyDictionary()
+        self._same_since: WeakKeyDictionary[Any, tuple[object, float]] = WeakKeyDictionary()
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve on this socket, and close it afterwards."""
@@ -278,15 +295,21 @@ class WebServer:
             self._cut_idle(time.monotonic())
 
     def _cut_idle(self, now: float) -> None:
-        """Cut connections that take too long to send a whole request, or to close."""
+        """Cut connections that take too long to send a whole request, to receive, or to close."""
         for connection in list(self._server.server_state.connections):
-            cycle: Any = getattr(connection, "cycle", None)
-            transport = connection.transport
-            is_served = cycle is not None and not cycle.response_complete
-            if is_served and not transport.is_closing():
-                self._idle_since.pop(connection, None)
-                continue
-            of, since = self._idle_since.get(connection, (id(cycle), now))
-            if of == id(cycle) and now - since >= self._header_seconds:
-                transport.abort()
-            self._idle_since[connection] = (id(cycle), since if of == id(cycle) else now)
+            state, patience = self._state_of(connection)
+            known, since = self._same_since.get(connection, (state, now))
+            since = since if known == state else now
+            self._same_since[connection] = (state, since)
+            if now - since >= patience:
+                connection.transport.abort()
+
+    def _state_of(self, connection: Any) -> tuple[object, float]:
+        """What changes while its client goes on, and for how many seconds it may stay the same."""
+        cycle, transport = connection.cycle, connection.transport
+        is_paused, is_closing = connection.flow.write_paused, transport.is_closing()
+        is_asked = cycle is not None and not cycle.response_complete
+        if is_asked and not is_paused and not is_closing:
+            return None, math.inf
+        patience = PATIENCE_SECONDS if is_paused and not is_closing else self._header_seconds
+        return (id(cycle), transport.get_write_buffer_size()), patience

@@ -72,7 +72,7 @@ async def _serve(settings: Settings, load: Callable[[], Settings]) -> None:
         if hasattr(channel, "bind"):
             channel.bind()
     names = ", ".join(map(_shown, channels))
-    if stream.isatty():  # otherwise every line of it is JSON, and `loop_started` says the same
+    if stream.isatty():  # otherwise every line of it is JSON, and `channel_started` says the same
         say(f"nanoloop serves {names}; its data is in {settings.data}", err=True)
     reload = Reload(app, settings, channels=channels, load=load)
     app.beside.append(reload.keep)

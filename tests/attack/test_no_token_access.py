@@ -4,12 +4,14 @@ import os
 import stat
 from threading import Thread
 
+import anyio
 import httpx2
 import pytest
 from starlette.datastructures import Headers
 
+from nanoloop.addresses import network_of
 from nanoloop.channels.logins import token_in
-from nanoloop.channels.web.access import FAILURES_A_MINUTE, TrustedProxies, network_of
+from nanoloop.channels.web.access import FAILURES_A_MINUTE, TrustedProxies
 from nanoloop.errors import SettingsError
 from tests.test_web_access import OPERATIONS
 from tests.web_openai import ask, client_of
@@ -49,6 +51,21 @@ async def test_the_token_is_made_for_its_owner_alone_and_told_to_no_log(closed, 
     assert told["file"] == str(file)
     assert "channels.web.open_on_loopback = true" in told["advice"]
     assert token not in closed.log.getvalue()
+
+
+async def test_each_start_logs_where_the_page_and_its_token_are_and_not_the_token(tmp_path):
+    for _ in range(2):
+        async with serving(tmp_path, headers={}, **CLOSED) as web:
+            await web.call("GET", "/healthz", status=200)
+            [told] = web.logged("channel_started")
+            address = str(web.client.base_url).rstrip("/")
+            assert (told["address"], told["token_file"]) == (address, str(tmp_path / "web-token"))
+            assert made_token(web) not in web.log.getvalue()
+    async with serving(tmp_path, headers={}, tokens=TOKENS) as web:
+        await web.call("GET", "/healthz", status=200)
+        [told] = web.logged("channel_started")
+        assert told["address"]
+        assert told["token_file"] is None
 
 
 async def test_a_start_with_a_token_makes_none_and_says_nothing(tmp_path):
@@ -147,6 +164,34 @@ async def test_a_host_whose_port_is_no_number_is_refused(tmp_path, hosts):
             response = await web.client.get("/api/sessions", headers={"Host": host})
             assert response.status_code in {400, 421}, host
         await web.call("GET", "/api/sessions", status=200, headers={"Host": "localhost:80"})
+
+
+# Health
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_health_is_told_to_everyone_whatever_they_send(tmp_path, path):
+    async with serving(tmp_path, headers={}, tokens=TOKENS) as web:
+        await web.call("GET", "/healthz", status=200)
+        guesses = await wrong(web, FAILURES_A_MINUTE + 1)
+        assert guesses[-1] == 429
+        for headers in (
+            {"Host": "10.0.0.7:8765"},
+            {"Host": "evil.example:x"},
+            {"Authorization": "Basic c2VzYW1l"},
+            {"Origin": "https://evil.example"},
+            {"Cookie": "nanoloop_0=alice.9.x"},
+            bearer(WRONG),
+            bearer(TOKEN),
+        ):
+            told = await web.call("GET", path, status=200, headers=headers)
+            assert told["status"] == "ok"
+        port = web.client.base_url.port
+        async with await anyio.connect_tcp("127.0.0.1", port) as connection:
+            await connection.send(f"GET {path} HTTP/1.0\r\n\r\n".encode())  # without a host
+            assert (await connection.receive()).startswith(b"HTTP/1.1 200")
+        elsewhere = await web.client.get("/api/me", headers={"Host": "evil.example"})
+        assert elsewhere.status_code == 421
 
 
 # Guessing

@@ -204,16 +204,47 @@ async def test_a_cookie_that_was_never_given_out_is_worth_nothing(web):
     await web.call("GET", "/api/sessions", status=401, headers={"Cookie": cookie})
 
 
-async def test_a_stream_ends_when_its_login_does(web, monkeypatch):
-    monkeypatch.setattr(feed, "KEEP_ALIVE_SECONDS", 0)
-    await logged_in(web, TOKEN)
-    async with web.client.stream("GET", "/api/events") as events:
+@asynccontextmanager
+async def lines_for(web, login):
+    """The lines of an open stream of this login."""
+    async with web.client.stream("GET", "/api/events", headers=login) as events:
         lines = events.aiter_lines()
         assert (await anext(lines)).startswith("retry")
-        await web.call("POST", "/logout", status=204, headers=ASKED)
-        with anyio.fail_after(10):
-            async for _ in lines:
-                pass
+        yield lines
+
+
+async def told_in(lines, word):
+    """Whether this is in a line before the stream ends."""
+    with anyio.fail_after(10):
+        async for line in lines:
+            if word in line:
+                return True
+    return False
+
+
+def change(web, word):
+    """Let something happen that all streams tell."""
+    web.channel.backend.feeds.changes.add("sessions", {"id": word}, about=f"web:alice.{word}")
+
+
+async def test_a_stream_ends_at_once_when_its_login_does(web):
+    gone, kept = await logged_in(web, TOKEN), await logged_in(web, TOKEN)
+    web.client.cookies.clear()
+    async with lines_for(web, gone) as ended, lines_for(web, kept) as going_on:
+        await web.call("POST", "/logout", status=204, headers={**ASKED, **gone})
+        change(web, "afterwards")
+        assert not await told_in(ended, "afterwards")
+        assert await told_in(going_on, "afterwards")
+
+
+async def test_a_stream_whose_login_ended_elsewhere_tells_no_more(web, monkeypatch):
+    monkeypatch.setattr(feed, "LOGIN_SECONDS", 0)
+    gone = await logged_in(web, TOKEN)
+    web.client.cookies.clear()
+    async with lines_for(web, gone) as ended:
+        await web.channel.backend.access.logins.end(gone["Cookie"].partition("=")[2])
+        change(web, "afterwards")
+        assert not await told_in(ended, "afterwards")
 
 
 async def test_a_login_outlives_a_restart_and_is_ended_on_the_command_line(tmp_path, capsys):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 from math import ceil
 from secrets import token_hex
 
@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from nanoloop.addresses import known_address, network_of
 from nanoloop.bounded import BoundedDict
 from nanoloop.channels.logins import LOGINS, Logins
 from nanoloop.events import RequestFailed, announce
@@ -76,6 +77,12 @@ class WebAccess:
     def is_page_of(self, request: Request) -> bool:
         """Whether a person sent it with the page, and not a program with a token."""
         return _token_in(request) is None
+
+    def login_of(self, request: Request) -> str:
+        """The cookie by which it was admitted, "" if that was something else."""
+        if self.callers.is_open or _token_in(request) is not None:
+            return ""
+        return request.cookies.get(self.cookie, "")
 
     def log_in(self, request: Request, secret: str) -> Caller | None:
         """The owner of this token; raises a refusal if there are too many logins or guesses."""
@@ -174,7 +181,7 @@ class TrustedProxies:
         return client
 
     def _is_trusted(self, address: str) -> bool:
-        known = _address(address)
+        known = known_address(address)
         return known is not None and any(known in network for network in self._networks)
 
 
@@ -196,26 +203,8 @@ def _address_in(hop: str) -> str | None:
     hop = hop.strip().strip('"')
     bracketed = re.fullmatch(r"\[([^\]]*)\](?::\d+)?", hop)
     with_port = re.fullmatch(r"([\d.]+):\d+", hop)
-    found = _address(bracketed[1] if bracketed else with_port[1] if with_port else hop)
+    found = known_address(bracketed[1] if bracketed else with_port[1] if with_port else hop)
     return None if found is None else str(found)
-
-
-def _address(text: str) -> IPv4Address | IPv6Address | None:
-    try:
-        found = ip_address(text)
-    except ValueError:
-        return None
-    return getattr(found, "ipv4_mapped", None) or found
-
-
-def network_of(address: str) -> str:
-    """The network whose addresses one client can easily have: this machine, or an IPv6 network."""
-    found = _address(address)
-    if found is None:
-        return address
-    if found.is_loopback:
-        return "this machine"
-    return str(found) if found.version == 4 else str(ip_network((found, 64), strict=False))  # noqa: PLR2004 - IP's
 
 
 FAILURES_A_MINUTE = 20

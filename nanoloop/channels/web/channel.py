@@ -167,6 +167,11 @@ class WebChannel:
             raise
         return f"{self._url}/#token={self._token}" if self._token else self._url
 
+    @property
+    def token_file(self) -> Path | None:
+        """The file with the token of this machine, if the settings have none."""
+        return self._token_file
+
     def callers_text(self) -> str:
         """Who is let in, for `nanoloop doctor`; raises `SettingsError` like `link`."""
         if self._token_file is not None:
@@ -268,13 +273,13 @@ PROBE = "web:readyz"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@serve("GET", "/healthz", is_public=True, is_counted=False)
+@serve("GET", "/healthz", is_public=True, is_admitted=True)
 async def alive(_: ApiCall) -> Response:
     """Whether it is alive."""
     return JSONResponse({"status": "ok"})
 
 
-@serve("GET", "/readyz", is_public=True, is_counted=False)
+@serve("GET", "/readyz", is_public=True, is_admitted=True)
 async def ready(call: ApiCall) -> Response:
     """Whether it takes messages."""
     checks = {
@@ -353,6 +358,7 @@ async def logout(call: ApiCall) -> Response:
     cookie = call.request.cookies.get(access.cookie, "")
     if access.callers.of_cookie(cookie) is not None:
         await access.logins.end(cookie)
+        call.backend.streams.end_login(cookie)
     _set(call, response, "", 0)
     return response
 
@@ -492,6 +498,7 @@ OPERATIONS = (
     openapi,
     docs,
 )
+_OPEN = frozenset(operation.path for operation in OPERATIONS if operation.is_admitted)
 
 
 def make_site(backend: Backend) -> Starlette:
@@ -550,7 +557,10 @@ _SAFE = (
 
 
 class Guard:
-    """Lets requests for this host through, and logs each without its content."""
+    """Lets requests for this host through, and logs each without its content.
+
+    What everyone may call is served under any host name: it tells nothing.
+    """
 
     def __init__(self, app: ASGIApp, *, hosts: Container[str] | None, incidents: Incidents) -> None:
         """Without `hosts`, every host name is accepted."""
@@ -583,7 +593,8 @@ class Guard:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = _host_of(scope)
-        if host is not None if self._hosts is None else host in self._hosts:
+        is_ours = host is not None if self._hosts is None else host in self._hosts
+        if is_ours or scope["path"] in _OPEN:
             await self._app(scope, receive, send)
         else:
             # A name that was made to point here would let its pages read everything.

@@ -270,9 +270,15 @@ def _stream(
     call: ApiCall, watched: Sequence[FeedCursor], first: Sequence[FeedEvent]
 ) -> EventStream:
     """The stream of these feeds, for as long as its reader is admitted."""
-    is_valid = partial(call.backend.access.is_valid, call.request)
-    owner = call.who.account
-    return EventStream(call.backend.streams, watched, first=first, owner=owner, is_valid=is_valid)
+    access = call.backend.access
+    return EventStream(
+        call.backend.streams,
+        watched,
+        first=first,
+        owner=call.who.account,
+        login=access.login_of(call.request),
+        is_valid=partial(access.is_valid, call.request),
+    )
 
 
 def _last_event_id(call: ApiCall) -> int | None:

@@ -16,6 +16,7 @@ import anyio
 from starlette.types import Receive, Scope, Send
 
 from nanoloop.bounded import BoundedDict
+from nanoloop.channels.server import PATIENCE_SECONDS
 from nanoloop.channels.web.access import try_later
 from nanoloop.errors import StoreError
 from nanoloop.events import (
@@ -343,8 +344,8 @@ class Receipts:
 
 KEEP_ALIVE_SECONDS = 15
 """After this much silence a comment is sent, to see whether the reader is still there."""
-PATIENCE_SECONDS = 30
-"""How long a reader may receive nothing before it is dropped."""
+LOGIN_SECONDS = 2
+"""How old the knowledge may be that a reader is still logged in when it is sent something."""
 TOGETHER_SECONDS = 0.02
 """How long to collect more text after a piece of it; nobody reads that fast."""
 RETRY = b"retry: 1000\n\n"
@@ -396,6 +397,7 @@ class Waker:
     def __init__(self) -> None:
         self._event = anyio.Event()
         self.is_over = False
+        self.is_dismissed = False
 
     def set(self) -> None:
         """Signal that there is something new."""
@@ -404,6 +406,11 @@ class Waker:
     def end(self) -> None:
         """Signal that there will be nothing more."""
         self.is_over = True
+        self._event.set()
+
+    def dismiss(self) -> None:
+        """Signal that its reader is no longer admitted."""
+        self.is_dismissed = True
         self._event.set()
 
     async def wait(self, seconds: float) -> bool:
@@ -427,6 +434,7 @@ class OpenStreams:
 
     def __init__(self) -> None:
         self._open: dict[Waker, str] = {}
+        self._logins: dict[Waker, str] = {}
         self._shares = Shares(min(STREAMS, int(connection_limit() * SHARE_OF_CONNECTIONS)))
         self._is_over = False
 
@@ -434,16 +442,28 @@ class OpenStreams:
         """The number of open streams."""
         return len(self._open)
 
-    def enter(self, waker: Waker, *, owner: str) -> None:
-        """Add a stream; raises a refusal if too many are open, or this owner has almost all."""
+    def enter(self, waker: Waker, *, owner: str, login: str = "") -> None:
+        """Add a stream; raises a refusal if too many are open, or this owner has almost all.
+
+        `login` is the cookie by which its reader was admitted, if it was one.
+        """
         if self._is_over or not self._shares.has_room(owner):
             raise try_later(503, "too many event streams are open: try again soon", seconds=5)
         self._shares.take(owner)
         self._open[waker] = owner
+        if login:
+            self._logins[waker] = login
 
     def leave(self, waker: Waker) -> None:
         """Remove a stream."""
         self._shares.give_back(self._open.pop(waker))
+        self._logins.pop(waker, None)
+
+    def end_login(self, login: str) -> None:
+        """End those whose readers were admitted by this cookie."""
+        for waker, admitted_by in self._logins.items():
+            if admitted_by == login:
+                waker.dismiss()
 
     def end(self) -> None:
         """End all of them, and accept no more."""
@@ -462,11 +482,13 @@ class EventStream:
         *,
         first: Sequence[FeedEvent],
         owner: str,
+        login: str,
         is_valid: Callable[[], Awaitable[bool]],
     ) -> None:
         """`first` is sent before anything new; raises a refusal if too many are open.
 
-        It ends soon after `is_valid` says that its reader is no longer admitted.
+        It ends as soon as the reader's `login` is ended here, and soon after `is_valid` says that
+        its reader is no longer admitted.
         """
         self._streams = streams
         self._watched = watched
@@ -474,7 +496,7 @@ class EventStream:
         self._is_valid = is_valid
         self._checked = time.monotonic()
         self._waker = Waker()
-        streams.enter(self._waker, owner=owner)
+        streams.enter(self._waker, owner=owner, login=login)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve this reader."""
@@ -510,7 +532,9 @@ class EventStream:
             events = self._taken()
 
     async def _is_admitted(self) -> bool:
-        if time.monotonic() - self._checked < KEEP_ALIVE_SECONDS:
+        if self._waker.is_dismissed:
+            return False
+        if time.monotonic() - self._checked < LOGIN_SECONDS:
             return True
         self._checked = time.monotonic()
         with suppress(StoreError):  # nobody knows: those who are here may stay
