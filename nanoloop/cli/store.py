@@ -25,7 +25,7 @@ from nanoloop.parts import make_folder_sealing, make_installation, open_store, r
 from nanoloop.protocols import Node
 from nanoloop.settings import Settings
 from nanoloop.settings.secrets import shown
-from nanoloop.stores.copying import Copied, Tell, check, copy, seal_all
+from nanoloop.stores.copying import Copied, Tell, check, copy, names_to_copy, seal_all
 from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 
@@ -80,7 +80,7 @@ async def _copy(args: Namespace, settings: Settings) -> int:
     ):
         if _is_missing(args.source, settings):
             return Exit.NOT_FOUND
-        total = len([name async for name in source.names()])
+        total = len(await names_to_copy(source))
         with _telling(total) as tell:
             done = await copy(source, target, replace=args.replace, tell=tell, warn=warn)
     say(

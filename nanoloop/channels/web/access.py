@@ -18,8 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from nanoloop.bounded import BoundedDict
-from nanoloop.channels.logins import LOGINS, Logins
+from nanoloop.channels.logins import Logins
 from nanoloop.events import RequestFailed, announce
+from nanoloop.protocols import LOGINS
 from nanoloop.sentences import Sentences
 
 ASKED_BY_SCRIPT = "x-nanoloop"
