@@ -248,6 +248,16 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.+\.new")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left half written in it, while nobody writes there."""
+    for file in folder.glob("*"):
+        if _UNFINISHED.fullmatch(file.name) and not file.is_dir():
+            file.unlink(missing_ok=True)
+
+
 def save_json(path: Path, value: object) -> None:
     """Write a small value into its own file, in a folder that is created if missing."""
     make_folder(path.parent)

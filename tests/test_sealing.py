@@ -643,15 +643,39 @@ def test_the_command_seals_sessions_and_uploads_and_removes_the_index(
         await kept(uploads(tmp_path / "attachments"))
 
     portal.call(before)
-    (tmp_path / "recall.sqlite").write_bytes(b"a secret")
+    (tmp_path / "channels").mkdir()
+    for name in (
+        *("recall.sqlite", "recall.sqlite-wal", "recall.sqlite.damaged", "input_history"),
+        *("input_history.new", "channels/telegram.jsonl.new", "attachments/.0123456789abcdef"),
+    ):
+        (tmp_path / name).write_bytes(b"a secret")
+    notes = tmp_path / "channels" / "telegram.jsonl"
+    notes.write_text('{"begun": "a secret", "name": "a1"}\n')
     code, said = run("store", "seal", keys=OLD)
     assert (code, "sealed 1 sessions; 0 were sealed already" in said) == (0, True)
     there = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert (b"secret" in there, b"recipe" in there) == (False, False)
+    assert '"name": "a1"' in notes.read_text()
     assert run("store", "seal", keys=OLD)[0] == 0
     assert "a secret 5" in run("sessions", "show", "s", keys=OLD)[1]
     assert "1 sessions in" in run("doctor", keys=OLD)[1]
     assert ", encrypted" in run("doctor", keys=OLD)[1]
+
+
+def test_the_command_names_notes_that_keep_their_texts(request, run, tmp_path, portal):
+    made = sqlite(request)
+
+    async def before():
+        store = made()
+        await talk(store)
+        await store.close()
+
+    portal.call(before)
+    (tmp_path / "channels").mkdir()
+    (tmp_path / "notes").write_text("a secret")
+    (tmp_path / "channels" / "telegram.jsonl").symlink_to(tmp_path / "notes")
+    code, said = run("store", "seal", keys=OLD)
+    assert (code, "telegram.jsonl: it can't be rewritten" in said) == (1, True)
 
 
 def test_the_command_refuses_while_a_process_serves_the_store(request, run, portal):
