@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,40 @@ async def test_a_copy_is_sealed_for_its_own_place(request, tmp_path):
     assert (await copy(source, target)).same == 1
     await source.close()
     await target.close()
+
+
+async def test_a_copy_gives_the_names_in_its_keys_the_same_digests(request, tmp_path):
+    source, target = sqlite(request)(OLD), JsonlStore(tmp_path / "copy", seal=seal(NEW))
+    await talk(source)
+    await copy(source, target)
+    assert await target.secret() == await source.secret()
+    await source.close()
+    await target.close()
+
+
+async def test_a_stores_secret_is_one_for_all_and_outlives_a_key(opened):
+    known = await (await opened(OLD)).secret()
+    assert len(known) == 32
+    assert await (await opened(f"{OLD},{NEW}")).secret() == known
+    store = await opened(f"{NEW},{OLD}")
+    await talk(store)
+    assert await store.secret() == known
+    await seal_all(store)
+    store = await opened(NEW)
+    assert await store.secret() == known
+    assert known.hex() not in str(await store.database.bound(RECORD))
+
+
+async def test_a_record_from_before_there_was_a_secret_gets_one(opened):
+    store = await opened(OLD)
+    await talk(store)
+    former = changed(store.sealing.record, secret=b"").text(store.sealing.seal)
+    await store.database.bind(RECORD, former)
+    secrets = [await (await opened(OLD)).secret() for _ in range(2)]
+    assert secrets[0] == secrets[1] != b""
+    store = await opened(OLD)
+    assert await texts(store) == SAID
+    assert store.sealing.record.keys == seal(OLD).names
 
 
 # Plain to sealed

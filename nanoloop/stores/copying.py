@@ -57,7 +57,10 @@ async def copy(
     """
     done = Copied()
     # All names first: what is written meanwhile must not move the pages under our feet.
-    for name in await names_to_copy(source):
+    names = await names_to_copy(source)
+    if (record := source.sealing.record) is not None:  # chats whose key has a digest go on
+        target.sealing.inherited = record.secret
+    for name in names:
         try:
             found = await taken(source, name)
         except SessionNotFound:  # deleted or expired

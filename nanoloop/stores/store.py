@@ -490,6 +490,12 @@ class DatabaseStore:
     async def _for_writing(self) -> None:
         await self.sealing.prepare(await self._ready(), now=self._now())
 
+    async def secret(self) -> bytes:
+        """What all processes with a key of this sealed store share; a new key doesn't change it."""
+        await self._for_writing()
+        assert self.sealing.record is not None  # noqa: S101 - written if there was none
+        return self.sealing.record.secret
+
     async def reseal(self, session_id: str) -> bool:
         """Write it again, sealed with the first key; False if all of it is already.
 
