@@ -198,6 +198,8 @@ class OwedSession:
     """How many commits it has seen."""
     by: str
     """The process that answers there; "" for none."""
+    erasing: bool = True
+    """Whether copies of what was erased in it may be left: False only if the index tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
