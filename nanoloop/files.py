@@ -248,6 +248,16 @@ def unfinished(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
+_UNFINISHED = re.compile(r"\.[0-9a-f]{16}|.+\.new")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left half written in it, while nobody writes there."""
+    for file in folder.glob("*"):
+        if _UNFINISHED.fullmatch(file.name) and not file.is_dir():
+            file.unlink(missing_ok=True)
+
+
 def save_json(path: Path, value: object) -> None:
     """Write a small value into its own file, in a folder that is created if missing."""
     make_folder(path.parent)
@@ -307,10 +317,10 @@ def own_key(folder: Path) -> bytes:
         time.sleep(_PAUSE_SECONDS)
 
 
-def keyed_digest(folder: Path, text: str) -> str:
-    """32 hex digits in place of a text that must not be readable in the data folder."""
+def keyed_digest(key: bytes, text: str) -> str:
+    """32 hex digits in place of a text that nobody without the key may read."""
     data = text.encode("utf-8", "surrogatepass")
-    return hmac.new(own_key(folder), data, hashlib.sha256).hexdigest()[:32]
+    return hmac.new(key, data, hashlib.sha256).hexdigest()[:32]
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -17,6 +17,7 @@ from nanoloop.agents import Agent, AgentLimits, Agents
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.defaults import UPLOADS_BYTES
 from nanoloop.errors import SettingsError, place_of
+from nanoloop.files import remove_unfinished
 from nanoloop.loop import AgentLoop
 from nanoloop.memory import summarizer
 from nanoloop.memory.index import Index, index_files
@@ -131,6 +132,21 @@ def former_files(settings: Settings) -> list[Path]:
     is_sealed = settings.store.encryption_key is not None
     index = [] if settings.recall.enabled and not is_sealed else index_files(recall_file(settings))
     return [*index, settings.data / INPUT_HISTORY] if is_sealed else index
+
+
+def remove_plain_words(settings: Settings) -> list[Path]:
+    """Remove words in plain text beside an encrypted store, while nothing else writes there.
+
+    Returns the files that still have some.
+    """
+    # Only who seals one needs what reads them.
+    from nanoloop.channels.kit.drafts import NOTES, rewrite_notes  # noqa: PLC0415 - as above
+
+    for file in former_files(settings):
+        file.unlink(missing_ok=True)
+    for folder in (settings.data, settings.data / ATTACHMENTS, settings.data / NOTES):
+        remove_unfinished(folder)
+    return rewrite_notes(settings.data)
 
 
 def spent_file(settings: Settings) -> Path | None:

@@ -153,6 +153,8 @@ def is_repeatable(tool: Tool) -> bool:
 
 ARCHIVED = "archived"
 """The key of a session's metadata that says it is archived."""
+LOGINS = "web.logins"
+"""The session whose metadata keeps the logins to the page: every store can do that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +198,8 @@ class OwedSession:
     """How many commits it has seen."""
     by: str
     """The process that answers there; "" for none."""
+    erasing: bool = True
+    """Whether copies of what was erased in it may be left: False only if the index tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

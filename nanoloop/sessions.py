@@ -347,7 +347,7 @@ class Sessions:
 
     async def finish_all_erasing(self) -> None:
         """The same for each session in which a process was stopped while it erased."""
-        for owed in [owed async for owed in self.store.owing()]:
+        for owed in [owed async for owed in self.store.owing() if owed.erasing]:
             with suppress(SessionNotFound, SessionDamaged, NotReadable, IndexUnusable):
                 await self.finish_erasing(await self.fresh(owed.id))
 

@@ -13,8 +13,11 @@ from nanoloop.memory.recall import Recall
 from nanoloop.memory.summarizer import Summarizer
 from nanoloop.messages import Inbound
 from nanoloop.providers.scripted import ScriptedProvider
+from nanoloop.session.entry import Entry
+from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
+from nanoloop.stores.sqlite import SqliteStore
 
 SECRET = "my house is at https://xyzzy.example/a"
 
@@ -210,3 +213,24 @@ async def test_forget_last_erases_the_exchange_with_the_notes_on_it_and_no_other
         assert "Erased for good: 3 entries" in await chat.says("/forget last")
         assert SECRET + second not in await chat.stored()
         assert SECRET + first in await chat.stored()
+
+
+async def test_a_start_opens_only_what_still_has_copies_to_remove(tmp_path, monkeypatch):
+    store = SqliteStore(tmp_path / "s.sqlite")
+    sessions = Sessions(store)
+    for name in "abc":
+        session = await sessions.named(name)
+        await sessions.change(session, lambda session: session.hold(Entry.message("user", "hi")))
+    session.add_message("user", "a secret")
+    await sessions.erase("c", [session.last_seq])
+    opened, load = [], store.load
+
+    async def loaded(name):
+        opened.append(name)
+        return await load(name)
+
+    monkeypatch.setattr(store, "load", loaded)
+    for _ in range(2):
+        await Sessions(store).finish_all_erasing()
+    assert opened == ["c"]
+    await store.close()

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,40 @@ async def test_a_copy_is_sealed_for_its_own_place(request, tmp_path):
     assert (await copy(source, target)).same == 1
     await source.close()
     await target.close()
+
+
+async def test_a_copy_gives_the_names_in_its_keys_the_same_digests(request, tmp_path):
+    source, target = sqlite(request)(OLD), JsonlStore(tmp_path / "copy", seal=seal(NEW))
+    await talk(source)
+    await copy(source, target)
+    assert await target.secret() == await source.secret()
+    await source.close()
+    await target.close()
+
+
+async def test_a_stores_secret_is_one_for_all_and_outlives_a_key(opened):
+    known = await (await opened(OLD)).secret()
+    assert len(known) == 32
+    assert await (await opened(f"{OLD},{NEW}")).secret() == known
+    store = await opened(f"{NEW},{OLD}")
+    await talk(store)
+    assert await store.secret() == known
+    await seal_all(store)
+    store = await opened(NEW)
+    assert await store.secret() == known
+    assert known.hex() not in str(await store.database.bound(RECORD))
+
+
+async def test_a_record_from_before_there_was_a_secret_gets_one(opened):
+    store = await opened(OLD)
+    await talk(store)
+    former = changed(store.sealing.record, secret=b"").text(store.sealing.seal)
+    await store.database.bind(RECORD, former)
+    secrets = [await (await opened(OLD)).secret() for _ in range(2)]
+    assert secrets[0] == secrets[1] != b""
+    store = await opened(OLD)
+    assert await texts(store) == SAID
+    assert store.sealing.record.keys == seal(OLD).names
 
 
 # Plain to sealed
@@ -643,15 +678,39 @@ def test_the_command_seals_sessions_and_uploads_and_removes_the_index(
         await kept(uploads(tmp_path / "attachments"))
 
     portal.call(before)
-    (tmp_path / "recall.sqlite").write_bytes(b"a secret")
+    (tmp_path / "channels").mkdir()
+    for name in (
+        *("recall.sqlite", "recall.sqlite-wal", "recall.sqlite.damaged", "input_history"),
+        *("input_history.new", "channels/telegram.jsonl.new", "attachments/.0123456789abcdef"),
+    ):
+        (tmp_path / name).write_bytes(b"a secret")
+    notes = tmp_path / "channels" / "telegram.jsonl"
+    notes.write_text('{"begun": "a secret", "name": "a1"}\n')
     code, said = run("store", "seal", keys=OLD)
     assert (code, "sealed 1 sessions; 0 were sealed already" in said) == (0, True)
     there = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
     assert (b"secret" in there, b"recipe" in there) == (False, False)
+    assert '"name": "a1"' in notes.read_text()
     assert run("store", "seal", keys=OLD)[0] == 0
     assert "a secret 5" in run("sessions", "show", "s", keys=OLD)[1]
     assert "1 sessions in" in run("doctor", keys=OLD)[1]
     assert ", encrypted" in run("doctor", keys=OLD)[1]
+
+
+def test_the_command_names_notes_that_keep_their_texts(request, run, tmp_path, portal):
+    made = sqlite(request)
+
+    async def before():
+        store = made()
+        await talk(store)
+        await store.close()
+
+    portal.call(before)
+    (tmp_path / "channels").mkdir()
+    (tmp_path / "notes").write_text("a secret")
+    (tmp_path / "channels" / "telegram.jsonl").symlink_to(tmp_path / "notes")
+    code, said = run("store", "seal", keys=OLD)
+    assert (code, "telegram.jsonl: it can't be rewritten" in said) == (1, True)
 
 
 def test_the_command_refuses_while_a_process_serves_the_store(request, run, portal):

@@ -6,12 +6,16 @@ from contextlib import closing
 
 import anyio
 import pytest
+from cryptography.fernet import Fernet
 from redis.asyncio import Redis
 
+from nanoloop.channels.logins import Logins
 from nanoloop.cli import main
 from nanoloop.errors import SessionDamaged, SessionDiffers, StoreError
 from nanoloop.session.entry import utc_now
+from nanoloop.sessions import Sessions
 from nanoloop.stores.copying import Copied, check, copy, digest, problems_of
+from nanoloop.stores.encryption import KeySeal
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.jsonl.store import JsonlStore
 from nanoloop.stores.sqlite import SqliteStore
@@ -410,3 +414,62 @@ async def test_a_damaged_session_of_the_target_stops_no_copy_of_the_others(store
     target.snapshot = fails
     done = await copy(source, target)
     assert (done.same, done.left_out, done.entries) == (1, 1, 30)
+
+
+def test_logins_to_the_page_are_left_out_of_a_copy(tmp_path, capsys):
+    async def before(place):
+        store = SqliteStore(tmp_path / place)
+        await Logins(Sessions(store)).begin(place, name="t", seconds=9999)
+        if place == "a.sqlite":
+            await lived(store, "zoo")
+        await store.close()
+
+    async def after():
+        store = SqliteStore(tmp_path / "b.sqlite")
+        logins = Logins(Sessions(store))
+        said = [await logins.is_open(cookie) for cookie in ("a.sqlite", "b.sqlite")]
+        await store.close()
+        return said
+
+    for place in ("a.sqlite", "b.sqlite"):
+        anyio.run(before, place)
+    words = [f"sqlite:{tmp_path / place}" for place in ("a.sqlite", "b.sqlite")]
+    assert main(["store", "copy", *words, "--data", str(tmp_path)]) == 0
+    assert "copied 1 sessions; 0 were already there" in capsys.readouterr().err
+    assert anyio.run(after) == [False, True]
+
+
+async def test_a_partly_readable_session_is_copied_into_a_sealed_store(tmp_path):
+    await filled(tmp_path / "a.sqlite")
+    hurt(tmp_path / "a.sqlite", f"DELETE FROM entry WHERE seq = 5 AND session = {_OF_B}")
+    key = Fernet.generate_key().decode()
+    source = SqliteStore(tmp_path / "a.sqlite")
+    target = SqliteStore(tmp_path / "b.sqlite", seal=KeySeal(key))
+    assert (await copy(source, target)).copied == 3
+    assert 5 not in [entry.seq for entry in (await target.snapshot("b")).entries]
+    assert (await copy(source, target)).same == 3
+    await source.close()
+    await target.close()
+
+
+async def test_a_copy_that_can_not_be_read_back_stops_no_other(tmp_path, monkeypatch):
+    source, target = InMemoryStore(), InMemoryStore()
+    for name in "ab":
+        await lived(source, name)
+    read = target.snapshot
+
+    async def snapshot(name):
+        if name == "a" and await target.bound("written"):
+            raise SessionDamaged(name, "its head is missing")
+        return await read(name)
+
+    async def restore(snapshot, *, replace=False):
+        await InMemoryStore.restore(target, snapshot, replace=replace)
+        await target.bind("written", "a")
+
+    monkeypatch.setattr(target, "snapshot", snapshot)
+    monkeypatch.setattr(target, "restore", restore)
+    warned = []
+    done = await copy(source, target, warn=lambda *words: warned.append(words))
+    assert (done.copied, done.left_out) == (1, 1)
+    assert [name for name, what in warned if "its head is missing" in what] == ["a"]

@@ -6,11 +6,14 @@ import pytest
 
 from nanoloop.attachments import Attachments, Forgetting
 from nanoloop.protocols import Node
+from nanoloop.sessions import Sessions
 from nanoloop.stores.copying import copy
 from nanoloop.stores.database import FORGET_NODE_SECONDS, NODE_SECONDS
 from nanoloop.stores.in_memory import InMemoryStore
+from nanoloop.stores.redis import RedisStore
 from nanoloop.testing.faults import FaultyStore
 from nanoloop.testing.stores.stage import SetClock
+from nanoloop.writing import erased
 from tests.test_stores import STORES
 
 
@@ -54,6 +57,17 @@ class TestOwing:
         await source.save(session)
         await copy(source, store)
         assert await owed(store) == {"s": (session.revision, "me")}
+
+    async def test_that_copies_of_erased_words_are_left_is_told_apart(self, store):
+        await asked(store, "a", text='"erasing"')
+        await asked(store, "b")
+        session = await Sessions(store).erase("b", [1])
+        told = {each.id: each.erasing async for each in store.owing()}
+        tells = not isinstance(store, RedisStore)
+        assert told == {"a": not tells, "b": True}
+        erased(session, upto=session.erasures)
+        await store.save(session)
+        assert tells is not any([each.erasing async for each in store.owing()])
 
 
 class TestNodes:

@@ -192,3 +192,11 @@ async def test_a_session_from_before_the_store_was_sealed_goes_on(tmp_path, boun
     async with asking(tmp_path, settings={"store": SEALED}, **COMMANDS) as web:
         await ask(web.openai, "two", user="ann")
         assert shown(web)[0] == ("user", "one")
+
+
+async def test_a_name_is_the_same_session_on_each_machine_of_a_sealed_store(tmp_path):
+    settings = {"store": {"url": f"sqlite:{tmp_path / 'shared.sqlite'}", **SEALED}}
+    for machine in ("one", "two"):
+        async with asking(tmp_path / machine, settings=settings) as web:
+            await ask(web.openai, machine, user=EMAIL)
+    assert [text for role, text in shown(web) if role == "user"] == ["one", "two"]

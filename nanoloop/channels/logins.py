@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from nanoloop.errors import SessionExists, SessionNotFound, SettingsError
 from nanoloop.files import make_folder, refusal
-from nanoloop.protocols import ARCHIVED
+from nanoloop.protocols import ARCHIVED, LOGINS
 
 if TYPE_CHECKING:
     from nanoloop.session.session import Session
     from nanoloop.sessions import Sessions
 
-LOGINS = "web.logins"
-"""The session that keeps them in its metadata: each store can do that, and none has to know it."""
 _TABLE = "logins"
 OF_ONE = 50
 """How many logins of one token may be open; one more ends the oldest."""

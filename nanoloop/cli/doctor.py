@@ -21,7 +21,6 @@ from nanoloop.agents import Agent
 from nanoloop.app import App
 from nanoloop.channels.kit.channel import PlatformChannel, make_channel, wanted
 from nanoloop.channels.kit.platform import Heard, Refused
-from nanoloop.channels.logins import LOGINS
 from nanoloop.channels.screen import printable
 from nanoloop.channels.states import RunningProcess, running
 from nanoloop.cli import Exit, exit_of, load_settings
@@ -42,7 +41,7 @@ from nanoloop.files import connection_limit, make_folder, raise_open_files, refu
 from nanoloop.images import is_pillow_here
 from nanoloop.models.catalogue import PREFIX, file_of, find, is_local
 from nanoloop.parts import make_attachments, make_installation, make_models, make_transcriber
-from nanoloop.protocols import Channel, Provider, Store
+from nanoloop.protocols import LOGINS, Channel, Provider, Store
 from nanoloop.providers.local.child import free_bytes
 from nanoloop.settings import Settings
 from nanoloop.settings.channels import PlatformSettings

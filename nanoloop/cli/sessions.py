@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 
 import anyio
 
-from nanoloop.channels.logins import LOGINS
 from nanoloop.channels.screen import printable
 from nanoloop.cli import Act, Exit, add_actions, is_agreed
 from nanoloop.cli.amounts import age, duration, size, size_in, whole
@@ -28,7 +27,7 @@ from nanoloop.events import Event, NumberMended, hearing
 from nanoloop.memory.index import Index
 from nanoloop.memory.recall import Recall
 from nanoloop.parts import recall_file
-from nanoloop.protocols import SessionInfo, Store
+from nanoloop.protocols import LOGINS, SessionInfo, Store
 from nanoloop.session.entry import rfc3339
 from nanoloop.session.head import checked_id
 from nanoloop.session.imports import from_magent, from_nanobot

@@ -21,11 +21,16 @@ from nanoloop.defaults import NODE_SECONDS
 from nanoloop.errors import SettingsError, StoreLocked
 from nanoloop.events import hearing
 from nanoloop.nodes import PLACE, is_dead
-from nanoloop.parts import make_folder_sealing, make_installation, open_store, recall_file
+from nanoloop.parts import (
+    make_folder_sealing,
+    make_installation,
+    open_store,
+    remove_plain_words,
+)
 from nanoloop.protocols import Node
 from nanoloop.settings import Settings
 from nanoloop.settings.secrets import shown
-from nanoloop.stores.copying import Copied, Tell, check, copy, seal_all
+from nanoloop.stores.copying import Copied, Tell, check, copy, names_to_copy, seal_all
 from nanoloop.stores.place import FORMS, default_url, path_of, store_url
 from nanoloop.telemetry import Telemetry
 
@@ -80,7 +85,7 @@ async def _copy(args: Namespace, settings: Settings) -> int:
     ):
         if _is_missing(args.source, settings):
             return Exit.NOT_FOUND
-        total = len([name async for name in source.names()])
+        total = len(await names_to_copy(source))
         with _telling(total) as tell:
             done = await copy(source, target, replace=args.replace, tell=tell, warn=warn)
     say(
@@ -203,16 +208,15 @@ async def _refuse_if_served(store: Any) -> None:
 
 
 def _seal_files(settings: Settings) -> int:
-    """Encrypt uploads, and remove the search index; returns how many uploads can't be read."""
+    """Encrypt uploads, and remove plain words beside them; returns how many files keep theirs."""
     damaged = 0
     for file, is_well in make_folder_sealing(settings).reseal():
         damaged += not is_well
         if not is_well:
             say(f"{file}: it is not what was sealed there", err=True)
-    # With a key it is kept in memory only.
-    index = recall_file(settings)
-    for name in (index.name, f"{index.name}-wal", f"{index.name}-shm"):
-        index.with_name(name).unlink(missing_ok=True)
+    for file in remove_plain_words(settings):
+        damaged += 1
+        say(f"{file}: it can't be rewritten without its texts", err=True)
     return damaged
 
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from nanoloop.errors import NotReadable, SessionDamaged, SessionDiffers, SessionNotFound, StoreError
+from nanoloop.protocols import LOGINS
 from nanoloop.session.entry import Entry, utc_now
 from nanoloop.stores.database import COMMIT_ID, HeardMessage
 from nanoloop.stores.snapshot import StoredSnapshot, window_start
@@ -48,6 +49,7 @@ async def copy(
 ) -> Copied:
     """Copy every session and key, except those that are already there and identical.
 
+    Logins to the page are not copied: people log in again where they are served from now on.
     An unreadable session is skipped; of a partly readable one, the readable part is copied.
     A damaged one in the target stays as it is, unless `replace`. If interrupted, the same call
     resumes it. Raises `SessionDiffers` unless `replace`, and `StoreError` for a session that isn't
@@ -55,7 +57,10 @@ async def copy(
     """
     done = Copied()
     # All names first: what is written meanwhile must not move the pages under our feet.
-    for name in [name async for name in source.names()]:
+    names = await names_to_copy(source)
+    if (record := source.sealing.record) is not None:  # chats whose key has a digest go on
+        target.sealing.inherited = record.secret
+    for name in names:
         try:
             found = await taken(source, name)
         except SessionNotFound:  # deleted or expired
@@ -70,6 +75,11 @@ async def copy(
     await _copy_keys(source, target, done)
     await _copy_heard(source, target)
     return done
+
+
+async def names_to_copy(source: DatabaseStore) -> list[str]:
+    """The sessions that `copy` looks at."""
+    return [name async for name in source.names() if name != LOGINS]
 
 
 async def taken(source: DatabaseStore, name: str) -> StoredSnapshot | str:
@@ -94,7 +104,10 @@ async def _copy_one(
         if isinstance(theirs, str):  # what can't be read can't be written over everywhere
             await target.delete(name)
         await target.restore(snapshot, replace=may_replace)
-        await _verify(target, name, snapshot)
+        if damage := await _verify(target, name, snapshot):
+            warn(name, f"it can't be read in the target, where it was copied to: {damage}")
+            done.left_out += 1
+            return
         done.copied += 1
     elif damage := _damage(theirs):
         warn(name, f"it is damaged in the target: use --replace to overwrite it: {damage}")
@@ -120,12 +133,17 @@ def _damage(theirs: StoredSnapshot | str) -> str:
     return f"{problems[0]}{more}" if problems else ""
 
 
-async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) -> None:
-    if digest(await target.snapshot(name)) != digest(snapshot):
+async def _verify(target: DatabaseStore, name: str, snapshot: StoredSnapshot) -> str:
+    """What can't be read of what was just written; "" if it is the same."""
+    written = await taken(target, name)
+    if isinstance(written, str):
+        return written
+    if digest(written) != digest(snapshot):
         raise StoreError(
             f"session {name!r} is different after copying: stop anything else that writes to the "
             "target, and copy again with --replace"
         )
+    return ""
 
 
 async def seal_all(

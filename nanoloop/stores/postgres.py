@@ -228,7 +228,12 @@ class _Tables:
     async def owing(self, *, now: int, pending: bool) -> AsyncIterator[OwedSession]:
         arguments = (OWES_SUMMARY if pending else OWES_CHAT, as_time(now))
         for row in await self._connections.run(lambda s: s.fetch(self._sql.owing, *arguments)):
-            yield OwedSession(id=unplain(row["id"]), revision=row["rev"], by=unplain(row["node"]))
+            yield OwedSession(
+                id=unplain(row["id"]),
+                revision=row["rev"],
+                by=unplain(row["node"]),
+                erasing=row["erasing"],
+            )
 
     # Processes
 
@@ -408,7 +413,7 @@ SELECT number FROM {schema}.session
 WHERE (expires_at IS NULL OR expires_at >= $1) ORDER BY updated_at DESC, number
 """
     owing: str = """
-SELECT id, rev, node FROM {schema}.session
+SELECT id, rev, node, strpos(head::text, '"erasing"') > 0 AS erasing FROM {schema}.session
 WHERE owes > 0 AND owes <= $1 AND (expires_at IS NULL OR expires_at >= $2) ORDER BY number
 """
     has_heard: str = "SELECT EXISTS (SELECT FROM {schema}.heard WHERE digest = $1)"

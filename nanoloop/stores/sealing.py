@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from itertools import pairwise
-from secrets import token_hex
+from secrets import token_bytes, token_hex
 from threading import Lock
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -57,11 +57,13 @@ class SealRecord:
     """The names of the keys that something may be sealed with."""
     is_whole: bool
     """Whether nothing plain is left, nor anything that an earlier version sealed."""
+    secret: bytes
+    """For digests that only processes with a key can make, and that no new key changes."""
 
     def text(self, seal: Seal) -> str:
         """The form in which it is kept."""
         value = {"id": self.id, "keys": [*self.keys], "whole": self.is_whole}
-        return json.dumps({**value, "proof": seal.seal(b"", place("record", value))})
+        return json.dumps({**value, "proof": seal.seal(self.secret, place("record", value))})
 
     @classmethod
     def of(cls, text: str, seal: Seal | None) -> Self:
@@ -69,9 +71,8 @@ class SealRecord:
         try:
             value = json.loads(text)
             proof = str(value.pop("proof"))
-            record = cls(
-                id=str(value["id"]), keys=tuple(map(str, value["keys"])), is_whole=value["whole"]
-            )
+            names = tuple(map(str, value["keys"]))
+            record = cls(id=str(value["id"]), keys=names, is_whole=value["whole"], secret=b"")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise NotReadable(_CHANGED) from None
         if seal is None:
@@ -83,10 +84,9 @@ class SealRecord:
                 "comma; nothing was written"
             )
         try:
-            seal.open(proof, place("record", value))
+            return changed(record, secret=seal.open(proof, place("record", value)))
         except ValueError:
             raise NotReadable(_CHANGED) from None
-        return record
 
 
 def place(*names: object) -> bytes:
@@ -106,6 +106,8 @@ class Sealing:
         self.seal = seal
         self.record: SealRecord | None = None
         """The store's record, once it is read; None if nothing was ever sealed there."""
+        self.inherited = b""
+        """The secret of the store that this one is copied from, if any."""
         self._text = ""
         self._lock = Lock()
         self._states: WeakKeyDictionary[ChangeTracker, SealedState] = WeakKeyDictionary()
@@ -171,7 +173,9 @@ class Sealing:
         """Whether the store's record says all that is to be known of what is written now."""
         if self.seal is None:
             return self.record is None
-        return self.record is not None and self.seal.names[0] in self.record.keys
+        record = self.record
+        # The first records had no secret.
+        return record is not None and self.seal.names[0] in record.keys and record.secret != b""
 
     @property
     def is_strict(self) -> bool:
@@ -192,9 +196,11 @@ class Sealing:
         if self.record is None:
             # Whatever an earlier version sealed, it was with some of these.
             keys = names[:1] if is_empty else names
-            record = SealRecord(id=token_hex(8), keys=keys, is_whole=is_empty)
+            secret = self.inherited or _new_secret()
+            record = SealRecord(id=token_hex(8), keys=keys, is_whole=is_empty, secret=secret)
         else:
-            record = changed(self.record, keys=(names[0], *self.record.keys))
+            keys = tuple(dict.fromkeys((names[0], *self.record.keys)))
+            record = changed(self.record, keys=keys, secret=self.record.secret or _new_secret())
         return record.text(self.seal)
 
     def completed(self) -> str:
@@ -507,6 +513,10 @@ async def rebind(database: Database, key: str, session_id: str, *, was: str | No
         return False
     await database.bind(key, session_id)
     return True
+
+
+def _new_secret() -> bytes:
+    return token_bytes(32)
 
 
 def state_in(head: Mapping[str, Any]) -> SealedState | None:

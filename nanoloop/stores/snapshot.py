@@ -189,7 +189,12 @@ def owes_chat(head: Mapping[str, Any]) -> bool:
 
 def owed_session(session_id: str, head: Mapping[str, Any]) -> OwedSession:
     """The session's row in an index of owed work."""
-    return OwedSession(id=session_id, revision=int(head["rev"]), by=str(head.get("by") or ""))
+    return OwedSession(
+        id=session_id,
+        revision=int(head["rev"]),
+        by=str(head.get("by") or ""),
+        erasing=bool(head.get("erasing")),
+    )
 
 
 def owed_in(raw: Any, decode: Decode) -> int:

@@ -417,7 +417,7 @@ _GLANCES = """
     ORDER BY wanted.key
 """
 _OWING = """
-    SELECT id, rev, node FROM session
+    SELECT id, rev, node, instr(head, '"erasing"') FROM session
     WHERE owes > 0 AND owes <= ? AND (expires_at IS NULL OR expires_at >= ?) ORDER BY number
 """
 _NAMES = "SELECT id FROM session ORDER BY number"
@@ -494,8 +494,8 @@ def read_names(connection: Connection) -> list[str]:
 def read_owing(connection: Connection, most: int, now: int) -> list[OwedSession]:
     """All unexpired sessions that owe something up to this limit."""
     return [
-        OwedSession(id=_text(name), revision=revision, by=_text(node))
-        for name, revision, node in connection.execute(_OWING, (most, now))
+        OwedSession(id=_text(name), revision=revision, by=_text(node), erasing=erasing != 0)
+        for name, revision, node, erasing in connection.execute(_OWING, (most, now))
     ]
 
 

@@ -334,7 +334,7 @@ class DatabaseStore:
 
     async def _restore(self, name: str, snapshot: StoredSnapshot, *, may_replace: bool) -> None:
         await self._for_writing()
-        commit = self.sealing.commit(name, snapshot.to_changes(), is_all=True)
+        commit = self._whole(snapshot, snapshot.to_changes())
         while True:
             old = await (await self._ready()).head(name)
             if old is not None and not has_expired(old, self.clock()) and not may_replace:
@@ -490,6 +490,12 @@ class DatabaseStore:
     async def _for_writing(self) -> None:
         await self.sealing.prepare(await self._ready(), now=self._now())
 
+    async def secret(self) -> bytes:
+        """What all processes with a key of this sealed store share; a new key doesn't change it."""
+        await self._for_writing()
+        assert self.sealing.record is not None  # noqa: S101 - written if there was none
+        return self.sealing.record.secret
+
     async def reseal(self, session_id: str) -> bool:
         """Write it again, sealed with the first key; False if all of it is already.
 
@@ -507,11 +513,16 @@ class DatabaseStore:
                 return False
             revision = int(snapshot.head["rev"])
             changes = changed(snapshot.to_changes(), revision=revision)
-            there = {entry.seq for entry in snapshot.entries}
-            lost = {*range(1, int(snapshot.head["last"]) + 1)} - there
-            commit = await wrap(self.sealing.commit)(session_id, changes, is_all=True, gone=lost)
-            if await database.insert(changed(commit, erased=frozenset()), over=revision):
+            commit = await wrap(self._whole)(snapshot, changes)
+            if await database.insert(commit, over=revision):
                 return True
+
+    def _whole(self, snapshot: StoredSnapshot, changes: Changes) -> Commit:
+        """All of it in one commit, sealed without the entries that are lost already."""
+        there = {entry.seq for entry in snapshot.entries}
+        lost = {*range(1, int(snapshot.head.get("last", 0)) + 1)} - there
+        commit = self.sealing.commit(snapshot.name, changes, is_all=True, gone=lost)
+        return changed(commit, erased=frozenset())
 
     async def finish_sealing(self) -> None:
         """Note that every session is sealed with the first key; from now on, nothing else opens."""

@@ -8,11 +8,12 @@ import openai
 import pytest
 
 from nanoloop.agents import Agent, Agents
-from nanoloop.channels.logins import LOGINS, OF_ONE, Logins
+from nanoloop.channels.logins import OF_ONE, Logins
 from nanoloop.channels.web import feed
 from nanoloop.channels.web.access import COOKIE_SECONDS
 from nanoloop.cli import Exit, main
 from nanoloop.errors import SettingsError
+from nanoloop.protocols import LOGINS
 from nanoloop.sessions import Sessions
 from nanoloop.stores.in_memory import InMemoryStore
 from nanoloop.stores.sqlite import SqliteStore

@@ -522,12 +522,19 @@ def notes_of(folder: Path, channel: str) -> Path:
     return folder / NOTES / f"{channel}{_SUFFIX}"
 
 
-def rewrite_notes(folder: Path, *, of: Iterable[str]) -> None:
-    """Remove the texts that earlier versions kept in the files of channels that aren't running."""
+def rewrite_notes(folder: Path, *, of: Iterable[str] = ()) -> list[Path]:
+    """Remove the texts that earlier versions kept in the files of channels that aren't running.
+
+    `of` names those that are running. Returns the files that can't be read or written.
+    """
+    left = []
     for file in (folder / NOTES).glob(f"*{_SUFFIX}"):
         if file.name.removesuffix(_SUFFIX) not in of:
-            with suppress(OSError):  # it is not ours, or can't be written: nobody reads it
+            try:
                 Progress(file, data=folder)
+            except OSError:  # nobody reads it
+                left.append(file)
+    return left
 
 
 def _lines(facts: Iterable[dict[str, Any]]) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import sha256
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from anyio.to_thread import run_sync
 from pydantic import AfterValidator, Field, SecretStr
 
 from nanoloop.defaults import UPLOADS_BYTES
@@ -93,7 +94,6 @@ def make(own: WebSettings, program: Program) -> WebChannel:
     from nanoloop.channels.web.channel import WebAddress, WebChannel  # noqa: PLC0415 - as above
 
     app, settings, loop = program.app, program.settings, program.app.loop
-    is_sealed = settings.store.encryption_key is not None
     tokens = _tokens(own, settings)
     channel = WebChannel(
         WebParts(
@@ -111,7 +111,7 @@ def make(own: WebSettings, program: Program) -> WebChannel:
             language=own.language,
             provider=app.provider,
             turns=loop.turns,
-            hidden=partial(keyed_digest, settings.data) if is_sealed else None,
+            hidden=hidden_by(loop.sessions.store, settings),
             secret=partial(_secret, tokens, settings),
         ),
         attachments=program.attachments,
@@ -132,6 +132,19 @@ def make(own: WebSettings, program: Program) -> WebChannel:
     )
     app.observers.append(channel.hear)
     return channel
+
+
+def hidden_by(store: Any, settings: Settings) -> Callable[[str], Awaitable[str]] | None:
+    """What makes a digest of a name, the same on every machine of a sealed store; None if plain."""
+    if settings.store.encryption_key is None:
+        return None
+    is_sealed = getattr(getattr(store, "sealing", None), "seal", None) is not None
+
+    async def hidden(name: str) -> str:
+        key = await (store.secret() if is_sealed else run_sync(own_key, settings.data))
+        return keyed_digest(key, name)
+
+    return hidden
 
 
 def _secret(tokens: Sequence[Token], settings: Settings) -> bytes:

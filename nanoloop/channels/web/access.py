@@ -19,8 +19,9 @@ from starlette.responses import JSONResponse
 
 from nanoloop.addresses import known_address, network_of
 from nanoloop.bounded import BoundedDict
-from nanoloop.channels.logins import LOGINS, Logins
+from nanoloop.channels.logins import Logins
 from nanoloop.events import RequestFailed, announce
+from nanoloop.protocols import LOGINS
 from nanoloop.sentences import Sentences
 
 ASKED_BY_SCRIPT = "x-nanoloop"

@@ -348,7 +348,7 @@ class WebParts:
     """The limiter that such a call waits for, as a chat's turn does."""
     secret: Callable[[], bytes]
     """The key of digests of what people say: they are stored as ids."""
-    hidden: Callable[[str], str] | None = None
+    hidden: Callable[[str], Awaitable[str]] | None = None
     """Replaces the name that a client gave a session, if stored text is encrypted."""
 
 

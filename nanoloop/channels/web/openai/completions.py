@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from anyio.to_thread import run_sync
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
@@ -203,7 +202,7 @@ async def _key_of(backend: Backend, caller: Caller, name: str) -> str:
     key, hidden = id_for_key(f"{caller.prefix}{name}"), backend.parts.hidden
     if hidden is None or await _is_there(backend.parts.sessions, key):  # from before it was sealed
         return key
-    return id_for_key(f"{caller.prefix}{await run_sync(hidden, name)}")
+    return id_for_key(f"{caller.prefix}{await hidden(name)}")
 
 
 async def _is_there(sessions: Sessions, key: str) -> bool:
