@@ -31,6 +31,7 @@ from nanoloop.errors import (
     AttachmentsFull,
     DiskRefused,
     FileRefused,
+    NotReadable,
     SessionDamaged,
     SessionNotFound,
 )
@@ -46,11 +47,11 @@ from nanoloop.files import (
     refusal,
     replace_file,
     save_json,
+    sync_folder,
     waited_lock,
 )
 from nanoloop.images import TYPES, checked
-from nanoloop.session.entry import Entry, entries_in, files_in
-from nanoloop.session.head import WAITING
+from nanoloop.session.entry import Entry, files_in
 from nanoloop.session.session import Session
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ UNSURE = ".unsure"
 """Ends the name of a mark: it has yet to turn out whether any session refers to the file."""
 NOTED = "sessions-noted"
 """Marks a folder in which each file's sessions are noted."""
+FORGETTING = ".forgetting"
+"""In it, an earlier version listed the files that it was about to delete."""
 LOCK = "lock"
 TEXT_SHOWN = 20_000
 """How many characters of a text file the model sees."""
@@ -140,10 +143,11 @@ class Attachments:
         self._checks = FairLimiter(1)
 
     async def keep(self, data: bytes, *, owner: str, name: str, mime_type: str) -> StoredFile:
-        """Store a file, durable when this returns; what one owner sends again is stored once.
+        """Store a file, durable when this returns.
 
-        A picture is checked, and stored as models and people should see it. Raises
-        `AttachmentsFull` and `PictureRefused`. No session may use it yet.
+        What one owner uploads again before it is sent is stored once. A picture is checked, and
+        stored as models and people should see it. Raises `AttachmentsFull` and `PictureRefused`.
+        No session may use it yet.
         """
         if mime_type in TYPES:
             picture = await checked(data, limiter=self._checks.turn(owner))
@@ -210,8 +214,8 @@ class Attachments:
     async def refer(self, session_id: str, attachment_ids: Iterable[str]) -> None:
         """Let this session use these files, durable when this returns.
 
-        Call it before the session's own commit, with files that its chat sent. Raises
-        `DiskRefused`.
+        Call it before the session's own commit, with files that its chat sent, and let no other
+        write of the session come between. Raises `DiskRefused`.
         """
         try:
             for each in attachment_ids:
@@ -273,7 +277,7 @@ class Attachments:
 
     def _clear(self, attachment_id: str) -> None:
         # Marked first: what a kill leaves of it is swept. What is known of it goes before the rest.
-        self._mark(attachment_id)
+        self._mark(attachment_id, is_over=True)
         for suffix in (".json.new", ".json", ".data", UNSURE):
             (self.folder / f"{attachment_id}{suffix}").unlink(missing_ok=True)
 
@@ -285,30 +289,58 @@ class Attachments:
 
     # What is not used yet
 
-    def _mark(self, attachment_id: str) -> None:
-        """Give a file one day, after which it is removed unless a session refers to it."""
+    def _mark(self, attachment_id: str, *, is_over: bool = False) -> None:
+        """Give a file one day, after which it is removed unless a session refers to it.
+
+        With `is_over` that day is over.
+        """
         path = self.folder / f"{attachment_id}{UNSURE}"
         os.close(open_file(path, os.O_WRONLY | os.O_CREAT))
-        os.utime(path)
+        os.utime(path, (0, 0) if is_over else None)
 
     def _kept_again(self, attachment_id: str) -> StoredFile | None:
-        """The existing file, given another day; None if there is none."""
+        """The existing file, given another day; None if there is none, or a session may use it.
+
+        Such a one is deleted with its session's message, perhaps before the new one comes.
+        """
         if not attachment_id or not self.folder.is_dir():
             return None
         with self._alone():
             kept = self._known(attachment_id)
-            if kept is not None:
-                self._mark(attachment_id)
+            if kept is None or kept.sessions:
+                return None
+            self._mark(attachment_id)
             return kept
+
+    def doubt(self, attachment_ids: Iterable[str]) -> None:
+        """Have the next sweep check whether any session refers to these, durably; it blocks."""
+        with self._alone():
+            for each in attachment_ids:
+                self._mark(each, is_over=True)
+            sync_folder(self.folder)
+
+    def grace(self, attachment_ids: Iterable[str]) -> None:
+        """Have it checked after a day, or when their day is over; it blocks."""
+        with self._alone():
+            for each in attachment_ids:
+                if not (self.folder / f"{each}{UNSURE}").exists():
+                    self._mark(each)
 
     def unsure(self) -> list[str]:
         """The files whose day is over: check now whether any session refers to them; it blocks."""
-        before = time.time() - UNUSED_SECONDS
-        marks = self.folder.glob(f"*{UNSURE}")
-        return [mark.name.removesuffix(UNSURE) for mark in marks if _time_of(mark) < before]
+        marked = (mark.name.removesuffix(UNSURE) for mark in self.folder.glob(f"*{UNSURE}"))
+        return [name for name in marked if self._is_unsure(name)]
+
+    def _is_unsure(self, attachment_id: str) -> bool:
+        mark = self.folder / f"{attachment_id}{UNSURE}"
+        return _time_of(mark) < time.time() - UNUSED_SECONDS
 
     def tidy(self) -> None:
         """Remove the unfinished files of killed processes; it blocks."""
+        with suppress(FileNotFoundError):
+            named = load_file(self.folder / FORGETTING).decode().split()
+            self.doubt(name for name in named if _ID.fullmatch(name))
+            (self.folder / FORGETTING).unlink()
         before = time.time() - UNUSED_SECONDS
         for file in [*self.folder.glob(".*"), *self.folder.glob("*.new")]:
             if _UNFINISHED.fullmatch(file.name) and _time_of(file) < before:
@@ -322,7 +354,7 @@ class Attachments:
         A file that no session refers to is removed, unless one was given it meanwhile.
         """
         with self._alone():
-            if attachment_id not in self.unsure():
+            if not self._is_unsure(attachment_id):
                 return
             kept = self._known(attachment_id)
             if kept is None and (self.folder / f"{attachment_id}.json").exists():
@@ -336,6 +368,11 @@ class Attachments:
     def all(self) -> list[str]:
         """The ids of all files; it blocks."""
         return [file.stem for file in self.folder.glob("*.json") if _ID.fullmatch(file.stem)]
+
+    def used_by(self, session_id: str) -> set[str]:
+        """The files that this session may use; it blocks."""
+        known = ((name, self._known(name)) for name in self.all())
+        return {name for name, kept in known if kept and session_id in (kept.sessions or ())}
 
     def former(self) -> list[str]:
         """Files from earlier versions, which did not record who may use them; it blocks."""
@@ -390,16 +427,17 @@ def _time_of(file: Path) -> float:
         return inf
 
 
-NOTE = ".forgetting"
-"""The file next to them that lists those that may need to be deleted."""
 READ_AT_ONCE = 500
 """How many entries are examined at a time."""
+SWEEPS = 12
+"""How many sweeps there are from one look for sessions that are gone to the next."""
 
 
 class Forgetting:
     """Wraps a store so that it also deletes uploaded files.
 
-    A file stays as long as any session refers to it; an unreadable session refers to none.
+    A file stays as long as any session refers to it. A damaged session refers to none; one whose
+    key or version is missing may refer to any that it was given.
     """
 
     def __init__(self, store: Any, attachments: Attachments, *, is_kept: bool = True) -> None:
@@ -409,21 +447,25 @@ class Forgetting:
         """Whether it may still have to be noted who may use the files of earlier versions."""
         self.attachments = attachments
         self._folder = attachments.folder
+        self._sweeps = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Erase as the store does, then the files that only these entries referred to."""
-        gone = await self._noted(await self._files_of(session.id, seqs))
+        gone = await self._files_of(session.id, seqs)
+        await self._doubt(gone)
         await self._store.erase(session, seqs)
-        await self._let_go(gone)
+        await self._let_go(session.id, gone)
 
     async def delete(self, session_id: str) -> None:
         """Delete as the store does, then the files that only this session referred to."""
-        gone = await self._noted(await self._files_ever_of(session_id))
+        has_any = self._has_any()
+        gone = await run_sync(self.attachments.used_by, session_id) if has_any else set()
+        await self._doubt(gone)
         await self._store.delete(session_id)
-        await self._let_go(gone)
+        await self._let_go(session_id, gone)
 
     async def delete_expired(self) -> int:
         """Delete as the store does, then the files that no session refers to any more.
@@ -435,9 +477,9 @@ class Forgetting:
         if self._has_any():
             if self._has_former:
                 await self._note_former()
-            if removed:
-                await self._drop_expired()
-            await self._let_go(await self._noted(set()))
+            if removed or self._sweeps % SWEEPS == 0:  # another process may have removed some
+                await self._doubt_missing()
+            self._sweeps += 1
             await self._sweep()
         return removed
 
@@ -445,64 +487,81 @@ class Forgetting:
         # In no thread: where nothing is uploaded, nothing waits on the way to the store.
         return self._folder.is_dir()
 
-    async def _noted(self, gone: set[str]) -> set[str]:
-        """These files and any noted earlier, recorded on disk until they are deleted."""
-        return await run_sync(self._note, gone) if self._has_any() else gone
+    async def _doubt(self, gone: Collection[str]) -> None:
+        """Have the next sweep finish what a kill interrupts."""
+        if gone:
+            await run_sync(self.attachments.doubt, gone)
 
-    def _note(self, gone: set[str]) -> set[str]:
-        try:
-            known = set(load_file(self._folder / NOTE).decode().split())
-        except FileNotFoundError:
-            known = set()
-        if gone - known:
-            replace_file(self._folder / NOTE, " ".join(gone | known).encode(), durable=True)
-        return gone | known
-
-    async def _let_go(self, gone: set[str]) -> None:
-        """Withdraw these files from the sessions that no longer refer to them."""
+    async def _let_go(self, session_id: str, gone: Collection[str]) -> None:
+        """Withdraw these files from damaged sessions, and from this one if it is done with them."""
         for name in gone:
             kept = await self.attachments.about(name)
             if kept is None:  # a kill may have left its data
                 await self.attachments.remove(name)
-            elif kept.sessions:
-                unused = [user for user in kept.sessions if not await self._refers(user, kept)]
-                await self.attachments.drop(name, unused)
-        if gone:
-            (self._folder / NOTE).unlink(missing_ok=True)
+                continue
+            unused = []
+            for user in kept.sessions or ():
+                try:
+                    # To another one, a message with the file may be on its way.
+                    refers = await self._refers(user, kept) or user != session_id
+                except SessionDamaged:
+                    refers = False
+                except NotReadable:
+                    refers = True
+                if not refers:
+                    unused.append(user)
+            await self.attachments.drop(name, unused)
 
-    async def _drop_expired(self) -> None:
-        """Withdraw files from the sessions that no longer exist."""
+    async def _doubt_missing(self) -> None:
+        """Give a day to the files of sessions that no longer exist: what waited may go on."""
         missing: dict[str, bool] = {}
+        doubtful = []
         for name in await run_sync(self.attachments.all):
             kept = await self.attachments.about(name)
             users = () if kept is None else kept.sessions or ()
             for user in users:
                 if user not in missing:
                     missing[user] = await self._is_missing(user)
-            if gone := [user for user in users if missing[user]]:
-                await self.attachments.drop(name, gone)
+            if any(missing[user] for user in users):
+                doubtful.append(name)
+        if doubtful:
+            await run_sync(self.attachments.grace, doubtful)
 
     async def _is_missing(self, session_id: str) -> bool:
         try:
             await self._store.revision(session_id)
         except SessionNotFound:
             return True
+        except (SessionDamaged, NotReadable):
+            pass
         return False
 
     async def _sweep(self) -> None:
         await run_sync(self.attachments.tidy)
+        unreadable: set[str] = set()
         for name in await run_sync(self.attachments.unsure):
             kept = await self.attachments.about(name)
             users = () if kept is None else kept.sessions or ()
-            unused = [
-                user
-                for user in users
-                if kept is not None and not await self._refers(user, kept, if_damaged=True)
-            ]
-            await run_sync(partial(self.attachments.settle, name, unused_by=unused))
+            if not unreadable.isdisjoint(users):
+                continue
+            unused = []
+            for user in users:
+                try:
+                    if kept is not None and not await self._refers(user, kept):
+                        unused.append(user)
+                except SessionDamaged:
+                    pass
+                except NotReadable:  # it will turn out with its key
+                    unreadable.add(user)
+                    break
+            else:
+                await run_sync(partial(self.attachments.settle, name, unused_by=unused))
 
-    async def _refers(self, session_id: str, file: StoredFile, *, if_damaged: bool = False) -> bool:
-        """Whether anything added to this session since the upload refers to the file."""
+    async def _refers(self, session_id: str, file: StoredFile) -> bool:
+        """Whether anything added to this session since the upload refers to the file.
+
+        Raises `SessionDamaged` and `NotReadable`.
+        """
         try:
             session = await self._store.load(session_id)
             if any(file.id in files_in(entry) for entry in session.waiting):
@@ -519,19 +578,24 @@ class Forgetting:
                 upto = after
         except SessionNotFound:
             return False
-        except SessionDamaged:
-            return if_damaged
         return False
 
     async def _note_former(self) -> None:
         """Record which sessions refer to the files from earlier versions."""
         former = await run_sync(self.attachments.former)
         users: dict[str, set[str]] = {name: set() for name in former}
+        is_sure = True
         if former:
             for session_id in [info.id async for info in self._store.list()]:
-                for name in await self._files_of(session_id) & users.keys():
+                try:
+                    found = await self._files_of(session_id) & users.keys()
+                except NotReadable:  # it may refer to any, until a sweep can read it
+                    found, is_sure = set(users), False
+                for name in found:
                     users[name].add(session_id)
         await run_sync(self.attachments.note_former, users)
+        if not is_sure:
+            await self._doubt(former)
         self._has_former = False
 
     async def _files_of(self, session_id: str, seqs: Collection[int] | None = None) -> set[str]:
@@ -545,17 +609,6 @@ class Forgetting:
                 found.update(*map(files_in, waiting))
             async for entry in self._entries(session_id, seqs):
                 found |= files_in(entry)
-        return found
-
-    async def _files_ever_of(self, session_id: str) -> set[str]:
-        """The same, including the files of entries that were undone or precede a reset."""
-        found: set[str] = set()
-        if self._has_any():
-            with suppress(SessionNotFound, SessionDamaged):
-                snapshot = await self._store.snapshot(session_id)
-                waiting = entries_in(snapshot.sections.get(WAITING) or ())
-                found.update(*map(files_in, waiting))
-                found.update(*map(files_in, snapshot.entries))
         return found
 
     async def _entries(self, session_id: str, seqs: Collection[int] | None) -> AsyncIterator[Entry]:

@@ -468,18 +468,21 @@ class Arrivals:
                 )
                 if message.again:
                     await self._sessions.ready_to_undo(session)
-                await self._sessions.refer(session, entry)
                 act = partial(self._take_in, message=message, entry=entry, is_known=is_known)
-                arrival = await self._arrived(session, message, act)
+                arrival = await self._arrived(session, message, entry, act)
                 if arrival is not None:
                     return arrival
 
     async def _arrived(
-        self, session: Session, message: Inbound, act: Callable[[Session], Arrival | None]
+        self,
+        session: Session,
+        message: Inbound,
+        entry: Entry,
+        act: Callable[[Session], Arrival | None],
     ) -> Arrival | None:
         """The message's outcome in this session; None if its chat has moved on."""
         with suppress(AlreadyHeard):
-            arrival = await self._sessions.change(session, act)
+            arrival = await self._sessions.take(session, entry, act)
             is_full = arrival is not None and arrival.outcome == "full"
             if not is_full or not await self._has_heard(message, message.message_id):
                 return arrival

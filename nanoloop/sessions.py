@@ -253,6 +253,10 @@ class Sessions:
         self, session: Session, waiting: Sequence[Entry], *, old: Session
     ) -> None:
         """Queue these here too, each once, whoever passes it on and whatever became of it here."""
+        take = partial(self._take_over, session, waiting, old=old)
+        await self.writer.together(session.id, take)
+
+    async def _take_over(self, session: Session, waiting: Sequence[Entry], *, old: Session) -> None:
         passed = [_passed_on(entry, session.id) for entry in waiting]
         await self._share(waiting, by=old.id, to=session.id)
         while passed:
@@ -264,10 +268,16 @@ class Sessions:
 
     # The files that they refer to
 
-    async def refer(self, session: Session, entry: Entry) -> None:
-        """Let a session use the files that came with a message, before the message is kept."""
-        if self.attachments is not None and (files := files_in(entry)):
-            await self.attachments.refer(session.id, files)
+    async def take(self, session: Session, entry: Entry, act: Callable[[Session], T]) -> T:
+        """Like `change`, and let the session use the files that came with this message."""
+
+        async def taken() -> T:
+            if self.attachments is not None and (files := files_in(entry)):
+                await self.attachments.refer(session.id, files)
+            return await self.change(session, act)
+
+        # What erases an earlier message with such a file comes before both, or after both.
+        return await self.writer.together(session.id, taken)
 
     async def _share(self, entries: Iterable[Entry], *, by: str, to: str) -> None:
         """Let another session use the files of entries that it gets from this one."""
@@ -356,7 +366,8 @@ class Sessions:
         # The index first: once the session is gone, nothing tells what a kill left there.
         with suppress(IndexUnusable):  # raised below
             await self._leave_index(session_id)
-        await self.store.delete(session_id)
+        # A message that comes meanwhile finds all of it gone, or is gone with it.
+        await self.writer.together(session_id, partial(self.store.delete, session_id))
         self.forget(session_id)
         await self._leave_index(session_id)  # what was indexed meanwhile
 

@@ -124,6 +124,10 @@ class SessionWriter:
             return act(session)
         return await self.change(session, act)
 
+    async def together(self, session_id: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Do this, with all that it writes, between two other changes of the session."""
+        return await self._order.write(session_id, work)
+
     async def _change(self, session: Session, act: Callable[[Session], T]) -> T:
         for number in range(TRIES):
             is_all_its_own = session.tracker.is_saved

@@ -7,10 +7,11 @@ from itertools import count
 
 import aiofiles.os
 import anyio
+import anyio.lowlevel
 import pytest
 from cryptography.fernet import Fernet
 
-from nanoloop.attachments import UNSURE, UNUSED_SECONDS, Attachments
+from nanoloop.attachments import SWEEPS, UNSURE, UNUSED_SECONDS, Attachments
 from nanoloop.errors import FileRefused, NotReadable, SessionDamaged
 from nanoloop.intake import user_entry
 from nanoloop.messages import Attachment, Inbound
@@ -259,10 +260,11 @@ class Place:
         session = await self.sessions.named(session_id)
         came = (Attachment(kind="image", ref=f"{SCHEME}{file}"),)
         entry = user_entry(Inbound(channel="web", chat="a", text="look", attachments=came))
+        hold = session.hold if waits else session.add_entry
         if refers:
-            await self.sessions.refer(session, entry)
-        act = session.hold if waits else session.add_entry
-        await self.sessions.change(session, lambda _: act(entry))
+            await self.sessions.take(session, entry, lambda _: hold(entry))
+        else:
+            await self.sessions.change(session, lambda _: hold(entry))
         return session
 
     def age(self, file):
@@ -375,14 +377,164 @@ async def test_a_damaged_session_loses_none_of_its_files_to_the_sweep(place, mon
     assert await place.has(cat)
 
 
-async def test_the_file_of_a_session_that_expired_goes_with_it(place):
+async def expired(place, session):
+    past = {"expires_at": "2020-01-01T00:00:00Z"}
+    await place.sessions.change(session, lambda now: now.load_dict(past))
+
+
+async def swept(place, *files):
+    """Sweep once the day of these is over."""
+    for file in files:
+        place.age(file)
+    return await place.store.delete_expired()
+
+
+async def test_the_file_of_a_session_that_expired_goes_a_day_after_it(place):
     cat, dog = await place.uploaded(), await place.uploaded(b"a dog")
     session = await place.told("one", cat)
     await place.told("two", dog)
-    past = {"expires_at": "2020-01-01T00:00:00Z"}
-    await place.sessions.change(session, lambda now: now.load_dict(past))
+    assert await swept(place, cat, dog) == 0
+    await expired(place, session)
     assert await place.store.delete_expired() == 1
+    assert (await place.has(cat), await place.has(dog)) == (True, True)
+    await swept(place, cat)
     assert (await place.has(cat), await place.has(dog)) == (False, True)
+
+
+async def test_what_waited_in_a_session_that_expired_takes_its_files_along(place):
+    cat = await place.uploaded()
+    session = await place.told("one", cat, waits=True)
+    await expired(place, session)
+    assert await place.store.delete_expired() == 1
+    following = await place.sessions.outlive(session, "two")
+    await swept(place, cat)
+    assert await place.files.held(following.id, cat) is not None
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_so_do_the_files_of_one_that_another_process_removed(place, restarts):
+    cat = await place.uploaded()
+    session = await place.told("one", cat)
+    await swept(place, cat)
+    await expired(place, session)
+    assert await place.store._store.delete_expired() == 1
+    if restarts:
+        await place.store.close()
+        place.open()
+    for _ in range(1 if restarts else SWEEPS):
+        await place.store.delete_expired()
+    await swept(place, cat)
+    assert place.names(cat) == []
+
+
+async def test_the_files_of_a_damaged_session_go_with_it(place, monkeypatch):
+    cat = await place.uploaded()
+    await place.told("one", cat)
+    await swept(place, cat)
+
+    async def damaged(session_id, *_, **__):
+        raise SessionDamaged(session_id, "torn")
+
+    for read in ("load", "entries", "snapshot", "revision"):
+        monkeypatch.setattr(place.store._store, read, damaged)
+    await place.store.delete_expired()
+    await place.sessions.delete("one")
+    assert place.names(cat) == []
+
+
+async def test_so_do_those_of_an_expired_one_that_was_begun_anew(place):
+    cat = await place.uploaded()
+    session = await place.told("one", cat)
+    await swept(place, cat)
+    await expired(place, session)
+    place.sessions.forget("one")
+    await place.sessions.named("one")
+    await place.sessions.delete("one")
+    assert place.names(cat) == []
+
+
+async def test_what_is_sent_again_while_its_message_is_erased_stays(place):
+    cat = await place.uploaded()
+    await place.told("one", cat)
+    again = await place.uploaded()
+    await place.sessions.erase("one", [1])
+    await place.told("one", again)
+    assert await place.files.held("one", again) is not None
+    assert not await place.has(cat)
+
+
+async def test_nothing_erases_between_a_files_use_and_its_message(place, monkeypatch):
+    cat = await place.uploaded()
+    await place.told("one", cat)
+    refer, erased = place.files.refer, anyio.Event()
+
+    async def erase():
+        await place.sessions.erase("one", [1])
+        erased.set()
+
+    async with anyio.create_task_group() as group:
+
+        async def referred(*given):
+            await refer(*given)
+            group.start_soon(erase)
+            while not erased.is_set() and not any(place.store.order._waiting.values()):
+                await anyio.lowlevel.checkpoint()
+
+        monkeypatch.setattr(place.store.attachments, "refer", referred)
+        await place.told("one", cat)
+    assert await place.files.held("one", cat) is not None
+
+
+async def test_one_that_is_on_its_way_to_another_session_stays(place):
+    cat = await place.uploaded()
+    await place.told("one", cat)
+    await place.files.refer("two", [cat])
+    await place.sessions.erase("one", [1])
+    assert await place.files.held("two", cat) is not None
+
+
+async def test_a_kill_during_one_of_two_erasures_leaves_neither_file(place, monkeypatch):
+    cat, dog = await place.uploaded(), await place.uploaded(b"a dog")
+    await place.told("one", cat)
+    await place.told("two", dog)
+    await swept(place, cat, dog)
+
+    letting_go = place.store._let_go
+
+    async def killed(*_):
+        monkeypatch.setattr(place.store, "_let_go", letting_go)
+        await place.sessions.erase("two", [1])
+        raise Killed
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(place.store, "_let_go", killed)
+        await place.sessions.erase("one", [1])
+    await place.store.delete_expired()
+    assert place.names(cat) == place.names(dog) == []
+
+
+async def test_what_an_earlier_version_was_killed_while_it_deleted_goes_too(place):
+    cat, dog = await place.uploaded(), await place.uploaded(b"a dog")
+    for file in (cat, dog):
+        await place.told("one", file)
+    await swept(place, cat, dog)
+    await place.store._store.erase(await place.sessions.open("one"), [1])
+    (place.folder / "attachments" / ".forgetting").write_text(f"{cat} {dog} ../../x")
+    await place.store.delete_expired()
+    assert (place.names(cat), await place.has(dog)) == ([], True)
+    assert not list(place.folder.glob("attachments/.*"))
+
+
+def test_each_file_is_settled_without_a_look_at_the_others(tmp_path, monkeypatch):
+    files = Attachments(tmp_path, limit_bytes=10**6)
+    for number in range(3):
+        (tmp_path / f"{number:040x}{UNSURE}").touch()
+        os.utime(tmp_path / f"{number:040x}{UNSURE}", (0, 0))
+    unsure = files.unsure()
+    monkeypatch.setattr(type(tmp_path), "glob", None)
+    for name in unsure:
+        files.settle(name, unused_by=())
+    assert [file.name for file in tmp_path.iterdir()] == ["lock"]
 
 
 async def test_what_waits_behind_new_takes_its_files_along(place):
@@ -445,6 +597,50 @@ async def test_files_that_another_key_sealed_wait_for_it(tmp_path):
     await place.store.delete_expired()
     assert (await place.has(cat), await place.has(dog)) == (True, False)
     await place.store.close()
+
+
+async def test_a_session_whose_key_is_lost_stops_nothing_and_keeps_its_files(place, monkeypatch):
+    cat, dog = "c" * 40, "d" * 40
+    made_former(place, await place.uploaded(), cat)
+    made_former(place, await place.uploaded(b"a dog"), dog)
+    await place.told("one", dog, refers=False)
+    await place.told("two", cat, refers=False)
+    load = place.store._store.load
+
+    async def sealed(session_id):
+        if session_id == "two":
+            raise NotReadable("its key is lost")
+        return await load(session_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.store._store, "load", sealed)
+        for _ in range(2):
+            await place.store.delete_expired()
+        assert await place.files.held("one", dog) is not None
+        assert await place.has(cat)
+    await place.store.delete_expired()  # its key is back
+    held = [await place.files.held("two", file) for file in (cat, dog)]
+    assert [kept is not None for kept in held] == [True, False]
+    assert await place.files.held("one", dog) is not None
+
+
+async def test_one_that_another_session_without_its_key_may_use_is_erased_here_alone(
+    place, monkeypatch
+):
+    cat = await place.uploaded()
+    await place.told("one", cat)
+    await place.told("two", cat)
+    load = place.store._store.load
+
+    async def sealed(session_id):
+        if session_id == "two":
+            raise NotReadable("its key is lost")
+        return await load(session_id)
+
+    monkeypatch.setattr(place.store._store, "load", sealed)
+    await place.sessions.erase("one", [1])
+    await place.store.delete_expired()
+    assert (await place.files.about(cat)).sessions == ("two",)
 
 
 # Killed at any write
