@@ -30,7 +30,7 @@ async def calls_a_turn(calls, turn):
 
 
 STORES = {
-    "jsonl": (JsonlStore, 5950),  # with the locks on its files, and the ids of messages
+    "jsonl": (JsonlStore, 6150),  # with the locks on its files, the ids of messages, who said what
     "sqlite": (lambda folder: SqliteStore(folder / "sessions.sqlite"), 5700),
 }
 
