@@ -338,7 +338,7 @@ class Arrivals:
         )
 
     def is_busy(self, key: str) -> bool:
-        """Whether a message of this chat is on its way into its session."""
+        """Whether a message for this chat is still on its way to its session."""
         return self._arrivals.is_busy(key)
 
     async def idle(self) -> None:

@@ -142,7 +142,7 @@ class Tool(Protocol):
 
 
 def effect_of(tool: Tool) -> Effect:
-    """What it says its calls do; anything but "reads" is "writes"."""
+    """The effect that the tool declares; anything other than "reads" counts as "writes"."""
     return "reads" if getattr(tool, "effect", "writes") == "reads" else "writes"
 
 

@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def is_away(error: Exception) -> bool:
-    """Whether it means that the store can't be reached, rather than a fault in one session."""
+    """Whether the error means that the store can't be reached, not just that one session failed."""
     of_one = (SessionDamaged, NotReadable, StoreConflict)
     return isinstance(error, StoreError) and not isinstance(error, of_one)
 
@@ -173,7 +173,7 @@ class SessionWriter:
                 if number and time.monotonic() + pause > give_up:
                     raise
             await anyio.sleep(pause)
-        raise AssertionError("the pauses never end")
+        raise AssertionError("unreachable: the pauses never run out")
 
     async def erase(self, session: Session, seqs: Collection[int]) -> None:
         """Erase these entries for good, like `Store.erase`; raises `NotPossible` for any others.

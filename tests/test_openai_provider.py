@@ -297,7 +297,7 @@ async def test_without_credit_asking_again_is_no_use(on_text):
 async def test_a_call_that_takes_too_long_is_ended(on_text):
     held = Answer(held=True)
     async with connected(held, call_timeout_seconds=0.05) as (provider, server):
-        with pytest.raises(ProviderTimeout, match=r"not finished after 0.05 seconds"):
+        with pytest.raises(ProviderTimeout, match=r"did not finish within 0.05 seconds"):
             await provider.chat(messages=HI, on_text=on_text)
         await server.deserted()
 

@@ -745,6 +745,6 @@ def test_what_can_not_be_read_stays_and_keeps_the_old_key_needed(request, run, t
     with closing(sqlite3.connect(tmp_path / "sessions.sqlite")) as file, file:
         file.execute("DELETE FROM section WHERE name = 'memo' AND session = 1")
     code, said = run("store", "seal", keys=f"{NEW},{OLD}")
-    assert (code, "its part 'memo' is missing" in said, "1 things" in said) == (1, True, True)
+    assert (code, "part 'memo' is missing" in said, "1 things" in said) == (1, True, True)
     with pytest.raises(NotReadable):
         portal.call(made(NEW).load, "t")

@@ -154,7 +154,7 @@ def _see_that_it_counts(args: Namespace, written: list[str], name: str, done: Co
         setting = key.rpartition(".")[2]
         if setting in done.settings and _plain(getattr(own, setting)) != done.settings[setting]:
             origin = settings.origin(key)
-            raise SettingsError(f"{origin} overrides what was written: remove it")
+            raise SettingsError(f"{origin} overrides the new value of {key}: remove the old one")
 
 
 def _plain(value: Any) -> Any:

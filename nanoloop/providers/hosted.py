@@ -114,7 +114,7 @@ class HostedServer:
         with anyio.move_on_after(self._terms.call_timeout_seconds):
             return await self._asked(client, asked, take, on_text)
         raise ProviderTimeout(
-            f"{asked.where} had not finished after {self._terms.call_timeout_seconds:g} seconds: "
+            f"{asked.where} did not finish within {self._terms.call_timeout_seconds:g} seconds: "
             "try again, or raise call_timeout_seconds"
         )
 
@@ -137,7 +137,7 @@ class HostedServer:
             if not (patience.retries_left and call.may_be_made_again(failure)):
                 raise failure
             await anyio.sleep(_pause(tried))
-        raise AssertionError("counting has no end")
+        raise AssertionError("unreachable: the numbers never run out")
 
     async def _answer(self, client: _Client, call: _HostedCall, patience: Patience) -> Reply:
         client.calls += 1

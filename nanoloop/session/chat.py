@@ -305,10 +305,10 @@ def _json(value: Any) -> str:
 def model_messages(entries: Sequence[Entry], *, vendor: str = "") -> list[dict[str, Any]]:
     """The messages in the form every model server accepts: each call followed by its result.
 
-    Results are in the order of their message's calls. A call without one is followed by what it
-    waits for, even if its result came late, so that what the model has read does not change.
-    Late results and those without a call are left out. What a model of that vendor thought before
-    its calls is included, in the vendor's own form.
+    Results are in the same order as the calls of their message. If a result is missing or late, a
+    placeholder takes its place, so that what the model has already read does not change. Late
+    results and those without a call are left out. The reasoning that a model of this vendor gave
+    before its calls is included, in the vendor's own form.
     """
     pairs = results_in_time(entries)
     messages: list[dict[str, Any]] = []

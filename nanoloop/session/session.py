@@ -373,9 +373,9 @@ class Session(Conversation):
         return self
 
     def set_resize_handlers(self, type: str, handler: Handler) -> Self:  # noqa: A002 - the seed's name
-        """Use this for resizes of that type: (full, current, memo, settings) to the first three.
+        """Use this for resizes of that type; raises ValueError if the type is empty.
 
-        Raises ValueError for a type without a name: no policy could ask for it.
+        It is called with (full, current, memo, settings) and returns (full, current, memo).
         """
         self._handlers.resizes[resize.checked_type(type)] = resize.custom(handler)
         return self

@@ -353,7 +353,7 @@ class Sealing:
             head["shown"] = [self._shown(item, name, state) for item in head["shown"]]
         sections = {k: self._opened_part(name, k, v, state) for k, v in snapshot.sections.items()}
         if state and (missing := state.parts.keys() - sections.keys()):
-            raise SessionDamaged(name, f"its part {min(missing)!r} is missing")
+            raise SessionDamaged(name, f"part {min(missing)!r} is missing")
         entries = [self.entry(entry, name, state) for entry in snapshot.entries]
         self.check_numbers(entries, name, state, after=snapshot.after, last=int(head["last"]))
         if state and entries and entries[-1].seq > int(head["last"]):
@@ -405,7 +405,7 @@ class Sealing:
     def _opened_part(
         self, session_id: str, name: str, value: Any, state: SealedState | None
     ) -> Any:
-        what = f"its part {name!r}"
+        what = f"part {name!r}"
         if state is not None and name in state.parts:
             where = self._place_of_part(session_id, name, state)
             return self._value(value, where, session_id, what, is_strict=True)

@@ -118,7 +118,7 @@ class DatabaseStore:
         for name in numbered(about.id):
             with suppress(SessionExists):
                 return await self._created(changed(about, id=name))
-        raise AssertionError("there is always another number")
+        raise AssertionError("unreachable: the numbers never run out")
 
     async def _created(self, about: Identity, *, replace: bool = False) -> Session:
         session = Session(about=about, clock=self.clock)
@@ -389,9 +389,9 @@ class DatabaseStore:
         await (await self._ready()).hear(messages)
 
     async def owing(self, *, pending: bool = False) -> AsyncIterator[OwedSession]:
-        """Each session in which a question is unanswered, something waits, or an answer is unsent.
+        """Each session with an unanswered question, anything still waiting, or an unsent answer.
 
-        With `pending`, also those whose summary is behind.
+        With `pending`, also those whose summary is out of date.
         """
         async for owed in (await self._ready()).owing(now=self._now(), pending=pending):
             yield owed

@@ -46,7 +46,7 @@ class Limited(TelegramError):
 
 
 class TelegramRequest(HTTPXRequest):
-    """The library's class with quieter logs, and an end that lets requests in progress finish."""
+    """The library's class with quieter logs; it lets requests in progress finish on shutdown."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -43,7 +43,7 @@ class TokenSettings(Section):
     token: SecretStr | None = Field(default=None, examples=["..."])
     """The token to log in with: at least 16 characters, for example from `openssl rand -hex 24`."""
     sessions: Names | None = Field(default=None, examples=[["*"]])
-    """The session ids that they may see, with `*` for any text; by default, those they started."""
+    """Ids of sessions its holder may see (`*` matches any text); by default, those they started."""
     agents: Names | None = Field(default=None, examples=[["cook"]])
     """The agents they may use; by default, the default one, or all if they see all sessions."""
     may_use: Annotated[tuple[Literal["commands", "metrics"], ...], Field(strict=False)] = Field(

@@ -41,7 +41,7 @@ class NewMessage(RequestBody):
 
     text: Text = ""
     message_id: MessageId = Field(default_factory=lambda: uuid4().hex)
-    """Chosen by the sender: the same message sent again is answered once."""
+    """Chosen by the sender; a message sent again with the same id is answered only once."""
     attachments: Annotated[list[str], Field(max_length=10)] = Field(default_factory=list)
     """Ids of earlier uploads."""
 

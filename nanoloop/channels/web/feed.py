@@ -109,7 +109,7 @@ class RunningAnswer:
 
 
 class Feed:
-    """The latest events of one session, and the wakers of its readers."""
+    """The latest events of one session, and the readers to wake when there are more."""
 
     def __init__(self, ids: Iterator[int], *, is_resumable: bool = True) -> None:
         self._ids = ids

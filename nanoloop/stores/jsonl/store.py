@@ -475,7 +475,7 @@ def _renew_format(fd: int) -> None:
 
 @cache
 def machine_start() -> str:
-    """A value that changes with each start of the machine or, if there is none, of the process."""
+    """An id that changes when the machine restarts; if it has none, when the process does."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
