@@ -103,7 +103,7 @@ async def test_within_the_patience_no_chat_is_told_and_each_message_is_answered_
 @pytest.mark.parametrize(
     ("seconds", "patience"),
     [
-        pytest.param(3, 1, marks=pytest.mark.slow),
+        pytest.param(6, 1, marks=pytest.mark.slow),  # it is tried twice in any case
         pytest.param(30, PATIENCE_SECONDS, marks=pytest.mark.long),
     ],
 )
