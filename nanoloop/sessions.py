@@ -270,10 +270,12 @@ class Sessions:
 
     async def take(self, session: Session, entry: Entry, act: Callable[[Session], T]) -> T:
         """Like `change`, and let the session use the files that came with this message."""
+        attachments, files = self.attachments, files_in(entry)
+        if attachments is None or not files:
+            return await self.change(session, act)
 
         async def taken() -> T:
-            if self.attachments is not None and (files := files_in(entry)):
-                await self.attachments.refer(session.id, files)
+            await attachments.refer(session.id, files)
             return await self.change(session, act)
 
         # What erases an earlier message with such a file comes before both, or after both.
