@@ -361,8 +361,9 @@ class Arrivals:
 
     async def take(self, delivery: Delivery) -> None:
         """Queue a message, without waiting."""
-        delivery = replace(delivery, message=self._with_own_agent(delivery.message))
-        message = delivery.message
+        message = self._with_own_agent(delivery.message)
+        if message is not delivery.message:
+            delivery = replace(delivery, message=message)
         key = message.session_key
         try:
             if is_command(message) and self._commands.is_at_once(message.text):

@@ -157,7 +157,7 @@ class Conversation:
 
     def add_entry(self, entry: Entry) -> Entry:
         """Append a copy of the entry; returns another, with its number."""
-        return self._append(entry.copy()).copy()
+        return self._append(entry).copy()
 
     def _append(self, entry: Entry) -> Entry:
         # In one piece: a commit meanwhile, of another thread, has what waited in one place or the

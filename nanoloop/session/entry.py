@@ -136,9 +136,16 @@ class Entry:
     def _content_of(self, wanted: str) -> dict[str, Any] | None:
         return copied(self.content) if self.type == wanted else None
 
-    def copy(self) -> Entry:
-        """An entry whose content shares nothing with this one."""
-        return replace(self, content=copied(self.content), metadata=copied(self.metadata))
+    def copy(self, *, seq: int | None = None) -> Entry:
+        """An entry whose content shares nothing with this one, at its place or a given one."""
+        return Entry(  # `replace` takes four times as long
+            type=self.type,
+            content=copied(self.content),
+            id=self.id,
+            timestamp=self.timestamp,
+            metadata=copied(self.metadata),
+            seq=self.seq if seq is None else seq,
+        )
 
     def erased(self) -> Entry:
         """The same entry without anything that was said in it or about it."""

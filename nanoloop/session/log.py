@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from nanoloop.session.chat import (
@@ -99,9 +99,9 @@ class Log:
         return bisect_right(self._entries, seq, key=lambda entry: entry.seq)
 
     def append(self, entry: Entry) -> Entry:
-        """Give the entry its number and add it to log and window."""
+        """Add a copy of the entry, with its number, to log and window."""
         self.last += 1
-        entry = replace(entry, seq=self.last)
+        entry = entry.copy(seq=self.last)
         self._entries.append(entry)
         if self._shown is not None:
             self._shown.append(entry)
