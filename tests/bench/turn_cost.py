@@ -5,6 +5,9 @@
 All kinds take turns in one run, against one server without latency in a process of its own. After
 that the bare loop and the durable one alternate in pairs, many turns of each at a stretch, which is
 what the goal is about: with a turn of each in turn every one of them finds the caches cold.
+
+At last so many users speak at once, each in a chat with a window of messages, first to one of the
+two and then to the other.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import argparse
 import gc
 import json
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
@@ -23,15 +28,20 @@ import openai
 
 from nanoloop.channels.direct import DirectChannel
 from nanoloop.providers.openai import OpenAIProvider
+from nanoloop.session.session import Session
+from nanoloop.sessions import Sessions
 from nanoloop.stores.jsonl.store import JsonlStore
-from tests.bench.living import ANSWERED, SAID, running, server
+from tests.bench.living import ANSWERED, SAID, entry, running, server
 from tests.bench.report import Report
 from tests.bench.samples import CELLS, Samples
 
 MODEL = "test-model"
 WINDOW = 50
 PAIRS = 5
-GOAL = 0.23
+USERS, SHORT_USERS = 200, 40
+USER_TURNS = 5
+USERS_GOAL = 0.33
+GOAL = 0.20
 SHORT_GOAL = 0.4
 """Of a hundred turns on a machine that does something else too."""
 
@@ -57,19 +67,24 @@ class BareLoop:
     """What one writes by hand: a list, the SDK, and perhaps a file."""
 
     def __init__(self, url: str, file: Path | None = None) -> None:
-        settings = {"base_url": url, "api_key": "none", "max_retries": 0}
+        settings: dict[str, Any] = {"base_url": url, "api_key": "none", "max_retries": 0}
+        settings["timeout"] = 60.0  # the default one ends before so many connections are there
         self._client = openai.AsyncOpenAI(**settings)
         self._blocking = openai.OpenAI(**settings)
         self._file = file.open("a") if file else None
-        self._messages = [
-            {"role": "user" if number % 2 == 0 else "assistant", "content": SAID}
-            for number in range(WINDOW)
-        ]
+        self._messages = _messages()
+        self._users: dict[int, list[Any]] = defaultdict(_messages)
 
     async def turn(self) -> None:
         request = self._hear()
         reply = await self._client.chat.completions.create(model=MODEL, messages=request)
         self._say(reply.choices[0].message.content)
+
+    async def turn_of(self, user: int) -> None:
+        messages = self._users[user]
+        messages.append({"role": "user", "content": SAID})
+        reply = await self._client.chat.completions.create(model=MODEL, messages=messages[-WINDOW:])
+        messages.append({"role": "assistant", "content": reply.choices[0].message.content})
 
     async def blocking_turn(self) -> None:
         request = self._hear()
@@ -108,7 +123,16 @@ class BareLoop:
             self._file.close()
 
 
-async def measure(url: str, rounds: int) -> tuple[dict[str, Samples], list[float]]:
+def _messages() -> list[dict[str, str]]:
+    return [
+        {"role": "user" if number % 2 == 0 else "assistant", "content": SAID}
+        for number in range(WINDOW)
+    ]
+
+
+async def measure(
+    url: str, rounds: int, users: int
+) -> tuple[dict[str, Samples], list[float], list[float]]:
     provider = OpenAIProvider(model=MODEL, api_key="none", base_url=url)
     with tempfile.TemporaryDirectory() as folder:
         bare = BareLoop(url)
@@ -132,10 +156,43 @@ async def measure(url: str, rounds: int) -> tuple[dict[str, Samples], list[float
             }
             samples = await interleaved(turns, rounds, lambda: loop.sessions)
             shares = [await pair(bare.turn, durable, rounds // PAIRS) for _ in range(PAIRS)]
+
+            async def turn_of(user: int) -> None:
+                assert (await whole.ask(SAID, chat=str(user))).text == ANSWERED
+
+            for user in range(users):
+                await fill(loop.sessions, f"whole:{user}")
+            crowds = [
+                await crowd(turn_of, users) / await crowd(bare.turn_of, users) for _ in range(3)
+            ]
         await bare.close()
         await appending.close()
     await provider.close()
-    return samples, shares
+    return samples, shares, crowds
+
+
+async def fill(sessions: Sessions, key: str) -> None:
+    """Give this chat a window of messages."""
+
+    def act(session: Session) -> None:
+        for number in range(WINDOW):
+            session.add_entry(entry(number))
+
+    await sessions.change(await sessions.current(key), act)
+
+
+async def crowd(turn: Callable[[int], Awaitable[None]], users: int) -> float:
+    """The seconds until each of them has had all of their turns."""
+
+    async def user(number: int) -> None:
+        for _ in range(USER_TURNS):
+            await turn(number)
+
+    begun = time.perf_counter()
+    async with anyio.create_task_group() as group:
+        for number in range(users):
+            group.start_soon(user, number)
+    return time.perf_counter() - begun
 
 
 async def pair(bare: Turn, durable: Turn, rounds: int) -> float:
@@ -172,7 +229,9 @@ async def interleaved(
     return samples
 
 
-def tell(samples: dict[str, Samples], shares: list[float], goal: float) -> None:
+def tell(
+    samples: dict[str, Samples], shares: list[float], crowds: list[float], *, goal: float
+) -> None:
     report = Report("One durable turn beside a bare loop over the last 50 messages")
     base = samples[BARE].median
     shown = [BARE, APPENDING, BLOCKING, DURABLE, FULL, BARE_STREAM, STREAM]
@@ -183,6 +242,7 @@ def tell(samples: dict[str, Samples], shares: list[float], goal: float) -> None:
     )
     report.goal(f"a durable turn, in bare turns: the median of {PAIRS} pairs", median(shares), goal)
     streamed = samples[STREAM].median / samples[BARE_STREAM].median
+    report.goal("with many users, in bare turns: the median of 3", median(crowds), USERS_GOAL)
     report.goal("streaming, in bare streaming turns", streamed, SHORT_GOAL)
     report.end()
 
@@ -192,8 +252,9 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a few seconds, for CI")
     is_short = parser.parse_args().short
     with server() as url:
-        samples, shares = anyio.run(measure, url, 100 if is_short else 1000)
-    tell(samples, shares, SHORT_GOAL if is_short else GOAL)
+        rounds, users = (100, SHORT_USERS) if is_short else (1000, USERS)
+        measured = anyio.run(measure, url, rounds, users)
+    tell(*measured, goal=SHORT_GOAL if is_short else GOAL)
 
 
 if __name__ == "__main__":
